@@ -1,0 +1,1 @@
+"""Which tokens earn which credit, and the name of the loss; no tensors here."""

@@ -1,0 +1,137 @@
+"""Every error that reinforge raises on purpose, and the exit code that the command line gives it.
+
+    ReinforgeError                        1   internal
+    ├── ConfigError(ValueError)           2   usage, configuration or data; lists every problem at once
+    ├── TrajectoryError(ValueError)       2   a trajectory, group or sample that contradicts itself
+    ├── CaptureError                      1   a model call could not be recorded exactly
+    ├── EvaluationError                   3   an evaluation produced nothing that can be trusted
+    ├── JobFailed(RuntimeError)           3   a training job failed or learned nothing
+    ├── EngineError                       3   the embedded model cannot do what was asked
+    ├── BackendError                      4   a training or model service answered wrongly
+    │   └── BackendUnavailable(ConnectionError)  4   it does not answer at all
+    ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
+    └── BudgetReached                     5   a limit of time or tokens was reached; the run can go on
+
+To add one, subclass the nearest class above and keep its exit code unless the command line must tell it apart.
+A failed *episode* is recorded data and never one of these; a failed *job* stops the run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+class ReinforgeError(Exception):
+    """Base of every error raised on purpose; `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with what a user wrote, and where.
+
+    Attributes:
+        path: Where in the configuration, for example `finetuning.num_epochs`; empty for a whole file.
+        message: What was found and what is allowed.
+        fix: What to write instead, as one sentence; may be empty.
+        location: `file:line:column` or `file:line`; may be empty for values that stand in no file.
+    """
+
+    path: str
+    message: str
+    fix: str = ""
+    location: str = ""
+
+    def __str__(self) -> str:
+        head = " ".join(part for part in (self.location, self.path) if part)
+        text = f"{head}: {self.message}" if head else self.message
+        return f"{text}\n    fix: {self.fix}" if self.fix else text
+
+
+class ConfigError(ReinforgeError, ValueError):
+    """Usage, configuration or data that cannot work; raised before any work starts, with every problem at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Problem | Iterable[str | Problem]):
+        if isinstance(problems, str | Problem):
+            problems = [problems]
+        self.problems = [p if isinstance(p, Problem) else Problem("", p) for p in problems]
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class TrajectoryError(ReinforgeError, ValueError):
+    """A trajectory, group or sample that contradicts itself."""
+
+    exit_code = 2
+
+
+class CaptureError(ReinforgeError):
+    """A model call could not be recorded exactly as it was sampled."""
+
+
+class EvaluationError(ReinforgeError):
+    """An evaluation produced nothing that can be trusted."""
+
+    exit_code = 3
+
+
+class JobFailed(ReinforgeError, RuntimeError):
+    """A training job failed, or learned nothing and says why."""
+
+    exit_code = 3
+
+
+class EngineError(ReinforgeError):
+    """The embedded model cannot do what was asked of it."""
+
+    exit_code = 3
+
+
+class BackendError(ReinforgeError):
+    """A training or model service answered in a way that cannot be used."""
+
+    exit_code = 4
+
+
+class BackendUnavailable(BackendError, ConnectionError):
+    """A training or model service does not answer."""
+
+
+class StorageError(ReinforgeError, OSError):
+    """The run folder cannot be read, written or locked."""
+
+    exit_code = 4
+
+
+class BudgetReached(ReinforgeError):
+    """A limit of time or tokens was reached; what is done is kept and the run can go on."""
+
+    exit_code = 5
+
+
+@contextmanager
+def boundary(error: type[ReinforgeError], what: str) -> Iterator[None]:
+    """Turns whatever the outside world raises into `error`, saying `what` was being done.
+
+    Errors of ours pass through unchanged, so that the innermost description wins.
+    """
+    try:
+        yield
+    except ReinforgeError:
+        raise
+    except Exception as cause:
+        raise error(f"{what}: {type(cause).__name__}: {cause}") from cause
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """Returns ', did you mean "nearest"?' for the nearest allowed word, or an empty string.
+
+    Example: `did_you_mean("epcohs", ["epochs", "seed"])` -> `', did you mean "epochs"?'`.
+    """
+    nearest = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f', did you mean "{nearest[0]}"?' if nearest else ""

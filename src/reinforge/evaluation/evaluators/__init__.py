@@ -1,0 +1,1 @@
+"""Evaluators: each looks at an answer and returns a score."""

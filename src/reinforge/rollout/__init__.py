@@ -1,0 +1,1 @@
+"""Runs the agent and records every model call exactly as it was sampled."""

@@ -1,0 +1,1 @@
+"""The bundled agents and their data."""

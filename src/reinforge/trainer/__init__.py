@@ -1,0 +1,1 @@
+"""Decides what happens next: the loop, the record, the verdict."""

@@ -1,0 +1,1 @@
+"""What flows between the parts; no torch here."""

@@ -1,0 +1,112 @@
+"""One model call: what an agent asks, what the policy answers, and the exact tokens of that answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+"""A chat message in OpenAI's shape: `{"role": ..., "content": ..., "tool_calls": ..., "tool_call_id": ...}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one reply is drawn.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Keeps the smallest set of tokens whose probability reaches it, in (0, 1]; 1 keeps all.
+        top_k: Keeps the k most likely tokens; 0 keeps all.
+        max_tokens: Longest reply in tokens; None: up to the context's end.
+        stop: Texts at which the reply ends; the text itself is cut off.
+        seed: Makes the draw reproducible; None: from the sampler's own stream.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    @property
+    def restricts_support(self) -> bool:
+        """True if some tokens could not be drawn, so that log-probs of the full softmax are not the sampler's."""
+        return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The exact tokens of one sampled reply.
+
+    Attributes:
+        prompt_token_ids: Every token that the model saw before the reply.
+        token_ids: The sampled tokens, the end-of-turn token included if it was sampled.
+        logprobs: log p of each sampled token under the distribution it was drawn from (after temperature,
+            before any restriction of the support); as long as `token_ids`.
+        policy_version: The version of the weights that the *sampler* reports.
+        finish_reason: `stop`, `length` or `tool_calls`.
+        temperature: The temperature the tokens were drawn at.
+        restricted: True if top-p, top-k or greedy decoding cut the support; such tokens are not trained.
+        texts: The text of each sampled token, for readers of `.content`; may be empty.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_version: int = 0
+    finish_reason: str = "stop"
+    temperature: float = 1.0
+    restricted: bool = False
+    texts: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> list[TokenLogprob]:
+        """The same in OpenAI's shape: `.content[i].token`, `.content[i].logprob`."""
+        texts = self.texts or ("",) * len(self.token_ids)
+        return [TokenLogprob(text, logprob) for text, logprob in zip(texts, self.logprobs, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of `TokenLogprobs.content`."""
+
+    token: str
+    logprob: float
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What a policy is asked: messages, tools and how to draw.
+
+    Attributes:
+        messages: The whole history in OpenAI's shape.
+        sampling: How the reply is drawn, the run's overrides already applied.
+        tools: Function definitions in OpenAI's shape, or None.
+        template_kwargs: Further arguments of the chat template.
+    """
+
+    messages: list[Message]
+    sampling: SamplingParams = SamplingParams()
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """What a policy answers.
+
+    Attributes:
+        message: The assistant message: `role`, `content`, and `tool_calls` if there are any.
+        finish_reason: `stop`, `length` or `tool_calls`.
+        tokens: The exact tokens; None if the model behind the port does not tell them.
+        num_prompt_tokens: Tokens of the prompt.
+        num_completion_tokens: Tokens of the reply.
+    """
+
+    message: Message
+    finish_reason: str
+    tokens: TokenLogprobs | None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0

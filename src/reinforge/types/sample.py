@@ -1,0 +1,94 @@
+"""What a learner trains on: token arrays with a mask and credit, and the name of a loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class TrainingSample:
+    """One row of tokens; arrays are `[T]`, T the number of tokens of prompt and replies together.
+
+    Example: prompt [1, 2] -> reply [4], then prompt [1, 2, 4, 8] -> reply [5] give
+    `token_ids [1, 2, 4, 8, 5]`, `loss_mask [0, 0, 1, 0, 1]`, `turn_ids [-1, -1, 0, -1, 1]`.
+
+    Attributes:
+        token_ids: `[T]` every token, in the order the model saw them.
+        loss_mask: `[T]` True where the token was sampled by the trained policy (or is supervised) and is trained.
+        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False.
+        temperatures: `[T]` temperature each token was drawn at; 1 elsewhere.
+        policy_versions: `[T]` version of the weights that drew each token; -1 elsewhere.
+        turn_ids: `[T]` index of the turn within its trajectory; -1 where the token is context.
+        group_id: Group whose rewards may be compared with this sample's.
+        trajectory_index: Index of the trajectory within the job: samples of one trajectory share its reward.
+        reward: The trajectory's reward.
+        turn_rewards: Reward of each turn, by turn index, where the trajectory has shaped rewards; else None.
+        agent: Name of the agent that spoke.
+        pair_id: Preference pair this belongs to; None outside preference learning.
+        weight: Multiplies the sample's loss.
+        advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
+        old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.
+    """
+
+    token_ids: IntArray
+    loss_mask: BoolArray
+    sampling_logprobs: FloatArray
+    temperatures: FloatArray
+    policy_versions: IntArray
+    turn_ids: IntArray
+    group_id: str = ""
+    trajectory_index: int = 0
+    reward: float = 0.0
+    turn_rewards: list[float] | None = None
+    agent: str = ""
+    pair_id: str | None = None
+    weight: float = 1.0
+    advantages: FloatArray | None = None
+    old_logprobs: FloatArray | None = None
+    ref_logprobs: FloatArray | None = None
+    values: FloatArray | None = None
+
+    @property
+    def num_trained(self) -> int:
+        """Number of tokens that the loss sees."""
+        return int(self.loss_mask.sum())
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """Names a loss of `engine/losses.py` (or one that a user registered) and its parameters."""
+
+    name: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class UpdateReport:
+    """What one job did to the weights.
+
+    Attributes:
+        num_updates: Optimizer steps made.
+        num_skipped_steps: Steps refused because the loss or the gradient was not finite.
+        num_samples: Samples trained.
+        num_tokens: Tokens that carried loss.
+        metrics: Means over the job's steps: `loss`, `grad_norm`, `lr`, and what the loss reports.
+        skipped_samples: Indices into the job's samples of those in refused steps.
+    """
+
+    num_updates: int
+    num_skipped_steps: int
+    num_samples: int
+    num_tokens: int
+    metrics: dict[str, float]
+    skipped_samples: list[int] = field(default_factory=list)

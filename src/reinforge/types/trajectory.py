@@ -1,0 +1,206 @@
+"""Trajectories, their groups and collections: the only currency between collecting and training."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from reinforge.errors import TrajectoryError
+from reinforge.types.request import TokenLogprobs
+
+
+class Outcome(StrEnum):
+    """How an episode ended: well, by the policy's own failure, or by the world's.
+
+    The policy's own failures are failures with their stated penalty, in training and in every figure. The world's
+    failures are *missing*: retried, then dropped with a reason, never 0.0.
+    """
+
+    OK = "ok"
+    POLICY_ERROR = "policy_error"
+    OVERLONG = "overlong"
+    CONTEXT_OVERFLOW = "context_overflow"
+    POLICY_TIMEOUT = "policy_timeout"
+    TOOL_ERROR = "tool_error"
+    JUDGE_ERROR = "judge_error"
+    BACKEND_ERROR = "backend_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_missing(self) -> bool:
+        """True where the world failed, so that nothing is known about the policy."""
+        return self in _MISSING
+
+    @property
+    def is_policy_failure(self) -> bool:
+        """True where the policy itself failed and is scored with the stated penalty."""
+        return self is not Outcome.OK and self not in _MISSING
+
+
+_MISSING = frozenset(
+    {Outcome.TOOL_ERROR, Outcome.JUDGE_ERROR, Outcome.BACKEND_ERROR, Outcome.TIMEOUT, Outcome.CANCELLED}
+)
+
+
+class EpisodeItemRole(StrEnum):
+    """Who spoke."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    SYSTEM = "system"
+    FUNCTION = "function"
+    TOOL = "tool"
+    ENVIRONMENT = "environment"
+    OTHER = "other"
+
+
+class EpisodeItem(BaseModel):
+    """One message of an episode."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    role: EpisodeItemRole = Field(description="Who spoke.")
+    content: str = Field(description="The text; blocks, tool calls and results stay whole in `metadata`.")
+    logprobs: Any | None = Field(default=None, description="Log-probs as they were given, or None.")
+    metadata: dict[str, Any] | None = Field(default=None, description="What else is known of the message.")
+    trained: bool | None = Field(
+        default=None, description="Whether the turn is trained; None: trained if its token ids are known."
+    )
+
+    @property
+    def tokens(self) -> TokenLogprobs | None:
+        """The exact tokens of the turn, or None where they are not known and the turn is context."""
+        return self.logprobs if isinstance(self.logprobs, TokenLogprobs) else None
+
+    @property
+    def is_trained(self) -> bool:
+        """True if the turn's tokens carry loss."""
+        return self.tokens is not None if self.trained is None else self.trained and self.tokens is not None
+
+
+class OpenAIMessage(BaseModel):
+    """A chat message of a preference example."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: str = Field(description="Who spoke.")
+    content: str = Field(description="The text.")
+
+
+class DPOItem(BaseModel):
+    """Two continuations of the same prompt, one preferred."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: list[OpenAIMessage] | str = Field(description="What both continuations answer.")
+    chosen_response: str = Field(description="The preferred continuation.")
+    rejected_response: str = Field(description="The other one.")
+
+
+class Trajectory(BaseModel):
+    """What one policy did in one episode, with its reward."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    episode: list[EpisodeItem] | list[DPOItem] = Field(description="The messages in order, or preference pairs.")
+    reward: float = Field(description="Reward of the whole episode.")
+    shaped_rewards: list[float] | None = Field(default=None, description="Reward of each assistant turn, in order.")
+    metadata: dict[str, Any] | None = Field(default=None, description="What else is known of the episode.")
+    group_id: str | None = Field(default=None, description="Group whose rewards may be compared.")
+    episode_id: str | None = Field(default=None, description="Names the episode in the run's journal.")
+    agent: str | None = Field(default=None, description="The agent whose view this is.")
+    model_group: str | None = Field(default=None, description="The shared-model group that is trained on it.")
+    outcome: Outcome = Field(default=Outcome.OK, description="How the episode ended.")
+
+    @property
+    def turns(self) -> list[EpisodeItem]:
+        """The assistant turns, in order."""
+        return [
+            item for item in self.episode if isinstance(item, EpisodeItem) and item.role is EpisodeItemRole.ASSISTANT
+        ]
+
+    @property
+    def is_trainable(self) -> bool:
+        """True if at least one turn carries loss."""
+        return any(turn.is_trained for turn in self.turns)
+
+
+class TrajectoryGroup(BaseModel):
+    """Siblings: trajectories of one example (or one tree node) and one agent, whose rewards may be compared."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group_id: str = Field(description="The example id, or the node's.")
+    trajectories: list[Trajectory] = Field(description="The siblings.")
+
+    @property
+    def rewards(self) -> list[float]:
+        """Reward of each sibling."""
+        return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean reward of the siblings."""
+        return sum(self.rewards) / len(self.trajectories)
+
+    @property
+    def reward_range(self) -> float:
+        """Highest reward minus lowest: 0 means that group-relative credit is zero."""
+        return max(self.rewards) - min(self.rewards)
+
+
+class TrajectoryCollection(BaseModel):
+    """The trajectories of one epoch, one inner list per example."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trajectories: list[list[Trajectory]] = Field(description="One inner list of siblings per example.")
+    run_id: str = Field(description="The run that collected them.")
+    epoch: int | None = Field(default=None, description="The epoch they were collected in.")
+    model_group: str | None = Field(default=None, description="The shared-model group that is trained on them.")
+    job_key: str | None = Field(default=None, description="Makes `submit` idempotent; default: a hash of the content.")
+
+    _groups: list[TrajectoryGroup] | None = PrivateAttr(default=None)
+
+    @property
+    def groups(self) -> list[TrajectoryGroup]:
+        """The checked view: no empty group, one agent a group, one group id a group.
+
+        Raises:
+            TrajectoryError: A group mixes agents or group ids.
+        """
+        if self._groups is None:
+            self._groups = [_group(index, siblings) for index, siblings in enumerate(self.trajectories) if siblings]
+        return self._groups
+
+    @property
+    def num_trajectories(self) -> int:
+        """Number of trajectories over all groups."""
+        return sum(len(siblings) for siblings in self.trajectories)
+
+    def resolved_job_key(self) -> str:
+        """Returns `job_key`, or a SHA-256 of the content where none was given."""
+        if self.job_key is not None:
+            return self.job_key
+        digest = hashlib.sha256(f"{self.run_id}/{self.epoch}/{self.model_group}".encode())
+        for siblings in self.trajectories:
+            for trajectory in siblings:
+                digest.update(repr((trajectory.reward, trajectory.shaped_rewards, trajectory.episode)).encode())
+            digest.update(b"|")
+        return digest.hexdigest()
+
+
+def _group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
+    ids = {trajectory.group_id for trajectory in siblings} - {None}
+    agents = {trajectory.agent for trajectory in siblings}
+    if len(ids) > 1 or len(agents) > 1:
+        raise TrajectoryError(
+            f"trajectories[{index}] is no group: its members have group ids {sorted(map(str, ids))} and agents "
+            f"{sorted(map(str, agents))}; rewards of different examples or agents cannot be compared"
+        )
+    return TrajectoryGroup.model_construct(group_id=str(next(iter(ids), f"group-{index}")), trajectories=list(siblings))
