@@ -1,4 +1,35 @@
 """Improves the model behind an LLM agent from the agent's own runs, and proves that it did.
 
-Public names are loaded when they are first used, so `import reinforge` imports no torch.
+    summary = reinforge.finetune(workflow=agent, dataset="questions.jsonl", reward="exact_match", model="folder")
+
+Public names are loaded when they are first used, so `import reinforge` is quick and imports no torch.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "finetune": "reinforge.trainer.api",
+    "PolicyFailure": "reinforge.rollout.workflow",
+    "ReinforgeError": "reinforge.errors",
+    "ConfigError": "reinforge.errors",
+    "RunSummary": "reinforge.trainer.report",
+}
+
+__all__ = ["ConfigError", "PolicyFailure", "ReinforgeError", "RunSummary", "__version__", "finetune"]
+
+if TYPE_CHECKING:
+    from reinforge.errors import ConfigError, ReinforgeError
+    from reinforge.rollout.workflow import PolicyFailure
+    from reinforge.trainer.api import finetune
+    from reinforge.trainer.report import RunSummary
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'reinforge' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

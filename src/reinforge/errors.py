@@ -10,7 +10,8 @@
     ├── BackendError                      4   a training or model service answered wrongly
     │   └── BackendUnavailable(ConnectionError)  4   it does not answer at all
     ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
-    └── BudgetReached                     5   a limit of time or tokens was reached; the run can go on
+    ├── BudgetReached                     5   a limit of time or tokens was reached
+    └── Interrupted                 130/143   a signal stopped the run
 
 To add one, subclass the nearest class above and keep its exit code unless the command line must tell it apart.
 A failed *episode* is recorded data and never one of these; a failed *job* stops the run.
@@ -109,9 +110,17 @@ class StorageError(ReinforgeError, OSError):
 
 
 class BudgetReached(ReinforgeError):
-    """A limit of time or tokens was reached; what is done is kept and the run can go on."""
+    """A limit of time or tokens was reached; what is done is kept."""
 
     exit_code = 5
+
+
+class Interrupted(ReinforgeError):
+    """A signal stopped the run; what is done is kept. The exit code is 128 plus the signal's number."""
+
+    def __init__(self, signal_name: str, exit_code: int):
+        super().__init__(f"stopped by {signal_name}")
+        self.exit_code = exit_code
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -32,7 +33,7 @@ from reinforge.config.schema import (
     TrajectoryBuilderConfig,
 )
 from reinforge.errors import EvaluationError
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput, MetricSummary
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
@@ -128,6 +129,14 @@ class TrainerAdapter(ABC):
     def policy(self) -> PolicyServer | None:
         """Returns what `llms.<name>._type: policy` resolves to; None: this backend serves no policy."""
         return None
+
+    async def save(self, folder: Path, version: int) -> bool:
+        """Writes the weights as they are to `folder`; False: this backend keeps its weights to itself."""
+        return False
+
+    async def restore(self, folder: Path, version: int) -> bool:
+        """Loads weights that `save` wrote and serves them as `version`; False: this backend cannot."""
+        return False
 
     def log_progress(self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Says how a job goes; does nothing unless overridden."""
@@ -273,6 +282,7 @@ class EvaluationReport:
         outcomes: Outcome -> number of episodes.
         reward_metric: The metric that is the reward.
         error: Why there is no figure, where there is none.
+        summaries: Metric -> mean with its interval.
     """
 
     split: str
@@ -282,7 +292,7 @@ class EvaluationReport:
     outcomes: dict[str, int]
     reward_metric: str
     error: str | None = None
-    summaries: dict[str, Any] = field(default_factory=dict)
+    summaries: dict[str, MetricSummary] = field(default_factory=dict)
 
     def as_validation(self) -> dict[str, Any]:
         """Returns the report as `run_validation_evaluation` gives it."""
@@ -294,6 +304,7 @@ class EvaluationReport:
             "num_examples": summary.num_examples if summary else 0,
             "num_unscored": summary.num_unscored if summary else self.num_examples,
             "metrics": {name: s.mean for name, s in self.summaries.items()},
+            "summaries": {name: s.as_dict() for name, s in self.summaries.items()},
             "outcomes": dict(self.outcomes),
             "error": self.error,
         }
@@ -379,6 +390,10 @@ class PolicyServer(ABC):
     @abstractmethod
     async def publish(self, version: int) -> None:
         """Opens admission on the weights of `version`; caches of older weights are dropped."""
+
+    @abstractmethod
+    async def fingerprint(self) -> str:
+        """Returns a short hash of the weights as they are now: other weights, another hash."""
 
 
 class ContextOverflow(Exception):

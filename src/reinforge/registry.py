@@ -30,9 +30,9 @@ BUILTIN_MODULES = (
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
-    "reinforge.trainer.builder_group",
+    "reinforge.trainer.builder",
     "reinforge.trainer.loop",
-    "reinforge.tasks.tic_tac_toe",
+    # "reinforge.tasks.tic_tac_toe",
 )
 
 KINDS = (
@@ -44,6 +44,7 @@ KINDS = (
     "trainer_adapter",
     "trainer",
     "algorithm",
+    "model",
 )
 
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
@@ -153,6 +154,11 @@ class Registry:
         """Returns the names of one kind, sorted."""
         return [component.name for component in self.components(kind)]
 
+    @classmethod
+    def empty(cls) -> Registry:
+        """Returns a registry without built-in components and plugins."""
+        return cls(_loaded=True)
+
     def child(self) -> Registry:
         """Returns a registry that sees everything of this one and keeps its own additions to itself."""
         return Registry(parent=self)
@@ -239,3 +245,8 @@ def register_trainer(config_type: type[TypedConfig]) -> Callable[[Factory], Fact
 def register_algorithm(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
     """Registers an algorithm."""
     return _register("algorithm", config_type)
+
+
+def register_model(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+    """Registers a model that makes itself: its component is the folder, and `bundled:NAME` means it in a file."""
+    return _register("model", config_type)

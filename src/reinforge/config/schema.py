@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from reinforge.registry import TypedConfig
 
@@ -237,7 +238,11 @@ class FinetuneConfig(Block):
             names = ("trainer", "trajectory_builder", "trainer_adapter", "reward_function")
             missing = [name for name in names if getattr(self, name) is None]
             if missing:
-                raise ValueError(f"finetuning is enabled, so these are required: {', '.join(missing)}")
+                raise PydanticCustomError(
+                    "enabled_needs_components",
+                    "finetuning is enabled, so these are required: {missing}",
+                    {"missing": ", ".join(missing)},
+                )
         return self
 
 

@@ -1,1 +1,28 @@
-"""The embedded backend: one model that samples and learns; everything that touches a tensor."""
+"""The embedded backend: one model that samples and learns; everything that touches a tensor.
+
+`Engine` is loaded when it is first used, so importing the package imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reinforge.engine.engine import Engine as Engine
+    from reinforge.engine.losses import LossOutput as LossOutput
+    from reinforge.engine.losses import register_loss as register_loss
+
+_NAMES = {
+    "Engine": "reinforge.engine.engine",
+    "LossOutput": "reinforge.engine.losses",
+    "register_loss": "reinforge.engine.losses",
+}
+
+__all__ = ["Engine", "LossOutput", "register_loss"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_NAMES[name]), name)

@@ -106,4 +106,6 @@ class MetricSummary:
     def __str__(self) -> str:
         if self.mean is None:
             return f"{self.metric} unknown ({self.num_unscored} examples unscored)"
-        return f"{self.metric} {self.mean:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}] on {self.num_examples} examples"
+        known = self.ci_low is not None and self.ci_high is not None
+        interval = f"[{self.ci_low:.3f}, {self.ci_high:.3f}]" if known else "(interval unknown)"
+        return f"{self.metric} {self.mean:.3f} {interval} on {self.num_examples} examples"

@@ -30,6 +30,7 @@ class TrainingSample:
         group_id: Group whose rewards may be compared with this sample's.
         trajectory_index: Index of the trajectory within the job: samples of one trajectory share its reward.
         reward: The trajectory's reward.
+        group_rewards: The rewards of all its siblings, itself included: what group-relative credit compares with.
         turn_rewards: Reward of each turn, by turn index, where the trajectory has shaped rewards; else None.
         agent: Name of the agent that spoke.
         pair_id: Preference pair this belongs to; None outside preference learning.
@@ -47,6 +48,7 @@ class TrainingSample:
     group_id: str = ""
     trajectory_index: int = 0
     reward: float = 0.0
+    group_rewards: tuple[float, ...] = ()
     turn_rewards: list[float] | None = None
     agent: str = ""
     pair_id: str | None = None

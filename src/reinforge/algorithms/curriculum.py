@@ -1,0 +1,98 @@
+"""Which groups an epoch trains on: pure rules over groups, epoch and settings.
+
+Order: groups without signal go first, in or out of a curriculum; then the share of the curriculum, easiest (or
+hardest) first; then the share of trajectories kept in each group.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.types.trajectory import TrajectoryGroup
+
+ZERO_VARIANCE = 1e-9
+"""Rewards that differ by less are equal; float noise of a weighted sum is no signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What SELECT kept and why the rest went.
+
+    Attributes:
+        kept: The groups to train on.
+        zero_variance: Groups whose rewards are all equal.
+        low_spread: Groups whose rewards differ by less than `min_reward_diff`.
+        untrainable: Groups in which no turn has token ids.
+        outside: Groups outside the curriculum's share.
+    """
+
+    kept: list[TrajectoryGroup] = field(default_factory=list)
+    zero_variance: list[TrajectoryGroup] = field(default_factory=list)
+    low_spread: list[TrajectoryGroup] = field(default_factory=list)
+    untrainable: list[TrajectoryGroup] = field(default_factory=list)
+    outside: list[TrajectoryGroup] = field(default_factory=list)
+
+    @property
+    def num_dropped(self) -> int:
+        """Groups that are not trained."""
+        return len(self.zero_variance) + len(self.low_spread) + len(self.untrainable) + len(self.outside)
+
+
+def with_signal(groups: Sequence[TrajectoryGroup], min_reward_diff: float, compares: bool) -> Selection:
+    """Splits groups into those that can teach and those that cannot.
+
+    Args:
+        groups: Every group of the epoch.
+        min_reward_diff: Smallest spread of rewards that counts as signal, in the unit of the reward.
+        compares: True if the algorithm compares siblings; else only untrainable groups go.
+    """
+    selection = Selection()
+    for group in groups:
+        if not any(trajectory.is_trainable for trajectory in group.trajectories):
+            selection.untrainable.append(group)
+        elif compares and group.reward_range <= ZERO_VARIANCE:
+            selection.zero_variance.append(group)
+        elif compares and group.reward_range < min_reward_diff - ZERO_VARIANCE:
+            selection.low_spread.append(group)
+        else:
+            selection.kept.append(group)
+    return selection
+
+
+def percentile_at(config: CurriculumLearningConfig, epoch: int) -> float:
+    """Returns the share of groups that the curriculum includes at an epoch, from 0.
+
+    The first epoch uses the initial share; each full interval after it adds one increment, up to 1.
+
+    Example: initial 0.3, increment 0.2, interval 5: epochs 0-4 -> 0.3, 5-9 -> 0.5, 10-14 -> 0.7, 15-19 -> 0.9.
+    """
+    share = config.initial_percentile + config.increment_percentile * (epoch // config.expansion_interval)
+    return min(1.0, round(share, 9))
+
+
+def within_curriculum(
+    groups: Sequence[TrajectoryGroup], share: float, *, hardest_first: bool
+) -> tuple[list[TrajectoryGroup], list[TrajectoryGroup]]:
+    """Returns (included, outside): the first `share` of the groups by mean reward, at least one.
+
+    Args:
+        groups: Groups with signal.
+        share: In (0, 1].
+        hardest_first: Lowest mean reward first (`sort_ascending`).
+    """
+    ordered = sorted(groups, key=lambda group: group.mean_reward, reverse=not hardest_first)
+    count = max(1, math.ceil(share * len(ordered) - 1e-9)) if ordered else 0
+    return ordered[:count], ordered[count:]
+
+
+def subsample(group: TrajectoryGroup, share: float, rng: random.Random) -> TrajectoryGroup:
+    """Returns the group with a random `share` of its trajectories, at least two, in their order."""
+    count = min(len(group.trajectories), max(2, round(share * len(group.trajectories))))
+    kept = sorted(rng.sample(range(len(group.trajectories)), count))
+    return TrajectoryGroup.model_construct(
+        group_id=group.group_id, trajectories=[group.trajectories[index] for index in kept]
+    )

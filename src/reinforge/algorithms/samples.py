@@ -1,0 +1,119 @@
+"""From trajectories to training samples: turns whose prompt extends the tokens so far become one row of tokens.
+
+    prompt [1,2] -> [4]; prompt [1,2,4,8] -> [5]   =>  token_ids [1,2,4,8,5], loss_mask [0,0,1,0,1]
+    prompt [9]   -> [7]  (history rewritten)       =>  a second sample [9,7], [0,1]
+
+Nothing is tokenised here: the ids are the sampler's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from reinforge.types.request import TokenLogprobs
+from reinforge.types.sample import FloatArray, TrainingSample
+from reinforge.types.trajectory import Trajectory, TrajectoryGroup
+
+
+@dataclass(slots=True)
+class _Row:
+    """A sample while it grows."""
+
+    token_ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    def extends_to(self, prompt: Sequence[int]) -> bool:
+        """True if the prompt begins with every token of the row."""
+        length = len(self.token_ids)
+        return len(prompt) >= length and list(prompt[:length]) == self.token_ids
+
+    def add_context(self, ids: Iterable[int]) -> None:
+        ids = list(ids)
+        self.token_ids += ids
+        self.mask += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.temperatures += [1.0] * len(ids)
+        self.versions += [-1] * len(ids)
+        self.turns += [-1] * len(ids)
+
+    def add_reply(self, tokens: TokenLogprobs, turn: int) -> None:
+        count = len(tokens.token_ids)
+        self.token_ids += tokens.token_ids
+        self.mask += [True] * count
+        self.logprobs += tokens.logprobs
+        self.temperatures += [tokens.temperature or 1.0] * count
+        self.versions += [tokens.policy_version] * count
+        self.turns += [turn] * count
+
+    def sample(self) -> TrainingSample:
+        return TrainingSample(
+            token_ids=np.asarray(self.token_ids, dtype=np.int64),
+            loss_mask=np.asarray(self.mask, dtype=np.bool_),
+            sampling_logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            temperatures=np.asarray(self.temperatures, dtype=np.float32),
+            policy_versions=np.asarray(self.versions, dtype=np.int64),
+            turn_ids=np.asarray(self.turns, dtype=np.int64),
+        )
+
+
+def to_samples(trajectory: Trajectory) -> list[TrainingSample]:
+    """Returns the samples of one trajectory, in order; turns that are not trained are context or left out.
+
+    A turn drawn from a restricted support (top-p, top-k, greedy) is context: its log-probs are those of another
+    distribution than the learner's.
+    """
+    rows: list[_Row] = []
+    for index, turn in enumerate(trajectory.turns):
+        tokens = turn.tokens
+        if tokens is None:
+            continue
+        trained = turn.is_trained and not tokens.restricted and bool(tokens.token_ids)
+        if not rows or not rows[-1].extends_to(tokens.prompt_token_ids):
+            rows.append(_Row())
+        row = rows[-1]
+        row.add_context(tokens.prompt_token_ids[len(row.token_ids) :])
+        if trained:
+            row.add_reply(tokens, index)
+        else:
+            row.add_context(tokens.token_ids)
+    samples = [row.sample() for row in rows if any(row.mask)]
+    for sample in samples:
+        sample.reward = trajectory.reward
+        sample.turn_rewards = trajectory.shaped_rewards
+        sample.agent = trajectory.agent or ""
+    return samples
+
+
+def samples_of_groups(groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
+    """Returns the samples of all groups, with `group_id`, `group_rewards` and `trajectory_index` set."""
+    samples: list[TrainingSample] = []
+    index = 0
+    for group in groups:
+        rewards = tuple(group.rewards)
+        for trajectory in group.trajectories:
+            for sample in to_samples(trajectory):
+                sample.group_id, sample.group_rewards, sample.trajectory_index = group.group_id, rewards, index
+                samples.append(sample)
+            index += 1
+    return samples
+
+
+def weigh_by_trajectory(samples: Sequence[TrainingSample]) -> None:
+    """Sets each sample's weight to 1 / (trained tokens of its trajectory): every trajectory counts the same."""
+    lengths: dict[int, int] = {}
+    for sample in samples:
+        lengths[sample.trajectory_index] = lengths.get(sample.trajectory_index, 0) + sample.num_trained
+    for sample in samples:
+        sample.weight = 1.0 / lengths[sample.trajectory_index]
+
+
+def on_mask(sample: TrainingSample, value: float) -> FloatArray:
+    """Returns `[T]`: `value` where the sample is trained, 0 elsewhere."""
+    return np.where(sample.loss_mask, np.float32(value), np.float32(0)).astype(np.float32)

@@ -1,0 +1,71 @@
+"""What every command that runs something does at its end: the closing lines, the errors, the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from reinforge.errors import ConfigError, ReinforgeError
+from reinforge.trainer.report import RunSummary
+
+INTERNAL_ERROR = 1
+NOT_PROMOTED = 3
+
+
+def run_and_exit(
+    run: Callable[[], RunSummary], *, as_json: bool = False, debug: bool = False, require_improvement: bool = False
+) -> RunSummary:
+    """Runs something and returns its summary, or ends the process with the exit code that the failure has.
+
+    Args:
+        run: The work.
+        as_json: Write the summary or the error as one JSON object on stdout.
+        debug: Show the traceback of a failure.
+        require_improvement: Exit 3 where the model was not promoted.
+    """
+    try:
+        summary = run()
+    except ReinforgeError as error:
+        _fail(error, error.exit_code, as_json, debug)
+    except Exception as error:  # noqa: BLE001  the last door: an error of ours, said as one
+        _fail(error, INTERNAL_ERROR, as_json, debug)
+    if as_json:
+        click.echo(json.dumps({**summary.as_dict(), "folder": str(summary.folder)}, ensure_ascii=False))
+    else:
+        for line in summary.closing_lines(color=sys.stdout.isatty()):
+            click.echo(line)
+    if require_improvement and not summary.promoted:
+        raise SystemExit(NOT_PROMOTED)
+    return summary
+
+
+def _fail(error: Exception, code: int, as_json: bool, debug: bool) -> None:
+    """Says what went wrong and what to do, and ends the process."""
+    if debug:
+        traceback.print_exception(error)
+    if as_json:
+        problems = [vars(p) for p in error.problems] if isinstance(error, ConfigError) else []
+        click.echo(json.dumps({"error": str(error), "kind": type(error).__name__, "problems": problems}))
+    elif isinstance(error, ReinforgeError):
+        count = len(error.problems) if isinstance(error, ConfigError) else 1
+        head = f"{count} problems:\n" if count > 1 else ""
+        click.echo(f"error: {head}{error}", err=True)
+    else:
+        text = f"error: {type(error).__name__}: {error}\n    fix: this is a fault of reinforge; --debug shows where"
+        click.echo(text, err=True)
+    raise SystemExit(code)
+
+
+def existing_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """Turns a file argument into a path; a file that is missing is a usage error."""
+    if value is None:
+        return None
+    path = Path(value)
+    if not path.is_file():
+        raise click.BadParameter(f"there is no file {value}", context, parameter)
+    return path

@@ -1,0 +1,57 @@
+"""`-o PATH VALUE`: a value from the command line that replaces, or adds, one of the file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reinforge.config.document import Document, KeyPath, parse_yaml
+from reinforge.errors import ConfigError, Problem
+
+
+def apply_override(document: Document, path_text: str, value_text: str) -> None:
+    """Sets one value in the document; whether the schema knows the path is seen when it is checked.
+
+    Args:
+        document: The file.
+        path_text: Keys joined by dots; items of lists by number: `finetuning.policy.optimizer.betas.0`.
+        value_text: A YAML value: `5`, `true`, `text`, `[1, 2]`, `{_type: epoch}`.
+    """
+    mark = f"-o {path_text}"
+    keys: list[str | int] = list(path_text.split("."))
+    if not all(keys):
+        document.report_at(mark, Problem("", f'"{path_text}" is not a path', "write -o finetuning.num_epochs 5"))
+        return
+    try:
+        value = parse_yaml(value_text).data
+    except ConfigError as error:
+        for problem in error.problems:
+            fix = "put the value in quotes that reach reinforge: -o PATH '\"text\"'"
+            document.report_at(mark, Problem(path_text, problem.message, fix))
+        return
+    container: Any = document.data
+    for depth, key in enumerate(keys):
+        above: KeyPath = tuple(keys[:depth])
+        if isinstance(container, list):
+            if not str(key).isdigit() or int(key) >= len(container):
+                last = f"0 to {len(container) - 1}" if container else "nothing: the list is empty"
+                document.report_at(mark, Problem(path_text, f'"{key}" is not an item of this list; it has {last}'))
+                return
+            key = keys[depth] = int(key)
+        elif not isinstance(container, dict):
+            where = ".".join(map(str, above))
+            document.report_at(mark, Problem(path_text, f"{where} holds a single value, so nothing can stand below it"))
+            return
+        if depth == len(keys) - 1:
+            container[key] = value
+            break
+        if isinstance(container, dict) and container.get(str(key)) is None:
+            container[key] = {}
+            document.marks[*above, key] = mark
+        container = container[key]
+    _mark_value(document, tuple(keys), mark)
+
+
+def _mark_value(document: Document, path: KeyPath, mark: str) -> None:
+    for known in [known for known in document.marks if known[: len(path)] == path]:
+        del document.marks[known]
+    document.marks[path] = mark

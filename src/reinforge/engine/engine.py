@@ -1,0 +1,254 @@
+"""The engine: one model that samples and learns, behind plain blocking calls.
+
+engine = Engine.load(config, seed=0)
+await engine.policy.sample(request)          # any number at once, from any loop
+engine.begin_job()                           # admission closes, replies in flight finish
+engine.score(samples, needs)
+report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)
+engine.end_job()
+await engine.policy.publish(version)         # or engine.rollback()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import checkpoint
+from reinforge.engine.learner import Learner, Progress
+from reinforge.engine.logprobs import plain_sample, sample_logprobs
+from reinforge.engine.model import CausalModel, load_model, load_tokenizer
+from reinforge.engine.policy import EmbeddedPolicy
+from reinforge.engine.prompts import PromptRenderer
+from reinforge.errors import EngineError
+from reinforge.interfaces import Needs
+from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
+from reinforge.types.seeding import stable_seed
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The weights and the optimizer as they were before a job."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    num_steps: int
+
+
+class Engine:
+    """Owns the model, its sampler and its learner. Calls block; run them in a worker thread.
+
+    Attributes:
+        policy: Samples from the weights as they are published.
+        tokenizer: The Hugging Face tokenizer with its chat template.
+        model: The model that is trained.
+        reference: A frozen copy of the weights that were loaded; None unless asked for.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, model: CausalModel, tokenizer: Any, *, seed: int, keep_reference: bool = False
+    ):
+        self.config, self.model, self.tokenizer = config, model, tokenizer
+        self.reference = model.frozen_copy() if keep_reference else None
+        self.learner = Learner(model, config, seed)
+        self._weights_lock = threading.RLock()  # held while weights change or a forward outside the sampler reads them
+        self._in_job = False
+        self._snapshot: Snapshot | None = None
+        self.policy = EmbeddedPolicy(
+            model,
+            PromptRenderer(tokenizer),
+            config.model or model.config.model_type,
+            max_batch=config.max_batch,
+            seed=stable_seed(seed, "sampler"),
+            score=self._score_tokens,
+            fingerprint=self.fingerprint,
+            published=self._forget_snapshot,
+        )
+
+    @classmethod
+    def load(cls, config: PolicyConfig, *, seed: int, device: str = "auto", keep_reference: bool = False) -> Engine:
+        """Returns an engine whose policy serves version 0.
+
+        Args:
+            config: The model, its tokenizer, and how it learns; `init: random` draws the weights.
+            seed: Of the weights drawn, the draws of replies, and the order of samples.
+            device: `auto`, `cpu`, `cuda` or `mps`.
+            keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
+
+        Raises:
+            ConfigError: The configuration cannot work here.
+            EngineError: The model cannot be loaded or sampled from.
+        """
+        with checkpoint.quiet():
+            model = load_model(config, seed, device)
+        return cls(config, model, load_tokenizer(config), seed=seed, keep_reference=keep_reference)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.model.module.parameters())
+
+    def begin_job(self) -> None:
+        """Closes admission and waits until no reply is in flight."""
+        self.policy.close_gate()
+        self._in_job, self._snapshot = True, None
+
+    def score(self, samples: Sequence[TrainingSample], needs: Needs) -> None:
+        """Fills what an algorithm asks for: `old_logprobs` by the weights as they are, `ref_logprobs`.
+
+        Raises:
+            EngineError: There is no reference, or no critic.
+        """
+        if needs.values:
+            raise EngineError("this engine has no critic, so it cannot give values")
+        if needs.ref_logprobs and self.reference is None:
+            raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
+        if needs.old_logprobs:
+            for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
+                sample.old_logprobs = logprobs
+        if needs.ref_logprobs and self.reference is not None:
+            budget = self.config.batch.micro_batch_tokens
+            for sample, logprobs in zip(samples, sample_logprobs(self.reference, samples, budget), strict=True):
+                sample.ref_logprobs = logprobs
+
+    def update(
+        self,
+        samples: Sequence[TrainingSample],
+        loss: LossSpec,
+        *,
+        progress_start: float,
+        progress_end: float,
+        epoch: int = 0,
+    ) -> UpdateReport:
+        """Trains on the samples, within a job.
+
+        Args:
+            samples: With credit.
+            loss: The loss by name.
+            progress_start: Share of the run that is done before the job, in [0, 1].
+            progress_end: Share that is done after it.
+            epoch: Orders of samples derive from it.
+
+        Raises:
+            ConfigError: There is no such loss.
+            EngineError: No job is open.
+        """
+        if not self._in_job:
+            raise EngineError("update: no job is open; begin_job() first")
+        with self._weights_lock:
+            if self._snapshot is None:
+                self._snapshot = self._take_snapshot()
+            return self.learner.update(samples, loss, Progress(progress_start, progress_end, epoch))
+
+    def end_job(self) -> None:
+        """Ends the job; admission opens when somebody publishes, or by itself for the first request."""
+        if not self._in_job:
+            raise EngineError("end_job: no job is open")
+        self._in_job = False
+        self.policy.end_job()
+
+    @torch.no_grad()
+    def rollback(self) -> None:
+        """Puts weights and optimizer back to before `begin_job` and opens admission with the old version.
+
+        Raises:
+            EngineError: No job has begun since the last version was published.
+        """
+        if not self._in_job and self._snapshot is None:
+            raise EngineError("rollback: no job has begun since the last version was published")
+        with self._weights_lock:
+            if self._snapshot is not None:
+                for name, parameter in self.model.module.named_parameters():
+                    parameter.copy_(self._snapshot.weights[name])
+                self.learner.restore(self._snapshot.optimizer, self._snapshot.num_steps)
+        self._in_job, self._snapshot = False, None
+        self.policy.end_job(self.policy.version)
+        self.policy.open(self.policy.version)
+
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
+        with self._weights_lock:
+            return sample_logprobs(self.model, samples, self.config.batch.micro_batch_tokens)
+
+    def _score_tokens(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        return self.logprobs([plain_sample(row) for row in token_ids])
+
+    def save(self, folder: str | Path, version: int) -> None:
+        """Writes a checkpoint that transformers loads as it is, with what training needs beside it."""
+        with self._weights_lock:
+            begun = self.policy.sampler.num_begun
+            checkpoint.save(Path(folder), self.model, self.tokenizer, self.learner, version, begun)
+
+    def load_weights(self, folder: str | Path) -> None:
+        """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
+
+        The optimizer goes on where the checkpoint left it, and starts anew from a plain model. Within a job the job
+        stays open. Otherwise it is a job of its own, which ends: `publish` opens admission, or the first request
+        does, on the checkpoint's version.
+
+        Raises:
+            EngineError: The folder holds another model; weights and job are as they were.
+        """
+        own_job = not self._in_job
+        if own_job:
+            self.begin_job()
+        try:
+            with self._weights_lock:
+                version = self._load(Path(folder))
+        except BaseException:
+            if own_job:
+                self.rollback()
+            raise
+        if own_job:
+            self._in_job = False
+            self.policy.end_job(version)
+
+    def _load(self, folder: Path) -> int | None:
+        if self._snapshot is None:
+            self._snapshot = self._take_snapshot()
+        training = checkpoint.load_training(folder)
+        checkpoint.load_weights(folder, self.model)
+        if training is None:
+            self.learner.reset()
+            return None
+        moments, state = training
+        self.learner.restore(moments, state.num_steps)
+        checkpoint.restore_rng(state)
+        self.policy.sampler.num_begun = max(self.policy.sampler.num_begun, state.num_begun)
+        return state.version
+
+    def fingerprint(self) -> str:
+        """Returns 16 hex digits of the SHA-256 over names and bytes of all parameters."""
+        digest = hashlib.sha256()
+        with self._weights_lock:
+            for name, parameter in sorted(self.model.module.named_parameters()):
+                digest.update(name.encode())
+                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def close(self) -> None:
+        """Fails what waits and joins the sampler's thread."""
+        self.policy.sampler.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _forget_snapshot(self) -> None:
+        self._snapshot = None
+
+    @torch.no_grad()
+    def _take_snapshot(self) -> Snapshot:
+        weights = {name: p.detach().clone() for name, p in self.model.module.named_parameters()}
+        moments = {name: value.clone() for name, value in self.learner.state().items()}
+        return Snapshot(weights, moments, self.learner.num_steps)

@@ -1,0 +1,201 @@
+"""Optimizer steps: samples and a named loss in, moved weights and a report out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reinforge.config.schema import PolicyConfig, ScheduleConfig
+from reinforge.engine.batch import collate, micro_batches
+from reinforge.engine.logprobs import token_logprobs
+from reinforge.engine.losses import LossOutput, find_loss
+from reinforge.engine.model import CausalModel
+from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
+from reinforge.types.seeding import stable_random
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Which part of the run a job is.
+
+    Attributes:
+        start, end: Shares of the run done before and after the job, in [0, 1].
+        epoch: The epoch, from 0; orders of samples derive from it.
+    """
+
+    start: float
+    end: float
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums over the trained tokens of steps."""
+
+    totals: dict[str, float] = field(default_factory=dict)
+    num_tokens: int = 0
+
+    def add(self, metrics: dict[str, Tensor], mask_BT: Tensor) -> None:
+        """Adds the values of one micro-batch, `[B, T]` each."""
+        for name, values_BT in metrics.items():
+            self.totals[name] = self.totals.get(name, 0.0) + values_BT.detach()[mask_BT].sum().item()
+        self.num_tokens += int(mask_BT.sum().item())
+
+    def means(self) -> dict[str, float]:
+        """Returns the mean of each metric over the tokens."""
+        return {name: total / self.num_tokens for name, total in self.totals.items()}
+
+
+class Learner:
+    """Owns the optimizer of one model.
+
+    Attributes:
+        num_steps: Optimizer steps made since the weights were loaded.
+    """
+
+    def __init__(self, model: CausalModel, config: PolicyConfig, seed: int):
+        self.model, self.config, self.seed = model, config, seed
+        self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the optimizer's moments and steps."""
+        settings, self.num_steps = self.config.optimizer, 0
+        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
+        others = [p for p in self.parameters.values() if p.ndim < 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=self.model.device.type in ("cpu", "cuda"),
+        )
+
+    def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: Progress) -> UpdateReport:
+        """Trains on the samples and says what that did.
+
+        A step whose loss, log-probs or gradient are not finite is refused: the weights stay as they are, bit by bit.
+
+        Args:
+            samples: The job's samples; those without trained tokens or weight are left out.
+            spec: The loss.
+            progress: Which part of the run this is; it moves the learning rate.
+        """
+        loss = partial(find_loss(spec), **spec.params)
+        steps = self.plan(samples, progress.epoch)
+        entropy_grad = bool(spec.params.get("entropy_coef"))
+        made: list[dict[str, float]] = []
+        trained: set[int] = set()
+        skipped: set[int] = set()
+        for i, indices in enumerate(steps):
+            share = progress.start + (progress.end - progress.start) * i / len(steps)
+            metrics = self.step([samples[index] for index in indices], loss, share, entropy_grad=entropy_grad)
+            if metrics is None:
+                skipped.update(indices)
+            else:
+                made.append(metrics)
+                trained.update(indices)
+        return UpdateReport(
+            num_updates=len(made),
+            num_skipped_steps=len(steps) - len(made),
+            num_samples=len(trained),
+            num_tokens=sum(samples[index].num_trained for index in trained),
+            metrics={name: math.fsum(m[name] for m in made) / len(made) for name in (made[0] if made else ())},
+            skipped_samples=sorted(skipped),
+        )
+
+    def plan(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
+        """Returns the samples' indices by optimizer step, shuffled anew in each pass.
+
+        Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
+        """
+        settings = self.config.batch
+        usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
+        num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
+        num_steps = min(num_steps, len(usable))
+        steps = []
+        for number in range(settings.passes):
+            order = usable.copy()
+            stable_random(self.seed, "shuffle", epoch, number).shuffle(order)
+            bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
+            steps += [sorted(order[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return steps
+
+    def step(
+        self, samples: Sequence[TrainingSample], loss: Any, progress: float, *, entropy_grad: bool = False
+    ) -> dict[str, float] | None:
+        """Makes one optimizer step; returns its metrics, or None if it was refused.
+
+        Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        total_weight = sum(sample.weight * sample.num_trained for sample in samples)
+        step_loss, sums = 0.0, Sums()
+        for indices in micro_batches([len(sample) for sample in samples], self.config.batch.micro_batch_tokens):
+            batch = collate([samples[i] for i in indices], self.model.device)
+            logprobs_BT, batch.entropies = token_logprobs(self.model, batch, entropy_grad=entropy_grad)
+            output: LossOutput = loss(batch, logprobs_BT)
+            weights_BT = batch.weights[:, None] * batch.loss_mask / total_weight
+            part = (torch.where(batch.loss_mask, output.loss, 0.0) * weights_BT).sum()
+            if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
+                return self._refuse()
+            part.backward()
+            step_loss += part.item()
+            sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optimizer.max_grad_norm)
+        if not torch.isfinite(norm):
+            return self._refuse()
+        rate = self.config.optimizer.learning_rate * rate_factor(self.config.schedule, self.num_steps, progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_steps += 1
+        return {"loss": step_loss, "grad_norm": norm.item(), "lr": rate, **sums.means()}
+
+    def _refuse(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the optimizer's tensors: `exp_avg.NAME`, `exp_avg_sq.NAME` and `step.NAME` of each parameter."""
+        return {
+            f"{key}.{name}": value
+            for name, parameter in self.parameters.items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+
+    def restore(self, state: dict[str, Tensor], num_steps: int) -> None:
+        """Puts the optimizer's tensors back as `state` returned them."""
+        self.reset()
+        self.num_steps = num_steps
+        for name, parameter in self.parameters.items():
+            slots = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
+            if slots:
+                self.optimizer.state[parameter] = {
+                    key: value.clone() if key == "step" else value.to(parameter.device, parameter.dtype).clone()
+                    for key, value in slots.items()
+                }
+
+
+def rate_factor(schedule: ScheduleConfig, num_steps: int, progress: float) -> float:
+    """Returns what the peak learning rate is multiplied by.
+
+    Warm-up: (steps made + 1) / warmup_steps, at most 1. After it, with f = final_fraction and p the progress:
+    constant 1; linear 1 - (1 - f) p; cosine f + (1 - f) (1 + cos(pi p)) / 2.
+
+    Example: warmup_steps 10, linear, f = 0.1: 0.1 at the first step; 0.55 in the middle of the run.
+    """
+    warm_up = min(1.0, (num_steps + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
+    final = schedule.final_fraction
+    shapes = {
+        "constant": 1.0,
+        "linear": 1 - (1 - final) * progress,
+        "cosine": final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2,
+    }
+    return warm_up * shapes[schedule.name]

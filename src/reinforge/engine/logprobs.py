@@ -1,0 +1,85 @@
+"""Log-probs of given tokens by a plain forward, with gradient where asked; logits are never whole.
+
+Shapes: B samples, T tokens, N trained tokens, H features, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from reinforge.engine.batch import TokenBatch, collate, micro_batches
+from reinforge.engine.model import CausalModel
+from reinforge.types.sample import FloatArray, TrainingSample
+
+CHUNK_LOGITS = 2**22
+"""Logits that exist at once: 16 MiB in float32."""
+
+
+def token_logprobs(model: CausalModel, batch: TokenBatch, *, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
+    """Returns log p of each trained token and the entropy of its distribution, `[B, T]` each, 0 elsewhere.
+
+    log p(t) = z_t - log sum_v exp z_v and H = log sum_v exp z_v - sum_v p_v z_v, with z the logits divided by the
+    token's temperature (0 counts as 1, as in the sampler). Only trained positions go through the head, by chunks of
+    tokens whose logits are computed again in the backward pass.
+
+    Args:
+        model: The model.
+        batch: The tokens.
+        entropy_grad: Entropies carry gradient too.
+    """
+    features_BTH = model.features(batch.token_ids)
+    rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
+    features_NH = features_BTH[rows_N, places_N - 1]
+    targets_N = batch.token_ids[rows_N, places_N]
+    temperatures_N = batch.temperatures[rows_N, places_N]
+
+    def head(features_nH: Tensor, targets_n: Tensor, temperatures_n: Tensor) -> tuple[Tensor, Tensor]:
+        scale_n = torch.where(temperatures_n == 0, 1.0, temperatures_n)
+        logits_nV = model.logits(features_nH) / scale_n[:, None]
+        sums_n = logits_nV.logsumexp(dim=-1)
+        logprobs_n = logits_nV.gather(1, targets_n[:, None])[:, 0] - sums_n
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
+            entropies_n = sums_n - ((logits_nV - sums_n[:, None]).exp() * logits_nV).sum(dim=-1)
+        return logprobs_n, entropies_n
+
+    size = max(1, CHUNK_LOGITS // model.vocab_size)
+    recompute = torch.is_grad_enabled() and len(rows_N) > size
+    parts = []
+    for start in range(0, len(rows_N), size):
+        part = (x[start : start + size] for x in (features_NH, targets_N, temperatures_N))
+        parts.append(checkpoint(head, *part, use_reentrant=False) if recompute else head(*part))
+    empty = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
+    if not parts:
+        return empty, empty
+    logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
+    return empty.index_put((rows_N, places_N), logprobs_N), empty.index_put((rows_N, places_N), entropies_N)
+
+
+@torch.no_grad()
+def sample_logprobs(model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int) -> list[FloatArray]:
+    """Returns log p of each sample's trained tokens, `[T]` each and 0 elsewhere, in micro-batches of `max_tokens`."""
+    logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+    for indices in micro_batches([len(sample) for sample in samples], max_tokens):
+        batch = collate([samples[i] for i in indices], model.device)
+        rows = token_logprobs(model, batch)[0].cpu().numpy()
+        for i, row in zip(indices, rows, strict=True):
+            logprobs[i] = row[: len(samples[i])].copy()
+    return logprobs
+
+
+def plain_sample(token_ids: Sequence[int]) -> TrainingSample:
+    """Returns tokens as a sample that looks at every token but the first, at temperature 1."""
+    n = len(token_ids)
+    return TrainingSample(
+        token_ids=np.asarray(token_ids, np.int64),
+        loss_mask=np.arange(n) > 0,
+        sampling_logprobs=np.zeros(n, np.float32),
+        temperatures=np.ones(n, np.float32),
+        policy_versions=np.full(n, -1, np.int64),
+        turn_ids=np.full(n, -1, np.int64),
+    )

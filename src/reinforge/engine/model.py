@@ -1,0 +1,179 @@
+"""A causal language model as two functions: tokens -> features, features -> logits.
+
+Shapes: B rows, T tokens of a row, N selected tokens, H features, V words.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.errors import ConfigError, EngineError, Problem, boundary
+from reinforge.types.seeding import stable_seed
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class CausalModel:
+    """An unmodified Hugging Face module, called in two halves so that logits are made only where they are needed.
+
+    Where a family does something after its output layer (Gemma 2 caps logits, Cohere scales them), the whole
+    forward is the first half and the second does nothing: slower, but never wrong.
+
+    Attributes:
+        module: The Hugging Face module, in `eval` mode: dropout would make sampled log-probs inexact.
+        separable: True if `head(base(x))` is exactly the module's logits.
+        max_context: Most tokens of prompt and reply that the positions reach.
+    """
+
+    def __init__(self, module: nn.Module, max_context: int | None = None):
+        self.module: Any = module.eval()
+        self.device = next(module.parameters()).device
+        self.config = self.module.config.get_text_config()
+        self.base, self.head = self.module.base_model, self.module.get_output_embeddings()
+        self._takes_positions = "position_ids" in inspect.signature(self.module.forward).parameters
+        self.separable = self._is_separable()
+        self.max_context = self._context(max_context)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of words that have a logit."""
+        return self.config.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.module.parameters()).dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers that keep keys and values."""
+        return self.config.num_hidden_layers
+
+    @property
+    def attention(self) -> str:
+        """Name of transformers' attention function: it decides the type of the masks."""
+        return self.config._attn_implementation
+
+    def features(self, token_ids_BT: Tensor, position_ids_BT: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Returns what `logits` takes, `[B, T, H]` (`[B, T, V]` where the model is not separable).
+
+        Args:
+            token_ids_BT: The tokens; rows are padded on the right, which a causal model never looks at.
+            position_ids_BT: Positions; None: 0, 1, 2, ...
+            kwargs: `attention_mask`, `past_key_values` and `use_cache` as transformers takes them.
+        """
+        if position_ids_BT is not None and self._takes_positions:
+            kwargs["position_ids"] = position_ids_BT
+        kwargs.setdefault("use_cache", False)
+        if self.separable:
+            return self.base(input_ids=token_ids_BT, **kwargs).last_hidden_state
+        return self.module(input_ids=token_ids_BT, **kwargs).logits
+
+    def logits(self, features_NH: Tensor) -> Tensor:
+        """Returns logits in float32, `[N, V]`."""
+        return (self.head(features_NH) if self.separable else features_NH).float()
+
+    def frozen_copy(self) -> CausalModel:
+        """Returns a copy that never learns: the reference."""
+        module = copy.deepcopy(self.module).requires_grad_(False)
+        return CausalModel(module, self.max_context)
+
+    def _context(self, wanted: int | None) -> int:
+        limit = getattr(self.config, "max_position_embeddings", None)
+        if wanted is not None and limit is not None and wanted > limit:
+            message = f"{wanted} tokens, but the model's positions end at {limit}"
+            raise ConfigError(Problem("finetuning.policy.max_context", message, f"write at most {limit}"))
+        return wanted or limit or 2048
+
+    @torch.no_grad()
+    def _is_separable(self) -> bool:
+        """Checks, exactly, that nothing stands between base and head, and nothing after the head.
+
+        The head's output is multiplied by 1000 on its way out, so that a soft cap shows at any size of logits.
+        """
+        if self.head is None or self.base is self.module:
+            return False
+        seen: list[Tensor] = []
+
+        def enlarge(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            seen.extend((inputs[0], output * 1000))
+            return seen[1]
+
+        token_ids = torch.arange(min(5, self.vocab_size), device=self.device)[None]
+        hook = self.head.register_forward_hook(enlarge)
+        try:
+            logits = self.module(input_ids=token_ids, use_cache=False).logits
+        finally:
+            hook.remove()
+        hidden = self.base(input_ids=token_ids, use_cache=False).last_hidden_state
+        return len(seen) == 2 and torch.equal(seen[0], hidden) and torch.equal(seen[1], logits)
+
+
+def pick_device(name: str) -> torch.device:
+    """Returns the device called `name`; `auto` takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        ConfigError: The device is not there.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(device for device, available in there.items() if available)
+    if not there.get(name, False):
+        available = ", ".join(device for device, here in there.items() if here)
+        raise ConfigError(Problem("finetuning.device", f"{name} is not on this machine", f"here: {available}, auto"))
+    return torch.device(name)
+
+
+def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
+    """Returns the module with its weights, from safetensors only and without remote code."""
+    with boundary(EngineError, f"load the model {source}"):
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=Path(source).is_dir()
+        )
+
+
+def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
+    """Returns a module of that configuration whose weights are drawn by the seed, the same on every device."""
+    with boundary(EngineError, f"draw a model by the configuration of {source}"), torch.random.fork_rng(devices=[]):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        torch.manual_seed(stable_seed(seed, "weights"))
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+
+
+def load_model(config: PolicyConfig, seed: int, device: str) -> CausalModel:
+    """Returns the policy's model as its configuration asks."""
+    if config.model is None or config.model.startswith("bundled:"):
+        message = f"{config.model!r} is no folder and no hub id"
+        raise ConfigError(Problem("finetuning.policy.model", message, "give the folder of a Hugging Face model"))
+    dtype, target = DTYPES[config.precision], pick_device(device)
+    if config.init == "random":
+        module = draw_module(config.model, dtype, seed)
+    else:
+        module = load_module(config.model, dtype)
+    return CausalModel(module.to(target), config.max_context)
+
+
+def load_tokenizer(config: PolicyConfig) -> Any:
+    """Returns the tokenizer with the chat template that the configuration asks for.
+
+    Raises:
+        ConfigError: There is no chat template.
+    """
+    source = config.tokenizer or config.model
+    with boundary(EngineError, f"load the tokenizer {source}"):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    if config.chat_template is not None:
+        is_text = "{" in config.chat_template
+        tokenizer.chat_template = config.chat_template if is_text else Path(config.chat_template).read_text()
+    if tokenizer.chat_template is None:
+        fix = "finetuning.policy.chat_template gives one, as Jinja text or a file"
+        raise ConfigError(Problem("finetuning.policy.model", f"{source} has no chat template", fix))
+    return tokenizer

@@ -1,0 +1,198 @@
+"""The key-value cache of the running batch: one slot a reply, filled by a prefill and extended by each step.
+
+Slots are compact: replies stand in slots 0..B-1, and when one leaves, the last one moves into its place. A model
+sees the cache through transformers' own `Cache`, so no model code is ours.
+
+Shapes: S slots, C their capacity in tokens, L tokens that a step looks at, B rows, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from reinforge.engine.model import CausalModel
+from reinforge.errors import EngineError
+
+CHUNK = 16
+"""Lengths are rounded up to this: fewer shapes, and logits that do not depend on the rest of the batch."""
+
+MIN_ROWS = 4
+"""Steps run at least so many rows, for the same reason; empty ones look at their own first token."""
+
+
+def round_up(length: int) -> int:
+    """Returns the next multiple of the chunk.
+
+    Example: 16 -> 16, 17 -> 32.
+    """
+    return -(-length // CHUNK) * CHUNK
+
+
+class PrefillLayer(CacheLayerMixin):
+    """Keeps the keys and values of whole prompts, `[B, H, T, D]`."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Does nothing: there is nothing to make."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keeps the prompts' keys and values and gives them back."""
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns length and offset of what a query sees."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Returns 0: nothing comes before a prompt."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Returns -1: no bound."""
+        return -1
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, `[S, H, C, D]`: what one head looks at lies side by side."""
+
+    def __init__(self, cache: SlotCache):
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Makes the slots for keys and values of these shapes, `[B, H, T, D]`."""
+        self.keys, self.values = (
+            states.new_zeros(self.cache.num_slots, states.shape[1], self.cache.capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Puts the step's token of each row, `[B, H, 1, D]`, in its place and returns the rows, `[B, H, L, D]`."""
+        rows, length, places = self.cache.num_rows, self.cache.length, self.cache.places(key_states.shape[1])
+        for slots, states in ((self.keys, key_states), (self.values, value_states)):
+            slots.view(-1, slots.shape[3]).index_copy_(0, places, states.reshape(-1, slots.shape[3]))
+        return self.keys[:rows, :, :length], self.values[:rows, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns length and offset of what a query sees."""
+        return self.cache.length, 0
+
+    def get_seq_length(self) -> int:
+        """Returns the tokens a step looks at; positions are always given explicitly."""
+        return self.cache.length
+
+    def get_max_length(self) -> int:
+        """Returns -1: the slots grow."""
+        return -1
+
+
+class SlotCache(Cache):
+    """The slots of all layers.
+
+    Attributes:
+        num_slots: S.
+        capacity: C, a multiple of the chunk; grows as replies do.
+        num_rows, length: B and L of the step.
+    """
+
+    def __init__(self, model: CausalModel, num_slots: int):
+        self.num_slots = max(num_slots, MIN_ROWS)
+        self.device = model.device
+        self.capacity = 0
+        self.num_rows, self.length = 0, 0
+        self._positions_B: Tensor
+        self._places: dict[int, Tensor] = {}
+        super().__init__(layers=[SlotLayer(self) for _ in range(model.num_layers)])
+
+    def reserve(self, length: int, num_rows: int) -> None:
+        """Makes room for `length` tokens a slot and keeps what the first `num_rows` hold."""
+        if length <= self.capacity:
+            return
+        old, self.capacity = self.capacity, round_up(max(length, self.capacity * 3 // 2))
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = (
+                    self._grown(slots, old if num_rows else 0, num_rows) for slots in (layer.keys, layer.values)
+                )
+
+    def _grown(self, slots: Tensor, length: int, num_rows: int) -> Tensor:
+        grown = slots.new_zeros(self.num_slots, slots.shape[1], self.capacity, slots.shape[3])
+        grown[:num_rows, :, :length] = slots[:num_rows, :, :length]
+        return grown
+
+    def fill(self, prefill: Cache, sources: Tensor, first: int) -> None:
+        """Copies prompts into slots `first`, `first + 1`, ...: one prompt may fill many.
+
+        Args:
+            prefill: The prompts' keys and values.
+            sources: `[n]` row of the prompt that fills each slot.
+            first: The first slot to fill.
+        """
+        for layer, prompts in zip(self.layers, prefill.layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(prompts.keys, prompts.values)
+            for slots, states in ((layer.keys, prompts.keys), (layer.values, prompts.values)):
+                slots[first : first + len(sources), :, : states.shape[2]] = states.index_select(0, sources)
+
+    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
+        """Copies the first `length` tokens of slots `sources` to slots `targets`."""
+        source_rows, target_rows = torch.from_numpy(sources).to(self.device), torch.from_numpy(targets).to(self.device)
+        for layer in self.layers:
+            for slots in (layer.keys, layer.values):
+                slots[target_rows, :, :length] = slots[source_rows, :, :length]
+
+    def begin_step(self, positions_B: Tensor, length: int) -> None:
+        """Says where the tokens of the next forward go: row b at `positions_B[b]`, all rows within `length`."""
+        self.num_rows, self.length = len(positions_B), length
+        self._positions_B = positions_B
+        self._places.clear()
+
+    def places(self, num_heads: int) -> Tensor:
+        """Returns where the step's tokens go in `[S * H * C]`, `[B * H]`: made once a step, not once a layer."""
+        if num_heads not in self._places:
+            lanes = torch.arange(self.num_rows * num_heads, device=self.device).view(-1, num_heads)
+            self._places[num_heads] = (lanes * self.capacity + self._positions_B[:, None]).view(-1)
+        return self._places[num_heads]
+
+
+class DecodeMasks:
+    """Makes the explicit masks of a step, as the model's attention and kinds of layers want them."""
+
+    def __init__(self, model: CausalModel):
+        self.is_bool = model.attention == "sdpa"
+        if model.attention not in ("sdpa", "eager"):
+            raise EngineError(f"the sampler knows the attention functions sdpa and eager, not {model.attention!r}")
+        kinds = set(getattr(model.config, "layer_types", None) or [])
+        unknown = kinds - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise EngineError(f"the sampler cannot cache layers of type {', '.join(sorted(unknown))}")
+        self.window = getattr(model.config, "sliding_window", None)
+        self.per_kind = len(kinds) > 1
+        self.slides = self.window is not None and (self.per_kind or kinds != {"full_attention"})
+        self.dtype = model.dtype
+
+    def make(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+        """Returns which of `length` places each row sees, `[B, 1, 1, L]`; one by kind where layers differ."""
+        places_L = torch.arange(length, device=positions_B.device)
+        full = places_L[None] <= positions_B[:, None]
+        if not self.slides:
+            return self._typed(full)
+        sliding = full & (places_L[None] > positions_B[:, None] - self.window)
+        if not self.per_kind:
+            return self._typed(sliding)
+        return {"full_attention": self._typed(full), "sliding_attention": self._typed(sliding)}
+
+    def _typed(self, mask_BL: Tensor) -> Tensor:
+        mask = mask_BL[:, None, None]
+        if self.is_bool:
+            return mask
+        zero = torch.zeros((), dtype=self.dtype, device=mask.device)
+        return torch.where(mask, zero, torch.finfo(self.dtype).min)

@@ -1,0 +1,168 @@
+"""From one finished episode to a trajectory and to its step view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from reinforge.rollout.capture import ChatCompletion, completion_of
+from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
+from reinforge.types.request import Message
+from reinforge.types.steps import (
+    IntermediateStep,
+    IntermediateStepPayload,
+    IntermediateStepType,
+    InvocationNode,
+    StreamEventData,
+    UsageInfo,
+)
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+
+WORKFLOW = "<workflow>"
+"""The function scope of calls made outside any named function."""
+
+
+_ROLES = {**{role.value: role for role in EpisodeItemRole}, "developer": EpisodeItemRole.SYSTEM}
+
+
+def text_of(content: Any) -> str:
+    """Returns the text of a message's content, which may be a string, None, or a list of blocks."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(block.get("text", "") if isinstance(block, dict) else str(block) for block in content)
+    return "" if content is None else str(content)
+
+
+def _item(message: Message, **fields: Any) -> EpisodeItem:
+    """Returns a message as an episode item; what is more than text stays whole in the metadata."""
+    extra = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
+    content = message.get("content")
+    if not isinstance(content, str) and content is not None:
+        extra["content"] = content
+    role = _ROLES.get(message.get("role", "other"), EpisodeItemRole.OTHER)
+    values = {"logprobs": None, "trained": None, **fields}
+    return EpisodeItem.model_construct(
+        role=role, content=text_of(content), metadata=extra or None, **values
+    )
+
+
+def is_target(call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: set[str]) -> bool:
+    """Returns True if a call's tokens are trained.
+
+    Args:
+        call: The call.
+        target_model: Entry of `llms` or name of a model; None: every policy.
+        target_functions: Function names; `<workflow>` stands for everything.
+        policies: Entries of `llms` that are trained policies.
+    """
+    if call.llm not in policies:
+        return False
+    if target_model is not None and target_model not in (call.llm, call.model):
+        return False
+    return WORKFLOW in target_functions or any(name in target_functions for name in call.functions)
+
+
+def episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[EpisodeItem]:
+    """Returns the episode's messages in order, each once.
+
+    A call whose history begins with all that was said before adds only what is new; a call with another history
+    (a fresh prompt) adds its whole history. Repeated messages stay, since histories are compared, not messages.
+
+    Args:
+        record: The episode.
+        targets: For each call, whether its reply is trained.
+    """
+    items: list[EpisodeItem] = []
+    said: list[Message] = []
+    for call, trained in zip(record.calls, targets, strict=True):
+        messages = call.request.messages
+        new = messages[len(said) :] if said and messages[: len(said)] == said else messages
+        items += [_item(message) for message in new]
+        tokens = call.reply.tokens if trained else None
+        items.append(_item(call.reply.message, logprobs=tokens, trained=None if trained else False))
+        said = [*messages, call.reply.message]
+    return items
+
+
+def step_rewards(record: EpisodeRecord) -> list[float] | None:
+    """Returns the marked reward of each call, 0 where none was marked; None where the agent marked no reward."""
+    rewards = [0.0] * len(record.calls)
+    found = False
+    for mark in record.marks:
+        if mark.step_reward is not None and 0 < mark.after_call <= len(rewards):
+            rewards[mark.after_call - 1] += mark.step_reward
+            found = True
+    return rewards if found else None
+
+
+def trajectory_of(record: EpisodeRecord, reward: float, targets: Sequence[bool]) -> Trajectory:
+    """Returns the trained policy's view of one finished episode.
+
+    Args:
+        record: The episode.
+        reward: Its reward.
+        targets: For each call, whether its reply is trained.
+    """
+    return Trajectory.model_construct(
+        episode=episode_items(record, targets),
+        reward=reward,
+        shaped_rewards=step_rewards(record),
+        metadata={"generation": record.key.generation, "attempt": record.attempt, "reason": record.reason},
+        group_id=record.key.example_id,
+        episode_id=str(record.key),
+        agent=None,
+        model_group=None,
+        outcome=record.outcome,
+    )
+
+
+def steps_of(record: EpisodeRecord) -> list[IntermediateStep]:
+    """Returns the step view of one episode: model calls and marks in the order they happened."""
+    steps: list[IntermediateStep] = []
+    marks = sorted(record.marks, key=lambda mark: mark.after_call)
+    for index, call in enumerate(record.calls):
+        steps += [_mark_step(mark) for mark in marks if mark.after_call == index]
+        steps += _call_steps(call)
+    return steps + [_mark_step(mark) for mark in marks if mark.after_call >= len(record.calls)]
+
+
+def _node(functions: tuple[str, ...]) -> InvocationNode:
+    name = functions[-1] if functions else WORKFLOW
+    parent = functions[-2] if len(functions) > 1 else (WORKFLOW if functions else None)
+    return InvocationNode(function_id="/".join(functions) or WORKFLOW, function_name=name, parent_name=parent)
+
+
+def _call_steps(call: ModelCall) -> list[IntermediateStep]:
+    reply: ChatCompletion = completion_of(call.call_id, call.model, call.started_s, call.reply)
+    usage = UsageInfo(prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens)
+    messages = call.request.messages
+    started = IntermediateStepPayload(
+        event_type=IntermediateStepType.LLM_START,
+        event_timestamp=call.started_s,
+        name=call.llm,
+        data=StreamEventData(input=messages, payload=call.request),
+        UUID=call.call_id,
+    )
+    ended = IntermediateStepPayload(
+        event_type=IntermediateStepType.LLM_END,
+        event_timestamp=call.ended_s,
+        name=call.llm,
+        data=StreamEventData(input=messages, output=text_of(call.reply.message.get("content")), payload=reply),
+        usage_info=usage,
+        UUID=call.call_id,
+    )
+    node = _node(call.functions)
+    return [IntermediateStep(parent_id="root", function_ancestry=node, payload=payload) for payload in (started, ended)]
+
+
+def _mark_step(mark: Mark) -> IntermediateStep:
+    candidate = isinstance(mark.data, StreamEventData)
+    payload = IntermediateStepPayload(
+        event_type=IntermediateStepType.TTC_END if candidate else IntermediateStepType.CUSTOM_END,
+        event_timestamp=mark.at_s,
+        name="mark",
+        metadata=None if mark.step_reward is None else {"step_reward": mark.step_reward},
+        data=mark.data if candidate else StreamEventData(payload=mark.data),
+    )
+    return IntermediateStep(parent_id="root", function_ancestry=_node(mark.functions), payload=payload)

@@ -1,0 +1,63 @@
+"""The games to play: who begins, and the seed of the opponent's moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.config.schema import DatasetConfig
+from reinforge.interfaces import DatasetLoader
+from reinforge.registry import register_dataset
+from reinforge.types.evaluation import EvalInputItem
+
+MAX_WORLD_SEED = 2**31
+
+
+class TicTacToeDatasetConfig(DatasetConfig, name="tic_tac_toe"):
+    """How many games each split holds; set `splits.key: split`, since every row names its own."""
+
+    num_train: int = Field(default=8192, ge=1, description="Games to train on.")
+    num_select: int = Field(default=200, ge=1, description="Games to choose the best checkpoint on.")
+    num_confirm: int = Field(default=1000, ge=1, description="Games for the verdict.")
+    seed: int = Field(default=0, ge=0, description="The seeds of the opponent are drawn from this one.")
+
+
+class TicTacToeDataset(DatasetLoader):
+    """Rows such as `{"id": "train-00017", "split": "train", "side": "O", "world_seed": 1804289383}`.
+
+    Sides alternate, so that each split plays both alike; no two rows share a world's seed.
+    """
+
+    def __init__(self, config: TicTacToeDatasetConfig):
+        self.config = config
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns every row, in the order train, select, confirm."""
+        sizes = {split: getattr(self.config, f"num_{split}") for split in ("train", "select", "confirm")}
+        seeds = iter(random.Random(self.config.seed).sample(range(MAX_WORLD_SEED), sum(sizes.values())))
+        return [
+            {"id": f"{split}-{index:05}", "split": split, "side": "XO"[index % 2], "world_seed": next(seeds)}
+            for split, size in sizes.items()
+            for index in range(size)
+        ]
+
+    def load(self) -> list[EvalInputItem]:
+        """Returns every row as an example whose question is the side and the world's seed."""
+        return [
+            EvalInputItem(
+                id=row["id"],
+                input_obj={"side": row["side"], "world_seed": row["world_seed"]},
+                expected_output_obj=None,
+                full_dataset_entry=row,
+            )
+            for row in self.rows()
+        ]
+
+
+@register_dataset(config_type=TicTacToeDatasetConfig)
+async def tic_tac_toe_dataset(config: TicTacToeDatasetConfig, builder: Any) -> AsyncIterator[TicTacToeDataset]:
+    """Yields the dataset."""
+    yield TicTacToeDataset(config)

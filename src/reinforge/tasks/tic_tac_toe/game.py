@@ -1,0 +1,120 @@
+"""Tic-tac-toe: the board, its rules, and how it is shown to a person and to the model.
+
+    squares 0 1 2     `render`   X . O     `prompt_for(board, "X")`   Play X: X1 2 O3 4 5 6 7 8 9
+            3 4 5                . . .
+            6 7 8                . . .
+
+A board is a tuple of nine entries, `"X"`, `"O"` or `None` for an empty square. Indices run from 0; everything that
+is shown runs from 1.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal
+
+Side = Literal["X", "O"]
+Square = Side | None
+Board = tuple[Square, ...]
+
+EMPTY_BOARD: Board = (None,) * 9
+
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+"""The eight triples of squares that win."""
+
+
+def other(side: Side) -> Side:
+    """Returns the opponent's side."""
+    return "O" if side == "X" else "X"
+
+
+def legal_moves(board: Sequence[Square]) -> list[int]:
+    """Returns the indices of the empty squares, in order."""
+    return [square for square, owner in enumerate(board) if owner is None]
+
+
+def place(board: Board, square: int, side: Side) -> Board:
+    """Returns the board after `side` takes an empty square.
+
+    Raises:
+        ValueError: The square is taken or not on the board.
+    """
+    if square not in range(9) or board[square] is not None:
+        raise ValueError(f"square {square + 1} is not empty; empty are {[s + 1 for s in legal_moves(board)]}")
+    return (*board[:square], side, *board[square + 1 :])
+
+
+def winner(board: Sequence[Square]) -> Side | None:
+    """Returns the side that holds a line, or None."""
+    for a, b, c in LINES:
+        owner = board[a]
+        if owner is not None and owner == board[b] == board[c]:
+            return owner
+    return None
+
+
+def is_over(board: Sequence[Square]) -> bool:
+    """True if a side has won or no square is empty."""
+    return winner(board) is not None or None not in board
+
+
+def to_move(board: Sequence[Square]) -> Side:
+    """Returns the side whose turn it is; X begins."""
+    return "X" if board.count("X") == board.count("O") else "O"
+
+
+def random_position(rng: random.Random) -> Board:
+    """Returns an unfinished board after 0 to 8 uniformly random legal moves, the number drawn uniformly."""
+    while True:
+        board = EMPTY_BOARD
+        for _ in range(rng.randrange(9)):
+            board = place(board, rng.choice(legal_moves(board)), to_move(board))
+            if is_over(board):
+                break
+        else:
+            return board
+
+
+def render(board: Sequence[Square]) -> str:
+    """Returns three lines for a person.
+
+    Example: `render(("X", None, "O") + (None,) * 6)` -> `"X . O\n. . .\n. . ."`.
+    """
+    cells = [owner or "." for owner in board]
+    return "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
+
+
+def prompt_for(board: Sequence[Square], side: Side) -> str:
+    """Returns the board as the model is shown it: an empty square is its number, a taken one its owner and number.
+
+    Example: `prompt_for(("X", None, "O") + (None,) * 6, "X")` -> `"Play X: X1 2 O3 4 5 6 7 8 9"`.
+    """
+    squares = " ".join(f"{owner or ''}{number}" for number, owner in enumerate(board, start=1))
+    return f"Play {side}: {squares}"
+
+
+def parse_move(text: str | None) -> int | None:
+    """Returns the index of the square that an answer names, or None if it is not exactly one digit from 1 to 9.
+
+    Example: `parse_move(" 5")` -> 4; `parse_move("12")`, `parse_move("five")` and `parse_move("²")` -> None.
+    """
+    word = (text or "").strip()
+    return int(word) - 1 if len(word) == 1 and word in "123456789" else None
+
+
+@cache
+def win_rate(board: Board, side: Side, best: bool) -> float:
+    """Returns the chance that `side` wins from here against a uniformly random opponent.
+
+    Args:
+        board: The position, either side to move.
+        side: Whose chance.
+        best: True if `side` plays to win most often, False if it too plays uniformly at random.
+    """
+    if is_over(board):
+        return float(winner(board) == side)
+    mover = to_move(board)
+    chances = [win_rate(place(board, square, mover), side, best) for square in legal_moves(board)]
+    return max(chances) if best and mover == side else sum(chances) / len(chances)

@@ -1,0 +1,139 @@
+"""`reinforge.finetune(...)`: a whole run from Python, also inside a notebook's running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reinforge.config.loader import LoadedConfig, build_config
+from reinforge.errors import ConfigError, Problem
+from reinforge.registry import REGISTRY, Registry
+from reinforge.trainer.progress import RunProgress, default_progress
+from reinforge.trainer.report import RunSummary
+from reinforge.trainer.run import RunOptions, run_async, run_config
+
+LLM = "agent"
+REWARD = "reward"
+DATASETS = {".json": "json", ".jsonl": "jsonl"}
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def finetune(
+    workflow: Callable[..., Any],
+    dataset: str | Path | Rows,
+    reward: str | Callable[..., Any],
+    model: str | Path,
+    epochs: int = 10,
+    *,
+    num_generations: int = 8,
+    examples_per_epoch: int | None = None,
+    max_concurrency: int = 64,
+    algorithm: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    run_name: str | None = None,
+    output_dir: str | Path | None = None,
+    progress: RunProgress | None = None,
+    registry: Registry = REGISTRY,
+) -> RunSummary:
+    """Makes an agent better on its task and says, with an interval, whether it did.
+
+    Example:
+        summary = reinforge.finetune(agent, "questions.jsonl", "exact_match", "path/to/model", epochs=20)
+        print(summary.improvement, summary.promoted, summary.folder / "model")
+
+    Args:
+        workflow: The agent: `async def agent(item, llm, context)`, or the same without `async`.
+        dataset: A JSON or JSONL file, or rows such as `{"id": "1", "question": ..., "answer": ...}`.
+        reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
+        model: A folder, a hub id, or `bundled:NAME`.
+        epochs: Times to collect and train.
+        num_generations: Episodes of each example in an epoch; their rewards are compared.
+        examples_per_epoch: Training examples of an epoch; None: all.
+        max_concurrency: Episodes that run at the same time.
+        algorithm: `{"_type": "grpo", ...}`; None: GRPO with its defaults.
+        settings: Further keys of the `finetuning` section, such as `{"policy": {...}, "seed": 1}`; those of
+            `policy` are merged with `model`.
+        run_name: Name of the run folder; None: made from the date.
+        output_dir: Folder of the run folders; None: `.reinforge/runs`.
+        progress: What a person sees; None: chosen by the terminal.
+        registry: Where component types are looked up.
+
+    Returns:
+        The summary, as `summary.json` holds it, with `folder`.
+
+    Raises:
+        ConfigError: Something was wrong that could be seen before any work started, with every problem.
+        ReinforgeError: The run failed; its folder holds a summary with the reason.
+    """
+    given = dict(settings or {})
+    finetuning: dict[str, Any] = {
+        "enabled": True,
+        "trainer": "trainer",
+        "trajectory_builder": "builder",
+        "trainer_adapter": "adapter",
+        "reward_function": {"name": REWARD},
+        "num_epochs": epochs,
+        "policy": {"model": str(model), **given.pop("policy", {})},
+    }
+    if algorithm is not None:
+        finetuning["algorithm"] = dict(algorithm)
+    if output_dir is not None:
+        finetuning["output_dir"] = str(output_dir)
+    builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
+    if examples_per_epoch is not None:
+        builder["examples_per_epoch"] = examples_per_epoch
+    data = {
+        "llms": {LLM: {"_type": "policy"}},
+        "workflow": {"_type": "python", "function": workflow, "llm": LLM},
+        "eval": {
+            "general": {"max_concurrency": max_concurrency, "dataset": _dataset(dataset)},
+            "evaluators": {REWARD: {"_type": reward} if isinstance(reward, str) else _python(reward)},
+        },
+        "trajectory_builders": {"builder": builder},
+        "trainer_adapters": {"adapter": {"_type": "local"}},
+        "trainers": {"trainer": {"_type": "epoch"}},
+        "finetuning": {**finetuning, **given},
+    }
+    options = RunOptions(run_name=run_name, progress=progress or default_progress())
+    return _run_anywhere(build_config(data, registry=registry), options, registry)
+
+
+def _python(function: Callable[..., Any]) -> dict[str, Any]:
+    return {"_type": "python", "function": function}
+
+
+def _dataset(dataset: str | Path | Rows) -> dict[str, Any]:
+    if not isinstance(dataset, str | Path):
+        return {"_type": "rows", "rows": list(dataset)}
+    suffix = Path(dataset).suffix.lower()
+    if suffix not in DATASETS:
+        raise ConfigError(
+            Problem("dataset", f"{dataset} has the ending {suffix!r}", f"use one of {', '.join(DATASETS)}, or rows")
+        )
+    return {"_type": DATASETS[suffix], "file_path": str(dataset)}
+
+
+def _run_anywhere(loaded: LoadedConfig, options: RunOptions, registry: Registry) -> RunSummary:
+    """Runs on this thread, or on one of its own where an event loop runs here already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_config(loaded, options, registry)
+    outcome: list[RunSummary | BaseException] = []
+
+    def body() -> None:
+        try:
+            outcome.append(asyncio.run(run_async(loaded, options, registry)))
+        except BaseException as error:  # noqa: BLE001  raised again on the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=body, name="reinforge-finetune", daemon=True)
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -1,0 +1,110 @@
+"""The trajectory builder `_type: group`: several episodes of each example become one group of siblings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.config.schema import TrajectoryBuilderConfig
+from reinforge.errors import EvaluationError
+from reinforge.interfaces import TrajectoryBuilder
+from reinforge.registry import register_trajectory_builder
+from reinforge.rollout.episode import is_target, trajectory_of
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.seeding import stable_random
+from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+
+
+class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
+    """How many episodes make a group, and how many groups an epoch."""
+
+    num_generations: int = Field(default=8, ge=1, description="Episodes of each example: the siblings of a group.")
+    examples_per_epoch: int | None = Field(
+        default=None, ge=1, description="Training examples of an epoch, in a fresh order each pass; null: all."
+    )
+
+
+class GroupTrajectoryBuilder(TrajectoryBuilder):
+    """Collects `num_generations` episodes of each example and returns every group."""
+
+    trajectory_builder_config: GroupTrajectoryBuilderConfig
+
+    def __init__(self, trajectory_builder_config: GroupTrajectoryBuilderConfig, policies: Sequence[str] = ()):
+        super().__init__(trajectory_builder_config)
+        self.policies = set(policies)
+        self.evaluation_runs: dict[str, asyncio.Task[list[EpisodeRecord]]] = {}
+        self.last_records: list[EpisodeRecord] = []
+
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        """Starts the episodes of an epoch; `meta` names the epoch, and for a refill the examples and the round."""
+        if self.evaluation is None:
+            raise EvaluationError("builder.evaluation is not set: a builder runs inside a run, or set it yourself")
+        meta = meta or {}
+        epoch, round_ = int(meta.get("epoch", 0)), int(meta.get("round", 0))
+        ids = meta.get("example_ids") or self.examples_of(epoch)
+        count = self.trajectory_builder_config.num_generations
+        keys = [EpisodeKey("collect", epoch, str(id_), number, round_) for id_ in ids for number in range(count)]
+        self.evaluation_runs[run_id] = asyncio.create_task(self.evaluation.collect(keys))
+
+    def examples_of(self, epoch: int) -> list[str]:
+        """Returns an epoch's example ids, each once: stretches of a shuffled order, shuffled anew on each pass.
+
+        What is left of a pass when less than a whole stretch remains is not used in that pass.
+        """
+        assert self.evaluation is not None
+        ids = self.evaluation.example_ids("train")
+        size = min(self.trajectory_builder_config.examples_per_epoch or len(ids), len(ids))
+        number, stretch = divmod(epoch, len(ids) // size)
+        order = stable_random(self.run_config.seed, "examples", number).sample(ids, len(ids))
+        return order[stretch * size : (stretch + 1) * size]
+
+    def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
+        """Returns up to `count` training examples that an epoch has not used yet, for a refill."""
+        assert self.evaluation is not None
+        spare = [id_ for id_ in self.evaluation.example_ids("train") if id_ not in used]
+        rng = stable_random(self.run_config.seed, "refill", epoch, len(used))
+        return rng.sample(spare, min(count, len(spare)))
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
+        """Waits for the episodes and returns every group; missing episodes are counted, never scored 0."""
+        try:
+            records = await self.evaluation_runs[run_id]
+        finally:
+            self.evaluation_runs.pop(run_id, None)
+        self.last_records = records
+        groups: dict[str, list[Trajectory]] = {}
+        for record in records:
+            siblings = groups.setdefault(record.key.example_id, [])
+            reward = await self._reward(record, meta)
+            if reward is not None:
+                siblings.append(trajectory_of(record, reward, self._targets(record)))
+        epoch = (meta or {}).get("epoch")
+        return TrajectoryCollection(
+            trajectories=[siblings for siblings in groups.values() if siblings], run_id=run_id, epoch=epoch
+        )
+
+    async def _reward(self, record: EpisodeRecord, meta: dict[str, Any] | None) -> float | None:
+        if record.outcome.is_missing or self.run_config.reward_function is None:
+            return None
+        return await self.compute_reward(record.scores[self.run_config.reward_function.name], meta)
+
+    def _targets(self, record: EpisodeRecord) -> list[bool]:
+        config = self.run_config
+        return [is_target(call, config.target_model, config.target_functions, self.policies) for call in record.calls]
+
+    async def cleanup(self) -> None:
+        """Cancels what is still running."""
+        for task in self.evaluation_runs.values():
+            task.cancel()
+        await asyncio.gather(*self.evaluation_runs.values(), return_exceptions=True)
+        self.evaluation_runs.clear()
+
+
+@register_trajectory_builder(config_type=GroupTrajectoryBuilderConfig)
+async def group_builder(config: GroupTrajectoryBuilderConfig, builder: Any) -> AsyncIterator[GroupTrajectoryBuilder]:
+    """Yields the group builder."""
+    policies = [name for name, llm in builder.config.llms.items() if llm.static_type == "policy"]
+    yield GroupTrajectoryBuilder(config, policies)

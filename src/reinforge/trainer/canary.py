@@ -1,0 +1,93 @@
+"""Proof that the name the agent calls serves the weights that were just trained.
+
+The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
+job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within a
+measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reinforge.errors import JobFailed
+from reinforge.interfaces import PolicyServer
+from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
+
+TOLERANCE = {"floor": 1e-4, "factor": 10.0}
+"""Sampler and learner may differ by `factor` x the noise of scoring twice, and never by less than `floor` nats."""
+
+PROBE_TOKENS = 8
+PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
+"""Asked where no prompt of the agent's is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryReport:
+    """What the canary saw.
+
+    Attributes:
+        version: Version that every reply carried.
+        fingerprint: Of the weights that are served.
+        max_difference: Largest |sampler - learner| log-prob, in nats.
+        noise_floor: Largest difference between scoring the same tokens twice, in nats.
+        num_tokens: Tokens compared.
+    """
+
+    version: int
+    fingerprint: str
+    max_difference: float
+    noise_floor: float
+    num_tokens: int
+
+
+async def probe(
+    policy: PolicyServer, version: int, prompts: Sequence[list[Message]], previous_fingerprint: str | None
+) -> CanaryReport:
+    """Checks that the policy serves `version`, with weights other than before.
+
+    Args:
+        policy: What the agent calls.
+        version: The version that was published.
+        prompts: A few histories that the agent asked; short ones are cheap.
+        previous_fingerprint: Of the weights before the job; None: nothing to compare with.
+
+    Raises:
+        JobFailed: The weights did not change, or the sampler serves others than the learner's.
+    """
+    fingerprint = await policy.fingerprint()
+    if fingerprint == previous_fingerprint:
+        raise JobFailed(
+            f"the job changed nothing: the weights still have the fingerprint {fingerprint}; "
+            "the learning rate may be zero or too small for the weights' precision"
+        )
+    requests = [
+        ModelRequest(list(messages), SamplingParams(max_tokens=PROBE_TOKENS, seed=index + 1))
+        for index, messages in enumerate(prompts or [PROBE])
+    ]
+    replies = await asyncio.gather(*(policy.sample(request) for request in requests))
+    _refuse_other_version(replies, version)
+    sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
+    once, twice = await policy.score(sequences), await policy.score(sequences)
+    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, twice, strict=True)), default=0.0)
+    differences = [
+        np.abs(scored[-len(r.tokens.token_ids) :] - np.asarray(r.tokens.logprobs))
+        for scored, r in zip(once, replies, strict=True)
+        if r.tokens and r.tokens.token_ids
+    ]
+    largest = max((float(d.max()) for d in differences), default=0.0)
+    if largest > max(TOLERANCE["floor"], TOLERANCE["factor"] * noise):
+        raise JobFailed(
+            f"the agent is not served the weights that were trained: log-probs of the same tokens differ by up to "
+            f"{largest:.2e} nats between sampler and learner, with a noise floor of {noise:.1e}"
+        )
+    return CanaryReport(version, fingerprint, largest, noise, sum(len(d) for d in differences))
+
+
+def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
+    served = {reply.tokens.policy_version for reply in replies if reply.tokens}
+    if served - {version}:
+        raise JobFailed(f"version {version} was published, but replies carry version {sorted(served)}")

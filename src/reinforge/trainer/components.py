@@ -1,0 +1,129 @@
+"""Makes the components of one run and tears them down in the opposite order, also when the run fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from reinforge.algorithms.grpo import GRPOConfig
+from reinforge.config.loader import LoadedConfig
+from reinforge.errors import ConfigError
+from reinforge.interfaces import (
+    Algorithm,
+    DatasetLoader,
+    Evaluator,
+    PolicyServer,
+    Trainer,
+    TrainerAdapter,
+    TrajectoryBuilder,
+)
+from reinforge.registry import REGISTRY, Registry, TypedConfig
+from reinforge.rollout.capture import ChatModel
+from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
+
+BUNDLED = "bundled:"
+
+
+class Builder:
+    """Gives access to the components of one configuration; each is made once, on first use.
+
+    Args:
+        loaded: The configuration.
+        registry: Where component types are looked up.
+    """
+
+    def __init__(self, loaded: LoadedConfig, registry: Registry = REGISTRY):
+        self.loaded, self.registry = loaded, registry
+        self._made: dict[tuple[str, str], Any] = {}
+        self._stack = AsyncExitStack()
+        self._adapter: TrainerAdapter | None = None
+
+    @property
+    def config(self) -> Any:
+        """The whole configuration."""
+        return self.loaded.config
+
+    @property
+    def project_root(self) -> Path:
+        """The folder below which `module:name` is looked up."""
+        return self.loaded.project_root
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._stack.__aexit__(*exc_info)
+
+    async def get_llm(self, name: str) -> ChatModel:
+        """Returns the model behind an entry of `llms`."""
+        return await self._section("llm", "llms", name)
+
+    async def get_workflow(self) -> BoundWorkflow:
+        """Returns the agent."""
+        config = self.config.workflow
+        made = await self._make("workflow", "workflow", config)
+        if isinstance(made, BoundWorkflow):
+            return made
+        return bind_workflow(made, getattr(config, "llm", None))
+
+    async def get_function(self, name: str) -> Any:
+        """Returns a component of `functions`."""
+        return await self._section("workflow", "functions", name)
+
+    async def get_dataset(self) -> DatasetLoader:
+        """Returns the dataset's loader."""
+        return await self._make("dataset", "eval.general.dataset", self.config.eval.general.dataset)
+
+    async def get_evaluator(self, name: str) -> Evaluator:
+        """Returns an evaluator."""
+        return await self._make("evaluator", f"eval.evaluators.{name}", self.config.eval.evaluators[name])
+
+    async def get_trajectory_builder(self, name: str) -> TrajectoryBuilder:
+        """Returns a trajectory builder."""
+        return await self._section("trajectory_builder", "trajectory_builders", name)
+
+    async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
+        """Returns a trainer adapter; its policy is what `llms.<name>._type: policy` means."""
+        self._adapter = await self._section("trainer_adapter", "trainer_adapters", name)
+        return self._adapter
+
+    async def get_trainer(self, name: str) -> Trainer:
+        """Returns a trainer."""
+        return await self._section("trainer", "trainers", name)
+
+    async def get_algorithm(self) -> Algorithm:
+        """Returns the run's algorithm; GRPO with its defaults where none is named."""
+        return await self._make("algorithm", "finetuning.algorithm", self.config.finetuning.algorithm or GRPOConfig())
+
+    async def get_model_path(self) -> str | None:
+        """Returns the folder or id of the model to train; a bundled one is made on first use."""
+        model = self.config.finetuning.policy.model
+        if model is None or not model.startswith(BUNDLED):
+            return model
+        component = self.registry.get("model", model.removeprefix(BUNDLED), "finetuning.policy.model")
+        return str(await self._make("model", "finetuning.policy.model", component.config_type()))
+
+    def policy(self) -> PolicyServer | None:
+        """Returns the policy server of the adapter made before."""
+        return self._adapter.policy() if self._adapter is not None else None
+
+    async def _section(self, kind: str, section: str, name: str) -> Any:
+        entries = getattr(self.config, section)
+        if name not in entries:
+            raise ConfigError(f'{section}: no entry "{name}"; there: {", ".join(entries) or "none"}')
+        return await self._make(kind, f"{section}.{name}", entries[name])
+
+    async def _make(self, kind: str, path: str, config: TypedConfig) -> Any:
+        if (kind, path) not in self._made:
+            component = self.registry.get(kind, str(config.static_type), path)
+            self._made[kind, path] = await self._stack.enter_async_context(_entered(component.factory(config, self)))
+        return self._made[kind, path]
+
+
+@asynccontextmanager
+async def _entered(generator: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Runs an async generator up to its yield; what follows the yield is the teardown."""
+    async with asynccontextmanager(lambda: generator)() as component:
+        yield component

@@ -1,0 +1,378 @@
+"""The loop: collect, score, select, submit, await, adopt, validate; over epochs.
+
+`EpochTrainer` has the shape of the reference's ARTTrainer and works with any builder and any adapter. Baseline,
+final validation, gate and summary are not its business: `trainer/run.py` does them around every trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.algorithms.curriculum import Selection, percentile_at, subsample, with_signal, within_curriculum
+from reinforge.config.schema import FinetuneConfig, TrainerConfig
+from reinforge.errors import EvaluationError, JobFailed
+from reinforge.evaluation.run import refuse_too_many_missing
+from reinforge.evaluation.statistics import mean_interval
+from reinforge.interfaces import Trainer
+from reinforge.registry import register_trainer
+from reinforge.trainer import stages
+from reinforge.trainer.builder import GroupTrajectoryBuilder
+from reinforge.trainer.context import RunContext
+from reinforge.trainer.store import append_line, replace_file, to_json
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from reinforge.types.request import Message
+from reinforge.types.seeding import stable_random
+from reinforge.types.trajectory import EpisodeItem, TrajectoryCollection, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+IDENTICAL_SHARE = 0.98
+IDENTICAL_EPOCHS = 3
+"""More than this share of groups with word-for-word equal siblings, in this many epochs in a row, is an error."""
+
+NUM_CANARY_PROMPTS = 4
+
+
+class EpochTrainerConfig(TrainerConfig, name="epoch"):
+    """The loop; everything it needs stands in `finetuning`."""
+
+    save_every: int = Field(default=1, ge=1, description="Jobs between checkpoints; validated epochs always have one.")
+
+
+class EpochTrainer(Trainer):
+    """Runs the stages of each epoch over any builder and any adapter.
+
+    Args:
+        trainer_config: Its configuration.
+        kwargs: Kept for the reference's callers; `compares` says whether the algorithm compares siblings.
+    """
+
+    trainer_config: EpochTrainerConfig
+
+    def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
+        super().__init__(trainer_config, **kwargs)
+        self.context: RunContext | None = None
+        self.compares: bool = kwargs.get("compares", True)
+        self._job_refs: list[TrainingJobRef] = []
+        self._run_id: str | None = None
+        self._reward_history: list[dict[str, Any]] = []
+        self._validation_history: list[dict[str, Any]] = []
+        self._selection = Selection()
+        self._num_empty = 0
+        self._num_identical_epochs = 0
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Initialises both parts and makes sure that the backend can take a job.
+
+        Raises:
+            JobFailed: The backend says that it is not healthy.
+        """
+        await super().initialize(run_config)
+        if not await self.trainer_adapter.is_healthy():
+            raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy; nothing was started")
+
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """Runs all epochs; a failed job stops the run.
+
+        Raises:
+            JobFailed: A job failed or was cancelled, or too many epochs in a row had nothing to train on.
+            BudgetReached: A limit of time or tokens was reached.
+        """
+        self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
+        statuses: list[TrainingJobStatus] = []
+        for epoch in range(num_epochs):
+            if self.context is not None:
+                self.context.refuse_over_budget()
+            ref = await self.run_epoch(epoch, self._run_id)
+            if ref is None:
+                self._count_empty(epoch)
+            else:
+                self._num_empty = 0
+                statuses.append(await self._await_and_adopt(epoch, ref))
+            self.log_progress(epoch, self._reward_history[-1])
+            await self._validate_if_due(epoch, num_epochs)
+        return statuses
+
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
+        """Collects, selects and submits once; None: no group carries signal, so nothing was submitted."""
+        collection = await self._collect(epoch, run_id, {"epoch": epoch, "trainer_run_id": run_id})
+        if epoch == 0 or not self._reward_history:
+            self._refuse_untrainable(collection)
+        self._refuse_identical(collection, epoch)
+        self._stage("SELECT", epoch)
+        chosen = self.apply_curriculum_learning(collection, epoch)
+        collection, chosen = await self._refill(epoch, run_id, collection, chosen)
+        self._reward_history.append(self._reward_row(epoch, collection, chosen))
+        self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups)})
+        if not chosen.groups:
+            return None
+        self._stage("SUBMIT", epoch)
+        chosen = chosen.model_copy(update={"epoch": epoch, "run_id": run_id, "job_key": f"{run_id}/{epoch}"})
+        ref = await self.trainer_adapter.submit(chosen)
+        self._job_refs.append(ref)
+        self._end_stage({"job": ref.model_dump(mode="json")})
+        return ref
+
+    async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
+        name = f"{run_id}-epoch-{epoch}-round-{meta.get('round', 0)}"
+        builder = self.trajectory_builder
+        total = None
+        if isinstance(builder, GroupTrajectoryBuilder):
+            ids = meta.get("example_ids") or builder.examples_of(epoch)
+            total = len(ids) * builder.trajectory_builder_config.num_generations
+        self._stage("COLLECT", epoch, total)
+        await builder.start_run(name, meta)
+        collection = await builder.finalize(name, meta)
+        records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
+        refuse_too_many_missing(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
+        self._end_stage(
+            {"trajectories": collection.num_trajectories, "missing": sum(r.outcome.is_missing for r in records)}
+        )
+        return collection
+
+    async def _refill(
+        self, epoch: int, run_id: str, collection: TrajectoryCollection, chosen: TrajectoryCollection
+    ) -> tuple[TrajectoryCollection, TrajectoryCollection]:
+        """Collects further examples of the epoch while too few groups carry signal, within the bound."""
+        limits, builder = self.run_config.limits, self.trajectory_builder
+        if not isinstance(builder, GroupTrajectoryBuilder) or not self.compares:
+            return collection, chosen
+        used = builder.examples_of(epoch)
+        asked = len(used)
+        for round_ in range(1, limits.max_refills + 1):
+            if len(chosen.groups) >= limits.min_groups * asked:
+                break
+            extra = builder.further_examples(epoch, set(used), asked)
+            if not extra:
+                break
+            used = used + extra
+            meta = {"epoch": epoch, "trainer_run_id": run_id, "example_ids": extra, "round": round_}
+            more = await self._collect(epoch, run_id, meta)
+            merged = [*collection.trajectories, *more.trajectories]
+            collection = TrajectoryCollection(trajectories=merged, run_id=run_id, epoch=epoch)
+            chosen = self.apply_curriculum_learning(collection, epoch)
+        return collection, chosen
+
+    def apply_curriculum_learning(
+        self, trajectory_collection: TrajectoryCollection, epoch: int
+    ) -> TrajectoryCollection:
+        """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
+        config = self.curriculum_config
+        selection = with_signal(trajectory_collection.groups, config.min_reward_diff, self.compares)
+        kept = selection.kept
+        outside: list[TrajectoryGroup] = []
+        state = self._curriculum_state
+        share = percentile_at(config, epoch) if config.enabled else 1.0
+        if config.enabled:
+            kept, outside = within_curriculum(kept, share, hardest_first=config.sort_ascending)
+            if share > state["current_percentile"]:
+                state["last_expansion_epoch"] = epoch
+            state["current_percentile"] = share
+        if config.random_subsample is not None:
+            rng = stable_random(self.run_config.seed, "subsample", epoch)
+            kept = [subsample(group, config.random_subsample, rng) for group in kept]
+        state["total_groups"] = len(trajectory_collection.groups)
+        state["included_groups"] = {group.group_id for group in kept}
+        self._selection = Selection(kept, selection.zero_variance, selection.low_spread, selection.untrainable, outside)
+        return TrajectoryCollection(
+            trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
+        )
+
+    async def _await_and_adopt(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
+        self._stage("AWAIT", epoch)
+        status = await self.trainer_adapter.wait_until_complete(ref)
+        if self.context is not None:
+            self.context.store.job(ref, status, str((ref.metadata or {}).get("job_key", ref.run_id)))
+        if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
+            raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
+        metrics = {k: v for k, v in (status.metadata or {}).items() if isinstance(v, int | float)}
+        self._reward_history[-1].update(metrics)
+        self._end_stage(metrics)
+        await self._adopt(epoch, status)
+        return status
+
+    async def _adopt(self, epoch: int, status: TrainingJobStatus) -> None:
+        """Publishes the new weights; without a policy server version and canary are unknown, and said to be so."""
+        policy = self.trainer_adapter.policy()
+        if policy is None:
+            self._reward_history[-1]["policy_version"] = None
+            return
+        self._stage("ADOPT", epoch)
+        prompts = _short_prompts(self._selection.kept)
+        canary = await stages.adopt(self.context, policy, prompts=prompts, num_updates=status.num_updates or 0)
+        self._reward_history[-1].update(policy_version=canary.version, canary_difference=canary.max_difference)
+        if self.context is not None:
+            self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
+            if (epoch + 1) % getattr(self.trainer_config, "save_every", 1) == 0 or self._validates(epoch):
+                await stages.keep_checkpoint(self.context, self.trainer_adapter, canary.version)
+                stages.drop_checkpoints(self.context, self.run_config.gate.metric)
+        self._end_stage({"version": canary.version, "fingerprint": canary.fingerprint})
+
+    def _validates(self, epoch: int) -> bool:
+        run = self.run_config.run_configuration
+        interval = run.validation_interval if run is not None else 5
+        return (epoch + 1) % interval == 0
+
+    async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
+        if self.context is not None and self._validates(epoch) and epoch + 1 < num_epochs:
+            self._validation_history.append(
+                await stages.validate(self, self.context, epoch, self.run_config.gate.metric)
+            )
+
+    def _count_empty(self, epoch: int) -> None:
+        self._num_empty += 1
+        selection, limit = self._selection, self.run_config.limits.max_empty_updates
+        reasons = (
+            f"{len(selection.zero_variance)} groups have equal rewards, {len(selection.low_spread)} differ by less "
+            f"than curriculum_learning.min_reward_diff, {len(selection.untrainable)} have no trained tokens"
+        )
+        logger.warning("epoch %d trained nothing: %s", epoch, reasons)
+        if self._num_empty >= limit:
+            raise JobFailed(
+                f"{self._num_empty} epochs in a row had nothing to train on (limits.max_empty_updates): in the last, "
+                f"{reasons}. The task may be too hard or too easy for this model, or the reward cannot tell answers "
+                "apart: look at the scores in run.sqlite, or raise num_generations"
+            )
+
+    def _refuse_untrainable(self, collection: TrajectoryCollection) -> None:
+        """Stops where the first collection holds nothing that could ever be trained, and says why."""
+        trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
+        if trajectories and not any(trajectory.turns for trajectory in trajectories):
+            raise EvaluationError(
+                f"none of {len(trajectories)} episodes called the model: the workflow must call "
+                "llm.chat.completions.create(...) with the handle it is given"
+            )
+        if trajectories and not any(trajectory.is_trainable for trajectory in trajectories):
+            raise EvaluationError(
+                f"no model call of {len(trajectories)} episodes is trained: finetuning.target_functions "
+                f"{self.run_config.target_functions} and target_model {self.run_config.target_model!r} match none"
+            )
+
+    def _refuse_identical(self, collection: TrajectoryCollection, epoch: int) -> None:
+        """Stops where siblings are word for word the same: nothing can be learnt from comparing them."""
+        groups = [group for group in collection.groups if len(group.trajectories) > 1]
+        if not self.compares or not groups:
+            return
+        share = sum(map(_all_equal, groups)) / len(groups)
+        self._num_identical_epochs = self._num_identical_epochs + 1 if share > IDENTICAL_SHARE else 0
+        if (share == 1.0 and epoch == 0) or self._num_identical_epochs >= IDENTICAL_EPOCHS:
+            raise EvaluationError(
+                f"the siblings of {share:.0%} of the groups are word for word the same, so their rewards teach "
+                f"nothing: finetuning.sampling.temperature is {self.run_config.sampling.temperature:g}; a cache in the agent, "
+                "a model that has become certain, or temperature 0 does this"
+            )
+
+    def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
+        means = [group.mean_reward for group in collection.groups]
+        average, low, high = mean_interval(means) if means else (None, None, None)
+        filtered = [group.mean_reward for group in chosen.groups]
+        selection = self._selection
+        builder = self.trajectory_builder
+        records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
+        return {
+            "epoch": epoch,
+            "avg_reward": average,
+            "ci_low": low,
+            "ci_high": high,
+            "filtered_avg_reward": sum(filtered) / len(filtered) if filtered else None,
+            "num_groups": len(collection.groups),
+            "num_groups_kept": len(chosen.groups),
+            "num_groups_zero_variance": len(selection.zero_variance),
+            "num_groups_low_spread": len(selection.low_spread),
+            "num_groups_outside": len(selection.outside),
+            "num_trajectories": collection.num_trajectories,
+            "num_missing": sum(record.outcome.is_missing for record in records),
+            "curriculum_percentile": self._curriculum_state["current_percentile"]
+            if self.curriculum_config.enabled
+            else 1.0,
+        }
+
+    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+        """Returns the histories and where every job stands."""
+        jobs = await asyncio.gather(*(self.trainer_adapter.status(ref) for ref in self._job_refs))
+        return {
+            "run_id": run_id,
+            "num_epochs": len(self._reward_history),
+            "jobs": [job.model_dump(mode="json") for job in jobs],
+            "reward_history": list(self._reward_history),
+            "validation_history": list(self._validation_history),
+            "curriculum": self.get_curriculum_state(),
+        }
+
+    def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Writes the metrics files and tells the progress display; the plot is drawn where one is asked for."""
+        folder = Path(output_dir) if output_dir else self.context.folder if self.context else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._log_metrics_to_file(epoch, metrics, folder)
+        if self.context is not None:
+            self.context.progress.epoch_done(epoch, metrics)
+            self.context.store.export_epoch(epoch)
+
+    def _log_metrics_to_file(self, epoch: int, metrics: dict[str, Any], output_dir: Path) -> None:
+        """Appends one line of metrics and writes the histories and the curriculum's state."""
+        append_line(output_dir / "training_metrics.jsonl", {"epoch": epoch, **metrics})
+        for name, value in (
+            ("reward_history.json", self._reward_history),
+            ("validation_history.json", self.context.validations if self.context else self._validation_history),
+            ("curriculum_state.json", self.get_curriculum_state()),
+        ):
+            replace_file(output_dir / name, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
+
+    def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
+        """Draws `reward_plot.png` from the histories up to an epoch."""
+        from reinforge.trainer.plot import draw_reward_plot
+
+        history = [row for row in self._reward_history if row["epoch"] <= epoch]
+        validations = self.context.validations if self.context else self._validation_history
+        draw_reward_plot(output_dir / "reward_plot.png", history, validations, title=f"{self._run_id}")
+
+    async def cleanup(self) -> None:
+        """Frees what builder and adapter hold."""
+        await self.trajectory_builder.cleanup()
+        await self.trainer_adapter.cleanup()
+
+    def _stage(self, name: str, epoch: int, total: int | None = None) -> None:
+        if self.context is not None:
+            self.context.begin_stage(name, epoch, total)
+
+    def _end_stage(self, data: dict[str, Any]) -> None:
+        if self.context is not None:
+            self.context.end_stage(data)
+
+
+def _all_equal(group: TrajectoryGroup) -> bool:
+    """True if every sibling sampled the same tokens in every turn."""
+    said = {
+        tuple(turn.tokens.token_ids if turn.tokens else turn.content for turn in t.turns) for t in group.trajectories
+    }
+    return len(said) == 1
+
+
+def _short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
+    """Returns the shortest opening histories among a job's trajectories, for the canary."""
+    openings: dict[str, list[Message]] = {}
+    for group in groups:
+        opening: list[Message] = []
+        for item in group.trajectories[0].episode:
+            if not isinstance(item, EpisodeItem) or item.role == "assistant":
+                break
+            opening.append({"role": item.role.value, "content": item.content})
+        if opening:
+            openings[str(opening)] = opening
+    return sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]
+
+
+@register_trainer(config_type=EpochTrainerConfig)
+async def epoch_trainer(config: EpochTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
+    """Yields the loop."""
+    algorithm = await builder.get_algorithm()
+    yield EpochTrainer(config, compares=algorithm.needs_groups)

@@ -1,0 +1,148 @@
+"""Everything that can be refused is refused here, at once and before any work starts."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reinforge.adapters.local import LocalAdapter
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.splits import split_examples
+from reinforge.interfaces import Algorithm, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
+from reinforge.rollout.capture import ChatModel
+from reinforge.rollout.workflow import BoundWorkflow
+from reinforge.trainer.components import BUNDLED, Builder
+from reinforge.types.evaluation import EvalInputItem
+
+
+@dataclass
+class Parts:
+    """The components of one run.
+
+    Attributes:
+        splits: Examples by split: `train`, `select`, `confirm`.
+        llms: Models by entry of `llms`.
+        evaluators: By name.
+    """
+
+    config: FinetuneConfig
+    workflow: BoundWorkflow
+    splits: dict[str, list[EvalInputItem]]
+    llms: dict[str, ChatModel]
+    evaluators: dict[str, Evaluator]
+    algorithm: Algorithm
+    adapter: TrainerAdapter
+    trajectory_builder: TrajectoryBuilder
+    trainer: Trainer
+
+    @property
+    def reward_metric(self) -> str:
+        """The evaluator that is the reward."""
+        assert self.config.reward_function is not None  # FinetuneConfig refuses to be enabled without
+        return self.config.reward_function.name
+
+    @property
+    def gate_metric(self) -> str:
+        """The evaluator that decides."""
+        return self.config.gate.metric or self.reward_metric
+
+
+class Attempts:
+    """Tries one thing after the other and gathers what is wrong with each."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    async def __call__(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Returns what `make` makes, or None after a `ConfigError`."""
+        try:
+            return await make()
+        except ConfigError as error:
+            self.problems += error.problems
+            return None
+
+    def raise_if_any(self) -> None:
+        """Raises every problem gathered so far as one `ConfigError`."""
+        if self.problems:
+            raise ConfigError(self.problems)
+
+
+async def make_parts(builder: Builder, folder: Path) -> Parts:
+    """Returns every component of a run.
+
+    Args:
+        builder: Makes them.
+        folder: The run folder, which must not exist yet.
+
+    Raises:
+        ConfigError: Everything that is wrong.
+    """
+    attempt, config = Attempts(), builder.config.finetuning
+    if folder.exists():
+        fix = "give another --run_name, or remove the folder to start again"
+        attempt.problems.append(Problem("", f"run folder {folder} exists already", fix))
+    workflow = await attempt(builder.get_workflow)
+    splits = await attempt(lambda: _load_splits(builder))
+    evaluators = {}
+    for name in builder.config.eval.evaluators:
+        evaluators[name] = await attempt(partial(builder.get_evaluator, name))
+    algorithm = await attempt(builder.get_algorithm)
+    trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
+    attempt.problems += _single_generation(config, algorithm, trajectory_builder)
+    trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
+    if (config.policy.model or "").startswith(BUNDLED):
+        attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
+    adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
+    if isinstance(adapter, LocalAdapter):
+        attempt.problems += adapter.preflight(config)
+    llms = {}
+    for name in builder.config.llms:
+        llms[name] = await attempt(partial(builder.get_llm, name))
+    attempt.raise_if_any()
+    return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer)
+
+
+async def _load_splits(builder: Builder) -> dict[str, list[EvalInputItem]]:
+    loader = await builder.get_dataset()
+    return split_examples(loader.load(), builder.config.finetuning.splits, builder.config.finetuning.seed)
+
+
+def _single_generation(config: FinetuneConfig, algorithm: Any, trajectory_builder: Any) -> list[Problem]:
+    settings = getattr(trajectory_builder, "trajectory_builder_config", None)
+    if algorithm is None or not algorithm.needs_groups or getattr(settings, "num_generations", None) != 1:
+        return []
+    return [
+        Problem(
+            f"trajectory_builders.{config.trajectory_builder}.num_generations",
+            "1 gives groups of one: there is nothing that a group-relative algorithm could compare",
+            "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft",
+        )
+    ]
+
+
+def effective_settings(parts: Parts) -> list[tuple[str, str]]:
+    """Returns what took effect, for a person: name and value, in the order of the loop."""
+    config = parts.config
+    settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
+    optimizer, batch = config.policy.optimizer, config.policy.batch
+    steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
+    algorithm = getattr(parts.algorithm, "config", None)
+    chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
+    return [
+        ("agent", getattr(parts.workflow.function, "__qualname__", type(parts.workflow.function).__name__)),
+        ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
+        ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
+        (
+            "collect",
+            ", ".join(f"{k} {v}" for k, v in settings.model_dump(exclude={"reward"}).items()) if settings else "",
+        ),
+        ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
+        ("algorithm", f"{type(parts.algorithm).__name__}: " + ", ".join(f"{k} {v}" for k, v in chosen.items())),
+        ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
+        ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
+    ]

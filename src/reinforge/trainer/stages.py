@@ -1,0 +1,89 @@
+"""The stages that both the loop and the run go through: keep a checkpoint, validate, adopt new weights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reinforge.errors import StorageError, boundary
+from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
+from reinforge.trainer.canary import CanaryReport, probe
+from reinforge.trainer.gate import choose_best
+from reinforge.types.request import Message
+
+if TYPE_CHECKING:
+    from reinforge.trainer.context import RunContext
+
+BASELINE = -1
+"""The epoch of everything that happens before the first one."""
+
+
+async def keep_checkpoint(context: RunContext, adapter: TrainerAdapter, version: int) -> Path | None:
+    """Writes the weights as `checkpoints/step-<version>`; None where the backend keeps its weights to itself."""
+    folder = context.folder / "checkpoints" / f"step-{version:06d}"
+    return folder if await adapter.save(folder, version) else None
+
+
+async def validate(trainer: Trainer, context: RunContext, epoch: int, gate_metric: str | None) -> dict[str, Any]:
+    """Validates on `select`, records the figure with the version it belongs to, and keeps what may be the best.
+
+    Args:
+        trainer: Any trainer; its own `run_validation_evaluation` is what runs.
+        context: The run.
+        epoch: -1 for the baseline.
+        gate_metric: What the best checkpoint is chosen by; None: the reward.
+    """
+    assert trainer.trajectory_builder.evaluation is not None
+    total = len(trainer.trajectory_builder.evaluation.example_ids("select"))
+    context.begin_stage("BASELINE" if epoch == BASELINE else "VALIDATE", None if epoch == BASELINE else epoch, total)
+    report = await trainer.run_validation_evaluation(epoch, context.run_id)
+    policy = trainer.trainer_adapter.policy()
+    version = policy.version if policy is not None else epoch + 1
+    checkpoint = context.folder / "checkpoints" / f"step-{version:06d}"
+    row = {**report, "epoch": epoch, "version": version, "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    context.validations.append(row)
+    context.end_stage(row)
+    context.progress.validation(epoch, row)
+    drop_checkpoints(context, gate_metric)
+    return row
+
+
+def drop_checkpoints(context: RunContext, gate_metric: str | None) -> None:
+    """Removes every checkpoint but the base, the best and the newest; a name that begins with a dot is never valid."""
+    folder = context.folder / "checkpoints"
+    steps = sorted(folder.glob("step-*"))
+    best = choose_best(context.validations, gate_metric)
+    kept = {steps[0].name, steps[-1].name} if steps else set()
+    if best is not None and best["checkpoint"]:
+        kept.add(Path(best["checkpoint"]).name)
+    for step in steps:
+        if step.name not in kept:
+            with boundary(StorageError, f"removing {step}"):
+                trash = folder / f".trash-{step.name}-{os.getpid()}"
+                step.rename(trash)
+                shutil.rmtree(trash)
+
+
+async def adopt(
+    context: RunContext | None, policy: PolicyServer, *, prompts: list[list[Message]], num_updates: int
+) -> CanaryReport:
+    """Publishes the weights of a finished job as the next version and proves that the agent gets them.
+
+    Args:
+        context: The run; without one nothing is known of the weights before, and nothing is recorded.
+        policy: What the agent calls.
+        prompts: A few histories that the agent asked.
+        num_updates: Optimizer steps of the job.
+
+    Raises:
+        JobFailed: The canary says otherwise.
+    """
+    version = policy.version + 1
+    await policy.publish(version)
+    before = context.policy_versions[-1] if context is not None and context.policy_versions else None
+    report = await probe(policy, version, prompts, before["fingerprint"] if before else None)
+    if context is not None:
+        context.version_published(version, report.fingerprint, num_updates, None)
+    return report

@@ -1,0 +1,18 @@
+"""Fixtures that several packages share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
+
+from tests.models import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Llama (hidden 64, 2 layers, vocabulary 320), its tokenizer and a chat template."""
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")

@@ -1,0 +1,95 @@
+"""Imports point one way, torch stays in the engine, and importing the package stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src" / "reinforge"
+
+LAYERS = [
+    {"errors", "types"},
+    {"registry"},
+    {"config"},
+    {"interfaces"},
+    {"dialects", "algorithms", "engine"},
+    {"rollout"},
+    {"evaluation"},
+    {"adapters"},
+    {"trainer"},
+    {"multiagent", "redteam", "server"},
+    {"finetuning"},
+    {"tasks"},
+    {"compat"},
+    {"cli"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+NEIGHBOURS_MAY_IMPORT = {("errors", "types"), ("types", "errors")}
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def imports(path):
+    """Yields the modules that a file imports, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+
+
+def package(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    own = package(path)
+    for module in imports(path):
+        parts = module.split(".")
+        if parts[0] != "reinforge" or len(parts) == 1 or parts[1] == own:
+            continue
+        other = parts[1]
+        allowed = RANK[other] < RANK[own] or (own, other) in NEIGHBOURS_MAY_IMPORT
+        assert allowed, f"{own} imports {module}, which stands beside or above it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_torch_stays_in_the_engine(path):
+    if package(path) in ("engine", "redteam"):
+        return
+    heavy = {"torch", "transformers", "safetensors", "tokenizers", "peft"}
+    found = {module.split(".")[0] for module in imports(path)} & heavy
+    if package(path) == "tasks":  # a bundled model makes its own tokenizer
+        found -= {"tokenizers", "transformers"}
+    assert not found
+
+
+def test_every_module_has_a_place():
+    assert {package(path) for path in MODULES} <= set(RANK)
+
+
+def test_import_is_light_and_without_torch():
+    code = (
+        "import sys, reinforge, reinforge.interfaces, reinforge.cli\n"
+        "print(sorted({'torch', 'transformers', 'matplotlib', 'scipy', 'datasets'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_loading_every_component_needs_no_torch():
+    code = (
+        "import sys; from reinforge.registry import REGISTRY; REGISTRY.load()\n"
+        "print(len(REGISTRY.components()) > 10, 'torch' in sys.modules, REGISTRY.plugin_errors())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "True False {}"
+
+
+def test_no_pickle_anywhere():
+    for path in MODULES:
+        modules = {module.split(".")[0] for module in imports(path)}
+        assert not modules & {"pickle", "dill", "joblib", "shelve", "cloudpickle"}, path
+        assert "torch.load" not in path.read_text(), path

@@ -1,0 +1,80 @@
+"""Doubles that implement a port: a policy that answers at once, and what a run needs around it."""
+
+import asyncio
+
+import numpy as np
+
+from reinforge.interfaces import Evaluator, PolicyServer
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.request import ModelReply, TokenLogprobs
+
+
+class ScriptedPolicy(PolicyServer):
+    """Answers with what `script(request)` returns; a text, an exception to raise, or a number of seconds to hang."""
+
+    def __init__(self, script=lambda request: "yes"):
+        self.script, self.requests, self._version = script, [], 0
+
+    version = property(lambda self: self._version)
+    model_name = "scripted"
+
+    async def sample(self, request):
+        self.requests.append(request)
+        answer = self.script(request)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, int | float):
+            await asyncio.sleep(answer)
+            answer = "late"
+        prompt = tuple(sum((ids_of(str(message["content"])) for message in request.messages), ()))
+        ids = ids_of(answer)
+        tokens = TokenLogprobs(prompt, ids, (-0.5,) * len(ids), self._version)
+        cut = request.sampling.max_tokens is not None and len(ids) > request.sampling.max_tokens
+        reason = "length" if cut else "stop"
+        return ModelReply({"role": "assistant", "content": answer}, reason, tokens, len(prompt), len(ids))
+
+    async def score(self, token_ids):
+        return [np.full(len(ids), -0.5, dtype=np.float32) for ids in token_ids]
+
+    async def publish(self, version):
+        self._version = version
+
+    async def fingerprint(self):
+        return f"weights-{self._version}"
+
+
+def ids_of(text):
+    return tuple(text.encode())
+
+
+class PolicyModel:
+    """`llms.<name>` over a policy."""
+
+    is_policy = True
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    model_name = "scripted"
+
+    async def sample(self, request):
+        return await self.policy.sample(request)
+
+
+class Scored(Evaluator):
+    """Scores with a function of the item."""
+
+    def __init__(self, score):
+        self.score = score
+
+    async def evaluate(self, item):
+        return EvalOutputItem(id=item.id, score=self.score(item), reasoning=None)
+
+
+def examples(count):
+    return [
+        EvalInputItem(
+            id=str(i), input_obj=f"question {i}", expected_output_obj="yes", full_dataset_entry={"id": str(i)}
+        )
+        for i in range(count)
+    ]

@@ -1,0 +1,102 @@
+"""The gate in the long run: 1,000 runs that learned nothing promote at most 5 %; a real effect is found.
+
+Each simulated run goes through the whole selection with the public functions: noisy `select` figures of the baseline
+and six checkpoints, `choose_best`, then one look at `confirm` with fresh episodes of both arms and `decide`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reinforge.config.schema import GateConfig
+from reinforge.evaluation.statistics import detectable_effect
+from reinforge.interfaces import EvaluationReport
+from reinforge.trainer.gate import choose_best, decide
+
+NUM_CHECKPOINTS = 6
+NUM_SELECT = 60
+
+
+def binary(random, skill_N, effect):
+    """Win or not: example n is won with probability skill + effect."""
+    return (random.random(skill_N.shape) < np.clip(skill_N + effect, 0, 1)).astype(float)
+
+
+def continuous(random, skill_N, effect):
+    """A graded score around the example's difficulty."""
+    return skill_N + effect + random.normal(0, 0.25, skill_N.shape)
+
+
+def lopsided(random, skill_N, effect):
+    """Mostly small scores, now and then a large one: the t interval's hard case."""
+    return skill_N + effect + random.exponential(0.25, skill_N.shape) ** 2
+
+
+def report(scores_N, epoch, missing_N):
+    scores = {f"example-{n}": score for n, score in enumerate(scores_N.tolist()) if not missing_N[n]}
+    return EvaluationReport("confirm", epoch, {"reward": scores}, len(scores_N), {}, "reward")
+
+
+def simulate(random, draw, num_confirm, *, effect=0.0, spread_of_effects=0.0, missing=0.0):
+    """One run: returns the verdict on its best checkpoint, or None where the baseline won on `select`."""
+    skill_S, skill_N = random.beta(2, 2, NUM_SELECT), random.beta(2, 2, num_confirm)
+    validations = [
+        {"epoch": epoch, "version": epoch + 1, "avg_reward": float(draw(random, skill_S, gain).mean()), "metrics": {}}
+        for epoch, gain in enumerate([0.0] + [effect] * NUM_CHECKPOINTS, start=-1)
+    ]
+    best = choose_best(validations)
+    if best["epoch"] == -1:
+        return None
+    # what training changed goes up on some examples and down on others, by `effect` on average
+    gains_N = effect + spread_of_effects * random.permutation(np.resize([1.0, -1.0], num_confirm))
+    base = report(draw(random, skill_N, 0.0), -1, random.random(num_confirm) < missing)
+    tuned = report(draw(random, skill_N, gains_N), best["epoch"], random.random(num_confirm) < missing)
+    return decide(GateConfig(), "reward", base, tuned)
+
+
+def promoted_share(num_runs, draw, num_confirm, **effects):
+    random = np.random.default_rng([num_confirm, num_runs])
+    verdicts = [simulate(random, draw, num_confirm, **effects) for _ in range(num_runs)]
+    return sum(verdict is not None and verdict.promoted is True for verdict in verdicts) / num_runs
+
+
+@pytest.mark.parametrize(
+    ("draw", "num_confirm", "effects"),
+    [
+        (binary, 200, {}),
+        (binary, 12, {}),
+        (binary, 200, {"spread_of_effects": 0.1}),
+        (binary, 100, {"missing": 0.05}),
+        (continuous, 100, {}),
+        (continuous, 12, {}),
+        (lopsided, 40, {}),
+    ],
+)
+def test_runs_without_effect_promote_at_most_five_percent(draw, num_confirm, effects):
+    assert promoted_share(1000, draw, num_confirm, **effects) <= 0.05
+
+
+def test_a_verdict_on_the_examples_that_chose_the_checkpoint_would_promote_noise():
+    """What `confirm` is for: the best of 20 checkpoints, judged on `select` itself, is promoted far too often."""
+    random = np.random.default_rng(0)
+    promoted = 0
+    for _ in range(300):
+        skill_S, all_scored = random.beta(2, 2, NUM_SELECT), np.zeros(NUM_SELECT, dtype=bool)
+        arms = [report(binary(random, skill_S, 0.0), epoch, all_scored) for epoch in range(-1, 20)]
+        rows = [{"epoch": arm.epoch, "avg_reward": sum(arm.scores["reward"].values()) / NUM_SELECT} for arm in arms]
+        promoted += decide(GateConfig(), "reward", arms[0], arms[choose_best(rows)["epoch"] + 1]).promoted is True
+    assert promoted / 300 > 0.08
+
+
+def test_power_on_wins_is_ninety_percent_at_eight_points_with_1000_examples():
+    """Arms share the example's difficulty, so a difference has variance 2 E[p (1 - p)] = 0.4 with p ~ Beta(2, 2)."""
+    assert detectable_effect(1000, spread=0.4**0.5) == pytest.approx(0.065, abs=1e-3)
+    assert promoted_share(200, binary, 1000, effect=0.08) >= 0.9
+
+
+def test_power_on_graded_scores_is_what_the_formula_states():
+    spread = 0.25 * 2**0.5
+    effect = detectable_effect(100, spread)
+    assert effect == pytest.approx(0.1146, abs=1e-4)  # (1.960 + 1.282) * 0.3536 / 10
+    assert promoted_share(200, continuous, 100, effect=1.1 * effect) >= 0.9

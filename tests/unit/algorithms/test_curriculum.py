@@ -1,0 +1,62 @@
+"""The curriculum by hand: when it widens, what it keeps, what goes first."""
+
+import random
+
+import pytest
+
+from reinforge.algorithms.curriculum import percentile_at, subsample, with_signal, within_curriculum
+from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
+from tests.unit.algorithms.test_algorithms import group, turn
+
+
+def test_the_first_epoch_uses_the_initial_share():
+    """The reference expands an interval of 1 in the first epoch already, and one of 5 at epoch 4."""
+    every = CurriculumLearningConfig(initial_percentile=0.2, increment_percentile=0.2, expansion_interval=1)
+    assert [percentile_at(every, epoch) for epoch in range(6)] == [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
+    fifth = CurriculumLearningConfig(initial_percentile=0.3, increment_percentile=0.2, expansion_interval=5)
+    assert [percentile_at(fifth, epoch) for epoch in (0, 4, 5, 9, 10)] == [0.3, 0.3, 0.5, 0.5, 0.7]
+
+
+def test_groups_without_signal_go():
+    untrainable = TrajectoryGroup(
+        group_id="u",
+        trajectories=[Trajectory(episode=[EpisodeItem(role="assistant", content="x")], reward=r) for r in (0, 1)],
+    )
+    groups = [group(1, 1, name="equal"), group(0.5, 0.45, name="close"), group(1, 0, name="good"), untrainable]
+    selection = with_signal(groups, 0.1, compares=True)
+    names = {
+        field: [g.group_id for g in getattr(selection, field)]
+        for field in ("kept", "zero_variance", "low_spread", "untrainable")
+    }
+    assert names == {"kept": ["good"], "zero_variance": ["equal"], "low_spread": ["close"], "untrainable": ["u"]}
+    assert selection.num_dropped == 3
+
+
+def test_an_algorithm_that_compares_nothing_keeps_equal_groups():
+    assert len(with_signal([group(1, 1), group(0)], 0.1, compares=False).kept) == 2
+
+
+def test_a_spread_of_exactly_the_bound_is_signal():
+    assert len(with_signal([group(0.3, 0.2)], 0.1, compares=True).kept) == 1
+
+
+@pytest.mark.parametrize(("hardest_first", "expected"), [(False, ["easy", "middle"]), (True, ["hard", "middle"])])
+def test_the_share_is_taken_by_difficulty(hardest_first, expected):
+    groups = [group(0.5, 0.6, name="middle"), group(1, 0.9, name="easy"), group(0, 0.1, name="hard")]
+    included, outside = within_curriculum(groups, 0.5, hardest_first=hardest_first)
+    assert [g.group_id for g in included] == expected
+    assert len(outside) == 1
+
+
+def test_a_small_share_keeps_at_least_one_group():
+    assert len(within_curriculum([group(1, 0), group(0, 1)], 0.01, hardest_first=False)[0]) == 1
+    assert within_curriculum([], 0.5, hardest_first=False) == ([], [])
+
+
+def test_subsampling_is_within_the_group():
+    whole = TrajectoryGroup(group_id="g", trajectories=[Trajectory(episode=[turn(5)], reward=r) for r in range(8)])
+    half = subsample(whole, 0.5, random.Random(0))
+    assert len(half.trajectories) == 4
+    assert half.rewards == sorted(half.rewards), "the order stays"
+    assert len(subsample(whole, 0.01, random.Random(0)).trajectories) == 2, "fewer than two cannot be compared"

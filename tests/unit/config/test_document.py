@@ -1,0 +1,115 @@
+"""YAML text -> plain data with marks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from reinforge.config.document import parse_yaml
+from reinforge.errors import ConfigError
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, "f.yml")
+    return [f"{p.location} {p.path}: {p.message}" for p in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1", 1),
+        ("-0.5", -0.5),
+        (".5", 0.5),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("012", 12),
+        ("-.inf", -math.inf),
+        ("true", True),
+        ("on", "on"),
+        ("off", "off"),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("2024-01-02", "2024-01-02"),
+        ("12:30:00", "12:30:00"),
+        ("1_000", "1_000"),
+        ('"5"', "5"),
+        ("!!str 5", "5"),
+        ("1.5.2", "1.5.2"),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    read = parse_yaml(f"key: {text}").data["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_every_path_has_the_line_and_column_of_its_key() -> None:
+    document = parse_yaml("a:\n  b:\n    - x\n    - {c: 1}\n", "f.yml")
+    assert document.data == {"a": {"b": ["x", {"c": 1}]}}
+    assert document.marks == {
+        (): (1, 1),
+        ("a",): (1, 1),
+        ("a", "b"): (2, 3),
+        ("a", "b", 0): (3, 7),
+        ("a", "b", 1): (4, 7),
+        ("a", "b", 1, "c"): (4, 8),
+    }
+
+
+def test_merge_keys_and_aliases_give_way_to_own_keys() -> None:
+    document = parse_yaml("base: &base {k: 1, z: 2}\nmine: {k: 3, <<: *base}\n")
+    assert document.data["mine"] == {"z": 2, "k": 3}
+    assert document.marks["mine", "k"] == (2, 8)
+
+
+def test_duplicate_keys_are_refused_with_both_lines() -> None:
+    assert problems("a: 1\nb:\n  c: 1\n  c: 2\na: 3\n") == [
+        'f.yml:4:3 b.c: the key "c" stands here twice; the first is on line 3',
+        'f.yml:5:1 a: the key "a" stands here twice; the first is on line 1',
+    ]
+
+
+def test_tags_that_make_objects_are_refused() -> None:
+    found = problems("a: !!python/object/apply:os.system [ls]\nb: !mine x\nc: !!binary aGk=\n")
+    assert [p.partition(": the tag ")[2].split()[0] for p in found] == [
+        "!!python/object/apply:os.system",
+        "!mine",
+        "!!binary",
+    ]
+
+
+def test_an_alias_bomb_is_refused_before_it_grows() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    assert "100,000 values once aliases are expanded" in problems("\n".join(lines))[0]
+
+
+def test_many_aliases_deep_nesting_loops_and_large_files_are_refused() -> None:
+    assert "more than 100 aliases" in problems("a: &a 1\nb: [" + "*a, " * 101 + "]")[0]
+    assert "nested deeper than 64 levels" in problems("a: " + "[" * 70 + "]" * 70)[0]
+    assert "inside the value that it repeats" in problems("a: &a\n  b: *a\n")[0]
+    assert "bytes of YAML" in problems("a: " + "x" * (1 << 20))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "location", "fix"),
+    [
+        ("a:\n\t- b", "f.yml:2:1", "spaces, not tabs"),
+        ("a: b: c", "f.yml:1:5", "quotes"),
+        ("a: [${X}]", "f.yml:1:6", '"${VAR}"'),
+        ("a: 1\n---\nb: 2", "f.yml:2:1", ""),
+        ("a: 'x", "f.yml:1:6", ""),
+        ("a: 1\nb: \x07", "f.yml:2:1", "remove"),
+    ],
+)
+def test_broken_yaml_is_located(text: str, location: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, "f.yml")
+    assert caught.value.problems[0].location == location
+    assert fix in caught.value.problems[0].fix

@@ -1,0 +1,88 @@
+"""The resolved configuration, written and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.unit.config.components import COMPLETE, KEY, registry
+
+from reinforge.config.dump import dump_config
+from reinforge.config.loader import LoadedConfig, build_config, load_config
+from reinforge.errors import ConfigError
+from reinforge.evaluation.datasets import JsonlDatasetConfig, jsonl_dataset
+
+
+def load(path: Path, environ: dict[str, str] = KEY) -> LoadedConfig:
+    return load_config(path, registry=registry(), environ=environ)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "f.yml"
+    path.write_text(text)
+    return path
+
+
+def test_dump_and_reload_give_the_same_configuration(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, COMPLETE))
+    text = dump_config(loaded)
+    again = load(write(tmp_path, text))
+    assert again.config == loaded.config
+    assert dump_config(again) == text
+
+
+def test_every_default_stands_in_it_and_variables_stay_text(tmp_path: Path) -> None:
+    text = dump_config(load(write(tmp_path, COMPLETE)))
+    plain = yaml.safe_load(text)
+    assert plain["finetuning"]["limits"]["episode_timeout_s"] == 120.0
+    assert plain["trainer_adapters"]["my_adapter"]["_type"] == "my_trainer_adapter"
+    assert plain["trainer_adapters"]["my_adapter"]["precision"] == "fp32"
+    assert plain["trainer_adapters"]["my_adapter"]["backend"]["timeout"] == 3600
+    assert plain["trainer_adapters"]["my_adapter"]["backend"]["api_key"] == "${TRAINING_API_KEY}"
+    assert plain["eval"]["general"]["dataset"]["file_path"] == "data/train.json"
+    assert "sk-canary-1" not in text
+
+
+def test_a_secret_is_never_written(tmp_path: Path) -> None:
+    text = "llms: {a-b: {_type: openai, model_name: m, api_key: sk-canary-3}}"
+    dumped = dump_config(load(write(tmp_path, text)))
+    assert "sk-canary-3" not in dumped
+    with pytest.raises(ConfigError, match="the environment variable LLMS_A_B_API_KEY is not set"):
+        load(write(tmp_path, dumped))
+    again = load(tmp_path / "f.yml", {"LLMS_A_B_API_KEY": "sk-canary-3"})
+    assert again.config.llms["a-b"].api_key.get_secret_value() == "sk-canary-3"
+    kept = dump_config(load(write(tmp_path, text.replace("sk-canary-3", '"${K}"')), {"K": "sk-canary-3"}))
+    assert "sk-canary-3" not in kept
+    assert "${K}" in kept
+
+
+@pytest.mark.parametrize(
+    "note", ["1e-5", "on", "0o7", "null", "${X}", "a: b", "12:30", "", " x ", "é\n# no", "<<", "-"]
+)
+def test_text_that_looks_like_something_else_survives(tmp_path: Path, note: str) -> None:
+    loaded = build_config({"trainers": {"t": {"_type": "my_trainer", "note": note}}}, registry=registry())
+    assert load(write(tmp_path, dump_config(loaded)), {}).config.trainers["t"].note == note
+
+
+def test_a_variable_stays_text_where_a_validator_moved_it_to_another_key(tmp_path: Path) -> None:
+    components = registry()
+    components.add("dataset", JsonlDatasetConfig, jsonl_dataset)
+    text = "eval: {general: {dataset: {_type: jsonl, file_path: d, structure: {question_key: '${Q}'}}}}"
+    loaded = load_config(write(tmp_path, text), registry=components, environ={"Q": "canary"})
+    dumped = dump_config(loaded)
+    assert "canary" not in dumped
+    again = load_config(write(tmp_path, dumped), registry=components, environ={"Q": "canary"})
+    assert again.config == loaded.config
+
+
+def some_agent(item: Any, llm: Any, context: Any) -> str:
+    return ""
+
+
+def test_python_objects_are_named() -> None:
+    data = {"workflow": {"_type": "my_agent_workflow", "function": some_agent}}
+    plain = yaml.safe_load(dump_config(build_config(data, registry=registry())))
+    assert plain["workflow"]["function"].startswith("<python ")
+    assert plain["workflow"]["function"].endswith("test_dump:some_agent>")

@@ -1,0 +1,114 @@
+"""Unknown keys are found wherever a user's classes nest, and only where they are unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import pytest
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from reinforge.config.fields import description_of, unknown_keys
+
+
+class Leaf(BaseModel):
+    size: int = Field(default=1, description="How big.")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size: int = 1
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    leaf: Leaf = Leaf()
+
+
+class Renamed(BaseModel):
+    size: int = Field(default=1, validation_alias=AliasChoices("size", "magnitude"))
+
+
+class Rewrites(BaseModel):
+    leaf: Leaf = Leaf()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_name(cls, data: Any) -> Any:
+        return {("leaf" if key == "blatt" else key): value for key, value in data.items()}
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    tricks: int = 0
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Pair(TypedDict):
+    left: int
+
+
+class Many(RootModel[list[Leaf]]):
+    pass
+
+
+class Top(BaseModel):
+    leaf: Leaf = Leaf()
+    maybe: Leaf | None = None
+    listed: list[Leaf] = Field(default_factory=list)
+    named: dict[str, Leaf] = Field(default_factory=dict)
+    two: tuple[Leaf, Strict] | None = None
+    strict: Strict = Strict()
+    open: Open = Open()
+    renamed: Renamed = Renamed()
+    rewrites: Rewrites = Rewrites()
+    pet: Cat | Dog | str | None = None
+    point: Point | None = None
+    pair: Pair | None = None
+    many: Many | None = None
+    anything: Any = None
+    free: dict[str, Any] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("data", "unknown"),
+    [
+        ({"leaf": {"size": 1, "sise": 2}}, ["leaf.sise"]),
+        ({"maybe": {"sise": 2}}, ["maybe.sise"]),
+        ({"maybe": None}, []),
+        ({"listed": [{}, {"sise": 2}]}, ["listed.1.sise"]),
+        ({"named": {"a": {"sise": 2}}}, ["named.a.sise"]),
+        ({"two": [{"sise": 1}, {"sise": 2}]}, ["two.0.sise", "two.1.sise"]),
+        ({"strict": {"sise": 2}}, ["strict.sise"]),
+        ({"open": {"sise": 2, "leaf": {"sise": 1}}}, ["open.leaf.sise"]),
+        ({"renamed": {"magnitude": 2}}, []),
+        ({"rewrites": {"blatt": {}}}, []),
+        ({"pet": {"kind": "dog", "tricks": 1}}, []),
+        ({"pet": {"kind": "dog", "lives": 1}}, ["pet.lives"]),
+        ({"pet": "rex"}, []),
+        ({"point": {"x": 1, "y": 2, "z": 3}}, ["point.z"]),
+        ({"pair": {"left": 1, "right": 2}}, ["pair.right"]),
+        ({"many": [{"sise": 1}]}, ["many.0.sise"]),
+        ({"anything": {"a": 1}, "free": {"b": {"c": 1}}}, []),
+        ({"leaf": 5, "listed": "x", "named": []}, []),
+        ({"laef": {}}, ["laef"]),
+    ],
+)
+def test_unknown_keys_are_found_where_models_nest(data: dict[str, Any], unknown: list[str]) -> None:
+    assert [".".join(map(str, path)) for path, _ in unknown_keys(Top, data)] == unknown
+
+
+def test_a_description_is_found_below_lists_and_options() -> None:
+    for path in [("leaf", "size"), ("maybe", "size"), ("listed", 0, "size"), ("named", "a", "size")]:
+        assert description_of(Top, path) == "How big."
+    assert description_of(Top, ("nothing", "size")) == ""

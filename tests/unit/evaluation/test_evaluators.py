@@ -1,0 +1,195 @@
+"""Scores, and the one guard that makes what is no score missing instead of 0.0."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reinforge.errors import ConfigError
+from reinforge.evaluation.evaluators.base import score_item
+from reinforge.evaluation.evaluators.exact_match import ExactMatch, ExactMatchConfig
+from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, last_number
+from reinforge.evaluation.evaluators.python import PythonEvaluator, PythonEvaluatorConfig, python_evaluator
+from reinforge.interfaces import Evaluator
+from reinforge.registry import REGISTRY
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+
+
+def item(output: Any, expected: Any = None) -> EvalInputItem:
+    return EvalInputItem(id="q1", input_obj="?", expected_output_obj=expected, output_obj=output, full_dataset_entry={})
+
+
+class Returns(Evaluator):
+    """An evaluator that gives what it is told to, or raises it."""
+
+    def __init__(self, result: Any):
+        self.result = result
+
+    async def evaluate(self, item: EvalInputItem) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def scored(score: Any) -> EvalOutputItem:
+    return EvalOutputItem(id="other", score=score, reasoning="because")
+
+
+@pytest.mark.parametrize(
+    ("result", "score"),
+    [(scored(0.5), 0.5), (scored(1), 1.0), (scored(True), 1.0), (scored(np.float32(0.5)), 0.5), (0.25, 0.25)],
+)
+async def test_a_number_is_a_score(result: Any, score: float) -> None:
+    found = await score_item(Returns(result), item("x"))
+    assert (found.id, found.score, type(found.score), found.error) == ("q1", score, float, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (ValueError("judge is down"), "ValueError: judge is down"),
+        (None, "the evaluator returned None, not a finite number"),
+        (scored(None), "the evaluator returned None, not a finite number"),
+        (scored(math.nan), "the evaluator returned nan, not a finite number"),
+        (scored(math.inf), "the evaluator returned inf, not a finite number"),
+        (scored(10**400), f"the evaluator returned {'1' + '0' * 39}, not a finite number"),
+        (scored("0.5"), 'the evaluator returned "0.5", not a finite number'),
+        (scored({"score": 1}), "the evaluator returned dict, not a finite number"),
+        (EvalOutputItem(id="q1", score=0.0, reasoning=None, error="no answer"), "no answer"),
+    ],
+)
+async def test_anything_else_is_missing_with_a_reason(result: Any, error: str) -> None:
+    found = await score_item(Returns(result), item("x"))
+    assert (found.id, found.score, found.error) == ("q1", None, error)
+
+
+async def test_cancelling_passes_through() -> None:
+    class Waits(Evaluator):
+        async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(score_item(Waits(), item("x")), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "options", "score"),
+    [
+        ("Paris", "Paris", {}, 1.0),
+        (" Paris\n", "Paris", {}, 1.0),
+        (" Paris\n", "Paris", {"strip": False}, 0.0),
+        ("paris", "Paris", {}, 0.0),
+        ("paris", "Paris", {"ignore_case": True}, 1.0),
+        ("5", 5, {}, 1.0),
+        ([1, 2], [1, 2], {}, 1.0),
+        (None, "", {}, 0.0),
+        (None, "None", {}, 0.0),
+        ("x", None, {}, None),
+    ],
+)
+async def test_exact_match(output: Any, expected: Any, options: dict[str, bool], score: float | None) -> None:
+    found = await score_item(ExactMatch(ExactMatchConfig(**options)), item(output, expected))
+    assert found.score == score
+    assert (found.error is None) == (score is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so 3 + 4 = 7.", 7.0),
+        ("$1,234.50", 1234.5),
+        ("1, 2", 2.0),
+        ("between 10-5", 5.0),
+        ("item-7", 7.0),
+        ("= -5", -5.0),
+        ("−3", -3.0),
+        ("(-.5)", -0.5),
+        ("x = -2e3", -2000.0),
+        ("50%", 50.0),
+        ("3.14.", 3.14),
+        ("none", None),
+        ("1e999", None),
+        ("", None),
+        (7, 7.0),
+        (True, None),
+        (None, None),
+    ],
+)
+def test_the_last_number_of_a_text(text: Any, number: float | None) -> None:
+    assert last_number(text) == number
+
+
+async def test_numeric() -> None:
+    evaluator = Numeric(NumericConfig())
+    assert (await score_item(evaluator, item("it is 5", "5"))).score == 1.0
+    assert (await score_item(evaluator, item("it is 5.01", 5))).score == 0.0
+    assert (await score_item(evaluator, item("I do not know", 5))).score == 0.0
+    assert (await score_item(evaluator, item("5", "five"))).error == "the expected output 'five' holds no number"
+    loose = Numeric(NumericConfig(abs_tolerance=0, rel_tolerance=0.01))
+    assert (await score_item(loose, item("101", 100))).score == 1.0
+    assert (await score_item(loose, item("102", 100))).score == 0.0
+
+
+def by_item(item: EvalInputItem) -> float:
+    return 0.5 if item.output_obj == "x" else 0.0
+
+
+def by_answers(output: str, expected: str) -> bool:
+    return output == expected
+
+
+async def by_item_slowly(item: EvalInputItem, patience: int = 3) -> EvalOutputItem:
+    await asyncio.sleep(0)
+    return EvalOutputItem(id=item.id, score=0.75, reasoning="slow")
+
+
+class Judge:
+    def __call__(self, output: str, expected: str) -> float | None:
+        return None if expected == "?" else 1.0
+
+
+async def test_a_users_function_takes_the_item_or_the_two_answers() -> None:
+    async def score(function: Any, output: str = "x", expected: str = "x") -> float | None:
+        return (await score_item(PythonEvaluator(function), item(output, expected))).score
+
+    assert await score(by_item) == 0.5
+    assert await score(by_answers) == 1.0
+    assert await score(by_answers, expected="y") == 0.0
+    assert await score(by_item_slowly) == 0.75
+    assert await score(Judge()) == 1.0
+    assert await score(Judge(), expected="?") is None
+    assert await score(lambda item: 1 / 0) is None
+
+
+@pytest.mark.parametrize("function", [lambda: 1, lambda a, b, c: 1, lambda item, *, k: 1, Judge, 5])
+def test_a_function_that_cannot_be_called_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigError, match="reward\\(item\\) or reward\\(output, expected\\)"):
+        PythonEvaluator(function)
+
+
+async def test_a_users_function_is_named_in_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "rfg_reward.py").write_text("def reward(output, expected): return len(output)\n")
+    builder = SimpleNamespace(project_root=tmp_path)
+    async for evaluator in python_evaluator(PythonEvaluatorConfig(function="rfg_reward:reward"), builder):
+        assert (await score_item(evaluator, item("abc"))).score == 3.0
+    with pytest.raises(ConfigError, match="is refused"):
+        async for _ in python_evaluator(PythonEvaluatorConfig(function="os:system"), builder):
+            pass
+    with pytest.raises(ValueError, match='expected "module:name", found int'):
+        PythonEvaluatorConfig(function=5)
+
+
+def test_the_evaluators_and_datasets_are_registered() -> None:
+    import reinforge.evaluation.datasets
+    import reinforge.evaluation.evaluators  # noqa: F401
+
+    known = {(kind, name) for kind, name in REGISTRY._own}
+    assert {("evaluator", name) for name in ("exact_match", "numeric", "python")} <= known
+    assert {("dataset", name) for name in ("json", "jsonl")} <= known

@@ -1,0 +1,122 @@
+"""Examples divided into train, select and confirm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reinforge.config.schema import SplitsConfig
+from reinforge.errors import ConfigError
+from reinforge.evaluation.splits import SPLITS, split_examples
+from reinforge.types.evaluation import EvalInputItem
+
+
+def example(id_: Any, question: Any, answer: Any = None, **columns: Any) -> EvalInputItem:
+    row = {"id": id_, "question": question, "answer": answer, **columns}
+    return EvalInputItem(id=str(id_), input_obj=question, expected_output_obj=answer, full_dataset_entry=row)
+
+
+def different(count: int) -> list[EvalInputItem]:
+    return [example(n, f"question {n}") for n in range(count)]
+
+
+def sizes(splits: dict[str, list[EvalInputItem]]) -> list[int]:
+    return [len(splits[name]) for name in SPLITS]
+
+
+def ids(splits: dict[str, list[EvalInputItem]]) -> dict[str, set[str]]:
+    return {name: {item.id for item in items} for name, items in splits.items()}
+
+
+@pytest.mark.parametrize(
+    ("count", "config", "expected"),
+    [
+        (100, {}, [60, 15, 25]),
+        (10, {}, [6, 2, 2]),
+        (3, {}, [1, 1, 1]),
+        (10, {"train": 0.5, "select": 0.5, "confirm": 4}, [3, 3, 4]),
+        (10, {"train": 5, "select": 2, "confirm": 3}, [5, 2, 3]),
+        (20, {"train": 5, "select": 2, "confirm": 3}, [5, 2, 3]),
+        (10, {"train": 0.5, "select": 0.1, "confirm": 0.2}, [5, 1, 2]),
+    ],
+)
+def test_shares_and_counts(count: int, config: dict[str, float], expected: list[int]) -> None:
+    splits = split_examples(different(count), SplitsConfig(**config), seed=0)
+    assert sizes(splits) == expected
+    assert len(set().union(*ids(splits).values())) == sum(expected)
+
+
+def test_the_division_depends_on_the_seed_and_on_nothing_else() -> None:
+    items = different(40)
+    once = ids(split_examples(items, SplitsConfig(), seed=1))
+    assert ids(split_examples(items[::-1], SplitsConfig(), seed=1)) == once
+    assert ids(split_examples(items, SplitsConfig(), seed=2)) != once
+
+
+@pytest.mark.parametrize(
+    ("count", "config", "message"),
+    [
+        (2, {}, "no examples are left for "),
+        (0, {}, "no examples are left for train and select and confirm"),
+        (10, {"train": 8, "select": 2}, "no examples are left for confirm"),
+        (10, {"train": 8, "select": 3}, "train 8 \\+ select 3 is more than the 10 examples there are"),
+        (10, {"train": 0.9, "select": 0.9}, "add up to more than 1"),
+        (10, {"train": 2.5}, "2.5 is neither a share"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(count: int, config: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split_examples(different(count), SplitsConfig(**config), seed=0)
+
+
+def test_equal_examples_are_never_torn_apart() -> None:
+    items = [example(f"{n}-{copy}", f"question {n}", n) for n in range(20) for copy in range(3)]
+    for seed in range(5):
+        splits = split_examples(items, SplitsConfig(), seed=seed)
+        assert sizes(splits) == [36, 9, 15]
+        questions = [{item.input_obj for item in splits[name]} for name in SPLITS]
+        assert not questions[0] & questions[1]
+        assert not (questions[0] | questions[1]) & questions[2]
+
+
+def test_another_column_makes_another_example() -> None:
+    games = [example(n, "play", seed=n) for n in range(10)]
+    assert sizes(split_examples(games, SplitsConfig(), seed=0)) == [6, 2, 2]
+    with pytest.raises(ConfigError, match="no examples are left for select and confirm of 10, 1 of them different"):
+        split_examples([example(n, "play") for n in range(10)], SplitsConfig(), seed=0)
+
+
+def test_repeated_ids_are_refused() -> None:
+    with pytest.raises(ConfigError, match="these ids more than once: 1"):
+        split_examples([*different(5), example(1, "other")], SplitsConfig(), seed=0)
+
+
+def test_a_column_names_the_split() -> None:
+    items = [example(n, f"q{n}", split=name) for n, name in enumerate(["confirm", "train", "select", "train"])]
+    assert ids(split_examples(items, SplitsConfig(key="split"), seed=0)) == {
+        "train": {"1", "3"},
+        "select": {"2"},
+        "confirm": {"0"},
+    }
+
+
+def test_a_column_that_is_wrong_is_told_for_every_row() -> None:
+    items = [example(0, "a", split="trian"), example(1, "b", spilt="train"), example(2, "c", split="train")]
+    with pytest.raises(ConfigError) as caught:
+        split_examples(items, SplitsConfig(key="split"), seed=0)
+    assert [problem.message for problem in caught.value.problems] == [
+        'example "0" says split: \'trian\', did you mean "train"? allowed: train, select, confirm',
+        'example "1" has no field "split", did you mean "spilt"?',
+    ]
+
+
+def test_a_column_that_tears_equal_examples_apart_is_refused_with_their_ids() -> None:
+    items = [
+        example("a", "x", split="train"),
+        example("b", "y", split="select"),
+        example("c", "x", split="confirm"),
+        example("d", "x", split="train"),
+    ]
+    with pytest.raises(ConfigError, match=r"different splits: a \(train\), c \(confirm\), d \(train\)"):
+        split_examples(items, SplitsConfig(key="split"), seed=0)

@@ -1,0 +1,126 @@
+"""From recorded calls to messages and samples: histories are compared, so nothing is lost or doubled."""
+
+from reinforge.algorithms.samples import to_samples
+from reinforge.rollout.episode import is_target, step_rewards, text_of, trajectory_of
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
+from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+from tests.doubles import examples
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def record_of(*calls, marks=()):
+    """Each call: messages, reply text, prompt ids, reply ids."""
+    made = [
+        ModelCall(
+            call_id=f"c{i}",
+            llm="agent",
+            model="m",
+            request=ModelRequest(messages),
+            reply=ModelReply(assistant(text), "stop", TokenLogprobs(tuple(prompt), tuple(ids), (-0.1,) * len(ids))),
+            functions=(),
+            started_s=0.0,
+            ended_s=0.0,
+        )
+        for i, (messages, text, prompt, ids) in enumerate(calls)
+    ]
+    return EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=made, marks=list(marks))
+
+
+def said(record):
+    trajectory = trajectory_of(record, 1.0, [True] * len(record.calls))
+    return [(item.role.value, item.content) for item in trajectory.episode]
+
+
+def test_a_growing_history_adds_only_what_is_new():
+    first = [user("hi")]
+    second = [*first, assistant("yo"), user("next"), user("next")]
+    record = record_of((first, "yo", [1, 2], [4]), (second, "ok", [1, 2, 4, 8], [5]))
+    assert said(record) == [
+        ("user", "hi"),
+        ("assistant", "yo"),
+        ("user", "next"),
+        ("user", "next"),
+        ("assistant", "ok"),
+    ]
+    (sample,) = to_samples(trajectory_of(record, 1.0, [True, True]))
+    assert sample.token_ids.tolist() == [1, 2, 4, 8, 5]
+    assert sample.loss_mask.tolist() == [False, False, True, False, True]
+    assert sample.turn_ids.tolist() == [-1, -1, 0, -1, 1]
+
+
+def test_a_fresh_prompt_starts_a_second_sample():
+    record = record_of(([user("a")], "x", [1, 2], [4]), ([user("b")], "y", [9], [7]))
+    assert said(record) == [("user", "a"), ("assistant", "x"), ("user", "b"), ("assistant", "y")]
+    first, second = to_samples(trajectory_of(record, 1.0, [True, True]))
+    assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([1, 2, 4], [9, 7])
+    assert second.loss_mask.tolist() == [False, True]
+
+
+def test_the_same_messages_with_other_tokens_are_not_merged():
+    """A template that re-renders history breaks the prefix: two samples, nothing re-tokenised."""
+    first = [user("a")]
+    record = record_of((first, "x", [1, 2], [4]), ([*first, assistant("x"), user("b")], "y", [1, 2, 5, 8], [7]))
+    assert [sample.token_ids.tolist() for sample in to_samples(trajectory_of(record, 1.0, [True, True]))] == [
+        [1, 2, 4],
+        [1, 2, 5, 8, 7],
+    ]
+
+
+def test_a_turn_that_is_not_a_target_is_context():
+    first = [user("a")]
+    second = [*first, assistant("x"), user("b")]
+    record = record_of((first, "x", [1, 2], [4]), (second, "y", [1, 2, 4, 8], [7]))
+    (sample,) = to_samples(trajectory_of(record, 1.0, [False, True]))
+    assert sample.token_ids.tolist() == [1, 2, 4, 8, 7]
+    assert sample.loss_mask.tolist() == [False, False, False, False, True]
+
+
+def test_restricted_tokens_are_left_untrained():
+    record = record_of(([user("a")], "x", [1, 2], [4]))
+    tokens = record.calls[0].reply.tokens
+    restricted = TokenLogprobs(tokens.prompt_token_ids, tokens.token_ids, tokens.logprobs, restricted=True)
+    reply = ModelReply(assistant("x"), "stop", restricted)
+    record.calls[0].reply = reply
+    assert to_samples(trajectory_of(record, 1.0, [True])) == []
+
+
+def test_tool_calls_and_blocks_stay_whole():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "t1", "function": {"name": "f"}}]}
+    result = {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "42"}]}
+    record = record_of(([user("a"), call, result], "x", [1], [4]))
+    episode = trajectory_of(record, 1.0, [True]).episode
+    assert episode[1].metadata["tool_calls"][0]["id"] == "t1"
+    assert (episode[2].content, episode[2].metadata["tool_call_id"]) == ("42", "t1")
+    assert episode[2].metadata["content"] == [{"type": "text", "text": "42"}]
+
+
+def test_marked_rewards_belong_to_the_turn_before_them():
+    marks = [Mark(0, 9.0, None, (), 0.0), Mark(1, 0.5, None, (), 0.0), Mark(2, 0.25, None, (), 0.0)]
+    record = record_of(([user("a")], "x", [1], [4]), ([user("b")], "y", [2], [5]), marks=marks)
+    assert step_rewards(record) == [0.5, 0.25]
+    assert step_rewards(record_of(([user("a")], "x", [1], [4]))) is None
+
+
+def test_targets_by_model_and_function():
+    call = record_of(([user("a")], "x", [1], [4])).calls[0]
+    call.functions = ("plan",)
+    whole, policies = ["<workflow>"], {"agent"}
+    assert is_target(call, None, whole, policies)
+    assert is_target(call, "agent", ["plan"], policies)
+    assert is_target(call, "m", whole, policies), "the provider's own name works too"
+    assert not is_target(call, "other", whole, policies)
+    assert not is_target(call, None, ["act"], policies)
+    assert not is_target(call, None, whole, {"judge"})
+
+
+def test_text_of_every_shape_of_content():
+    assert text_of(None) == ""
+    assert text_of("a") == "a"
+    assert text_of([{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]) == "ab"

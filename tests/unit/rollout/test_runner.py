@@ -1,0 +1,275 @@
+"""Episodes: typed outcomes, no contagion, counts that add up."""
+
+import asyncio
+import time
+
+import pytest
+
+from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.errors import BackendError, ConfigError
+from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.interfaces import ContextOverflow
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.types.episode import EpisodeKey
+from reinforge.types.trajectory import Outcome
+from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+
+
+async def ask(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+    return reply.choices[0].message.content
+
+
+def evaluation_of(
+    workflow, policy=None, *, timeout=5.0, retries=0, score=lambda item: 1.0, concurrency=8, count=4, **kw
+):
+    runner = EpisodeRunner(
+        bind_workflow(workflow, **kw),
+        {"agent": PolicyModel(policy or ScriptedPolicy())},
+        sampling=SamplingConfig(),
+        limits=LimitsConfig(episode_timeout_s=timeout),
+        outcomes=OutcomesConfig(retries=retries, policy_error=-0.5),
+        run_seed=1,
+        max_concurrency=concurrency,
+    )
+    return DatasetEvaluation(
+        runner,
+        {"train": examples(count), "select": []},
+        {"reward": Scored(score)},
+        reward_metric="reward",
+        outcomes=runner.outcomes,
+    )
+
+
+async def collect(evaluation, generations=1):
+    ids = evaluation.example_ids("train")
+    return await evaluation.collect([EpisodeKey("collect", 0, i, g) for i in ids for g in range(generations)])
+
+
+async def test_a_call_is_recorded_exactly():
+    policy = ScriptedPolicy(lambda request: "no")
+    record = (await collect(evaluation_of(ask, policy, count=1)))[0]
+    call = record.calls[0]
+    assert call.request.messages == [{"role": "user", "content": "question 0"}]
+    assert call.reply.tokens.token_ids == tuple(b"no")
+    assert call.reply.tokens.prompt_token_ids == tuple(b"question 0")
+    assert call.reply.tokens.policy_version == 0
+    assert (record.outcome, record.reward, record.item.output_obj) == (Outcome.OK, 1.0, "no")
+
+
+async def test_the_runs_sampling_overrides_the_agents():
+    async def cold(item, llm, context):
+        await llm.chat.completions.create(
+            messages=[{"role": "user", "content": "x"}], temperature=0, top_p=0.1, seed=7, max_tokens=3
+        )
+
+    policy = ScriptedPolicy()
+    await collect(evaluation_of(cold, policy, count=1), generations=2)
+    first, second = (request.sampling for request in policy.requests)
+    assert (first.temperature, first.top_p, first.max_tokens) == (1.0, 1.0, 3)
+    assert first.seed != second.seed, "siblings must draw differently"
+
+
+async def test_siblings_share_the_worlds_seed_and_other_examples_do_not():
+    seeds = {}
+
+    async def look(item, llm, context):
+        seeds.setdefault(context.example_id, []).append(context.seed)
+
+    await collect(evaluation_of(look, count=2), generations=3)
+    assert len(set(seeds["0"])) == len(set(seeds["1"])) == 1
+    assert seeds["0"][0] != seeds["1"][0]
+
+
+async def test_siblings_meet_worlds_of_their_own_if_the_workflow_says_so():
+    seeds = []
+
+    async def look(item, llm, context):
+        seeds.append(context.seed)
+
+    await collect(evaluation_of(look, count=1, shares_world=False), generations=3)
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [
+        (PolicyFailure("illegal"), Outcome.POLICY_ERROR),
+        (ValueError("the agent's own bug"), Outcome.TOOL_ERROR),
+        (BackendError("no answer"), Outcome.BACKEND_ERROR),
+        (ContextOverflow("too long"), Outcome.CONTEXT_OVERFLOW),
+    ],
+)
+async def test_what_a_workflow_raises_is_one_episodes_outcome(raised, outcome):
+    async def fails_on_two(item, llm, context):
+        if item.id == "2":
+            raise raised
+        return await ask(item, llm, context)
+
+    records = await collect(evaluation_of(fails_on_two))
+    assert [record.outcome for record in records] == [Outcome.OK, Outcome.OK, outcome, Outcome.OK]
+    assert str(raised) in records[2].reason
+
+
+async def test_the_policys_failure_earns_the_stated_penalty_and_the_worlds_none():
+    async def fails(item, llm, context):
+        raise PolicyFailure("illegal move", output={"moves": 3}) if item.id == "0" else RuntimeError("a tool broke")
+
+    policy_failed, world_failed = await collect(evaluation_of(fails, count=2))
+    assert (policy_failed.reward, policy_failed.item.output_obj) == (-0.5, {"moves": 3})
+    assert (world_failed.reward, world_failed.scores) == (None, {})
+
+
+async def test_a_cut_reply_that_made_the_agent_fail_is_overlong():
+    async def parse(item, llm, context):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], max_tokens=2)
+        raise PolicyFailure(f"cannot parse {reply.choices[0].message.content}")
+
+    record = (await collect(evaluation_of(parse, ScriptedPolicy(lambda r: "a long answer"), count=1)))[0]
+    assert record.outcome is Outcome.OVERLONG
+
+
+async def test_an_overflow_that_the_agent_wraps_is_still_an_overflow():
+    async def wraps(item, llm, context):
+        try:
+            await ask(item, llm, context)
+        except ContextOverflow:
+            raise RuntimeError("my framework hides causes") from None
+
+    record = (await collect(evaluation_of(wraps, ScriptedPolicy(lambda r: ContextOverflow("300 > 256")), count=1)))[0]
+    assert record.outcome is Outcome.CONTEXT_OVERFLOW
+
+
+async def test_the_worlds_failures_are_retried_and_the_policys_are_not():
+    seen = []
+
+    async def flaky(item, llm, context):
+        seen.append(item.id)
+        if item.id == "0" and seen.count("0") < 3:
+            raise ConnectionError("lost")
+        if item.id == "1":
+            raise PolicyFailure("bad")
+
+    records = await collect(evaluation_of(flaky, retries=2, count=2))
+    assert (seen.count("0"), records[0].outcome, records[0].attempt) == (3, Outcome.OK, 2)
+    assert seen.count("1") == 1
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_workflow_that_hangs_is_left_behind_and_the_others_finish(kind):
+    if kind == "async":
+
+        async def hangs(item, llm, context):
+            await asyncio.sleep(60 if item.id == "1" else 0)
+    else:
+
+        def hangs(item, llm, context):
+            time.sleep(3 if item.id == "1" else 0)
+
+    evaluation = evaluation_of(hangs, timeout=0.2, concurrency=1)
+    records = await collect(evaluation)
+    assert [record.outcome for record in records] == [Outcome.OK, Outcome.TIMEOUT, Outcome.OK, Outcome.OK]
+    assert evaluation.runner.status.num_abandoned == (kind == "plain")
+    assert evaluation.runner.status.num_running == 0
+
+
+async def test_replies_that_took_most_of_the_time_are_the_policys_timeout():
+    async def talks(item, llm, context):
+        while True:
+            await ask(item, llm, context)
+
+    record = (await collect(evaluation_of(talks, ScriptedPolicy(lambda r: 0.05), timeout=0.4, count=1)))[0]
+    assert record.outcome is Outcome.POLICY_TIMEOUT
+
+
+async def test_plain_workflows_block_on_their_own_threads():
+    def plain(item, llm, context):
+        reply = llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+        return reply.choices[0].message.content
+
+    started = time.monotonic()
+    records = await collect(evaluation_of(plain, ScriptedPolicy(lambda r: 0.2), concurrency=8, count=8))
+    assert [record.item.output_obj for record in records] == ["late"] * 8
+    assert time.monotonic() - started < 1.2, "eight calls of 0.2 s wait side by side"
+
+
+async def test_the_concurrency_limit_holds_over_several_collections():
+    running, most = 0, 0
+
+    async def count(item, llm, context):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    evaluation = evaluation_of(count, concurrency=3)
+    await asyncio.gather(collect(evaluation), collect(evaluation), collect(evaluation))
+    assert most == 3
+
+
+async def test_a_handle_is_dead_after_its_episode():
+    kept = []
+
+    async def keeps(item, llm, context):
+        kept.append(llm)
+        return await ask(item, llm, context)
+
+    record = (await collect(evaluation_of(keeps, count=1)))[0]
+    with pytest.raises(Exception, match="episode has ended"):
+        await kept[0].chat.completions.create(messages=[{"role": "user", "content": "late"}])
+    assert len(record.calls) == 1
+
+
+@pytest.mark.parametrize("arguments", [{"stream": True}, {"n": 2}, {"logit_bias": {}}])
+async def test_arguments_that_cannot_be_honoured_are_refused_by_name(arguments):
+    async def asks(item, llm, context):
+        await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], **arguments)
+
+    record = (await collect(evaluation_of(asks, count=1)))[0]
+    assert next(iter(arguments)) in record.reason
+
+
+async def test_evaluators_that_fail_make_the_score_missing():
+    def score(item):
+        return {"0": 1.0, "1": None, "2": float("nan")}.get(item.id) if item.id != "3" else 1 / 0
+
+    records = await collect(evaluation_of(ask, score=score))
+    assert [record.outcome for record in records] == [Outcome.OK] + [Outcome.JUDGE_ERROR] * 3
+    assert [record.reward for record in records] == [1.0, None, None, None]
+
+
+async def test_a_report_counts_what_is_missing_and_never_scores_it():
+    async def fails_on_two(item, llm, context):
+        if item.id == "2":
+            raise RuntimeError("a tool broke")
+
+    evaluation = evaluation_of(fails_on_two, score=lambda item: 0.5)
+    report = evaluation.report("train", 0, await collect(evaluation))
+    summary = report.summaries["reward"]
+    assert (summary.mean, summary.num_examples, summary.num_unscored) == (0.5, 3, 1)
+    assert report.outcomes == {"ok": 3, "tool_error": 1}
+
+
+async def test_run_eval_gives_steps_and_missing_scores_with_their_reason():
+    async def fails_on_one(item, llm, context):
+        if item.id == "1":
+            raise RuntimeError("a tool broke")
+        context.mark(step_reward=0.25)
+        return await ask(item, llm, context)
+
+    output = await evaluation_of(fails_on_one, count=2).run_eval()
+    (name, scores), items = output.evaluation_results[0], output.eval_input.eval_input_items
+    assert (name, scores.average_score) == ("reward", 1.0)
+    assert "a tool broke" in scores.eval_output_items[1].error
+    kinds = [step.event_type.value for step in items[0].trajectory]
+    assert kinds == ["CUSTOM_END", "LLM_START", "LLM_END"]
+    completion = items[0].trajectory[2].data.payload
+    assert completion.choices[0].logprobs.content[0].logprob == -0.5
+
+
+@pytest.mark.parametrize("bad", [lambda item: 1, "not callable"])
+def test_a_workflow_that_cannot_be_called_is_refused(bad):
+    with pytest.raises(ConfigError, match="workflow"):
+        bind_workflow(bad)

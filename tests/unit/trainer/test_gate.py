@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import pytest
+
+from reinforge.config.schema import GateConfig
+from reinforge.interfaces import EvaluationReport
+from reinforge.trainer.gate import Verdict, choose_best, decide
+
+
+def validation(epoch, reward, **metrics):
+    return {
+        "epoch": epoch,
+        "version": epoch + 1,
+        "checkpoint": f"step-{epoch}",
+        "avg_reward": reward,
+        "metrics": metrics,
+    }
+
+
+def report(scores, num_examples=None, error=None, **more):
+    by_metric = {"wins": scores, **more}
+    by_metric = {
+        metric: {f"e{n}": float(s) for n, s in enumerate(values) if s is not None}
+        for metric, values in by_metric.items()
+    }
+    return EvaluationReport("confirm", 3, by_metric, num_examples or len(scores), {}, "wins", error=error)
+
+
+def judge(base, tuned, **gate):
+    return decide(GateConfig(**gate), "wins", base, tuned)
+
+
+HALF = [0, 1] * 20
+BETTER = [1, 1] * 20
+
+
+def test_best_has_the_highest_reward_and_the_earliest_of_equals():
+    rows = [validation(-1, 0.4), validation(0, None), validation(2, 0.55), validation(1, 0.55), validation(3, 0.5)]
+    assert choose_best(rows)["epoch"] == 1
+
+
+def test_baseline_can_be_the_best():
+    assert choose_best([validation(-1, 0.6), validation(0, 0.5), validation(1, 0.6)])["epoch"] == -1
+
+
+def test_unknown_figures_never_win():
+    assert choose_best([validation(0, None), validation(1, float("nan"))]) is None
+    assert choose_best([]) is None
+    assert choose_best([validation(0, None), validation(1, -5.0)])["epoch"] == 1
+
+
+def test_gate_metric_decides_where_validations_know_it():
+    rows = [
+        validation(0, 0.9, legal=0.1),
+        validation(1, 0.5, legal=None),
+        validation(2, 0.1, legal=0.8),
+        validation(3, 1.0),
+    ]
+    assert choose_best(rows, "legal")["epoch"] == 2
+    assert choose_best(rows, "unheard of")["epoch"] == 3
+    assert choose_best(rows)["epoch"] == 3
+
+
+def test_clear_improvement_is_promoted():
+    verdict = judge(report(HALF), report(BETTER))
+    assert verdict.promoted is True
+    assert verdict.improvement.mean_difference == 0.5
+    assert (verdict.confirm_base.mean, verdict.confirm_tuned.mean) == (0.5, 1.0)
+    assert verdict.reason == "the interval of the improvement [0.34, 0.66] lies above 0 (+0.500 on 40 examples)"
+
+
+def test_noise_is_not_promoted():
+    verdict = judge(report(HALF), report([1, 1, 0, 0] * 10))
+    assert verdict.promoted is False
+    assert "[-0.23, 0.23] includes 0 (+0.000 on 40 examples)" in verdict.reason
+
+
+def test_worse_model_is_called_worse():
+    verdict = judge(report(BETTER), report(HALF))
+    assert verdict.promoted is False
+    assert "the new model is worse" in verdict.reason
+
+
+def test_same_scores_say_so():
+    for scores in (HALF, [0.5] * 10, [1] * 10):
+        verdict = judge(report(scores), report(scores))
+        assert verdict.promoted is False
+        assert verdict.reason == f"each of the {len(scores)} examples has the same score before and after"
+
+
+def test_improvement_below_the_margin_is_not_promoted():
+    verdict = judge(report(HALF), report(BETTER), margin=0.4)
+    assert verdict.promoted is False
+    assert verdict.reason == "the interval of the improvement [0.34, 0.66] does not lie above the margin 0.4"
+    assert judge(report(HALF), report(BETTER), margin=0.3).promoted is True
+
+
+def test_few_changed_examples_may_be_chance():
+    # 5 of 100 got better, none worse: t interval [0.007, 0.093], but 2 / 2^5 = 0.0625
+    verdict = judge(report([0] * 100), report([1] * 5 + [0] * 95))
+    assert verdict.improvement.ci_low > 0
+    assert verdict.promoted is False
+    assert "p = 0.062" in verdict.reason
+
+
+def test_negative_margin_accepts_a_model_that_is_as_good():
+    verdict = judge(report([0.5, 0.6] * 20), report([0.51, 0.59] * 20), margin=-0.05)
+    assert verdict.promoted is True
+    assert "lies above the margin -0.05" in verdict.reason
+
+
+@pytest.mark.parametrize("num_pairs", [0, 1])
+def test_fewer_than_two_pairs_give_no_verdict(num_pairs):
+    verdict = judge(report([0] * num_pairs, 2), report([1, 1]), max_missing=1.0)
+    assert verdict.promoted is None
+    assert "at least 2 are needed" in verdict.reason
+    assert verdict.improvement is None
+    assert verdict.confirm_base.num_unscored == 2 - num_pairs
+
+
+def test_five_examples_are_told_that_they_are_too_few():
+    verdict = judge(report([0.1] * 5), report([0.5, 0.6, 0.5, 0.6, 0.5]))
+    assert verdict.promoted is False
+    assert verdict.reason.endswith("fewer than 6 examples can never show it")
+
+
+def test_too_many_missing_give_no_verdict_but_the_figures():
+    base, tuned = report([None] * 5 + HALF[5:]), report(BETTER[:-5] + [None] * 5)
+    verdict = judge(base, tuned)
+    assert verdict.promoted is None
+    assert "10 of 40 confirm examples (25%) are missing in at least one arm, more than the 20%" in verdict.reason
+    assert verdict.improvement.num_pairs == 30
+    assert judge(base, tuned, max_missing=0.25).promoted is True
+
+
+def test_what_one_arm_misses_is_dropped_for_both():
+    verdict = judge(report([0, 0, *HALF]), report([None, 1, *BETTER]))
+    assert verdict.confirm_base.num_examples == verdict.confirm_tuned.num_examples == 41
+    assert verdict.confirm_base.num_unscored == 1
+    difference = verdict.confirm_tuned.mean - verdict.confirm_base.mean
+    assert verdict.improvement.mean_difference == pytest.approx(difference)
+
+
+def test_failed_arm_gives_no_verdict():
+    verdict = judge(report(HALF, error="the backend does not answer"), report(BETTER))
+    assert verdict.promoted is None
+    assert "the evaluation of the base model failed: the backend does not answer" in verdict.reason
+
+
+def test_metric_that_nothing_scored_is_named():
+    verdict = judge(report(HALF), report(BETTER), metric="lgal")
+    assert verdict.promoted is None
+    assert verdict.reason == "nothing scored lgal for the base model (scored: wins)"
+    assert verdict.confirm_base.mean is None
+
+
+def test_gate_metric_replaces_the_reward():
+    base, tuned = report(HALF, legal=[0] * 40), report(HALF, legal=[1] * 40)
+    verdict = judge(base, tuned, metric="legal")
+    assert verdict.promoted is True
+    assert verdict.confirm_base.metric == "legal"
+
+
+def test_guard_that_holds():
+    base, tuned = report(HALF, legal=[0.9, 1.0] * 20), report(BETTER, legal=[0.91, 0.99] * 20)
+    verdict = judge(base, tuned, guard_metrics={"legal": 0.05})
+    assert verdict.promoted is True
+    assert [(guard.metric, guard.passed) for guard in verdict.guards] == [("legal", True)]
+
+
+def test_guard_that_lost_stops_the_promotion():
+    base, tuned = report(HALF, legal=[1] * 40), report(BETTER, legal=[1] * 30 + [0] * 10)
+    verdict = judge(base, tuned, guard_metrics={"legal": 0.05})
+    assert verdict.promoted is False
+    assert "wins improved, but guard legal may have lost more than 0.05" in verdict.reason
+
+
+def test_guard_needs_examples_enough_to_exclude_the_loss():
+    # 40 of 40 before and after: a loss on up to 1 - 0.025^(1/40) = 8.8 % of examples cannot be excluded
+    base, tuned = report(HALF, legal=[1] * 40), report(BETTER, legal=[1] * 40)
+    assert judge(base, tuned, guard_metrics={"legal": 0.1}).promoted is True
+    verdict = judge(base, tuned, guard_metrics={"legal": 0.05})
+    assert verdict.promoted is False
+    assert "40 examples are too few to exclude that legal lost more than 0.05" in verdict.reason
+
+
+def test_guard_that_nobody_scored_gives_no_verdict():
+    verdict = judge(report(HALF), report(BETTER), guard_metrics={"legal": 0.1})
+    assert verdict.promoted is None
+    assert verdict.reason.startswith("wins improved, but guard legal is unknown: nothing scored legal")
+
+
+def test_guards_do_not_excuse_a_reward_that_did_not_improve():
+    verdict = judge(report(HALF), report(HALF), guard_metrics={"legal": 0.1})
+    assert verdict.promoted is False
+
+
+def test_verdict_without_a_look_needs_only_its_reason():
+    assert Verdict(None, "no confirm examples").guards == []

@@ -1,0 +1,294 @@
+"""The loop over doubles: stages in order, selection, refills, and every way it refuses to go on."""
+
+import json
+
+import pytest
+
+from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig, TrainerAdapterConfig
+from reinforge.errors import BudgetReached, EvaluationError, JobFailed
+from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.interfaces import TrainerAdapter
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.context import RunContext
+from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
+from reinforge.trainer.progress import SilentProgress
+from reinforge.trainer.store import RunStore
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+
+
+class RecordingAdapter(TrainerAdapter):
+    """Takes every job and says what it was told to say."""
+
+    def __init__(self, policy, outcome="completed", num_updates=1):
+        super().__init__(TrainerAdapterConfig())
+        self.server, self.outcome, self.num_updates, self.jobs = policy, outcome, num_updates, []
+        self.healthy = True
+
+    async def is_healthy(self):
+        return self.healthy
+
+    async def submit(self, trajectories):
+        self.jobs.append(trajectories)
+        return TrainingJobRef(
+            run_id=trajectories.run_id, backend="recording", metadata={"job_key": trajectories.job_key}
+        )
+
+    async def status(self, ref):
+        metadata = {"num_updates": self.num_updates, "num_tokens": 10}
+        return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=self.outcome, metadata=metadata)
+
+    async def wait_until_complete(self, ref, poll_interval=10.0):
+        return await self.status(ref)
+
+    def policy(self):
+        return self.server
+
+
+async def ask(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+    return reply.choices[0].message.content
+
+
+def seeded(request):
+    return f"answer {request.sampling.seed % 7}"
+
+
+def by_answer(item):
+    return float(str(item.output_obj)[-1])
+
+
+class Loop:
+    """Everything that a run would bind, over doubles."""
+
+    def __init__(
+        self, tmp_path, *, script=seeded, score=by_answer, workflow=ask, count=20, builder=None, adapter=None, **config
+    ):
+        settings = {"reward_function": {"name": "reward"}, "num_epochs": 2, **config}
+        self.config = FinetuneConfig(**settings)
+        self.policy = ScriptedPolicy(script)
+        self.adapter = adapter or RecordingAdapter(self.policy)
+        runner = EpisodeRunner(
+            bind_workflow(workflow),
+            {"agent": PolicyModel(self.policy)},
+            sampling=SamplingConfig(),
+            limits=LimitsConfig(),
+            outcomes=OutcomesConfig(retries=0),
+            run_seed=0,
+            max_concurrency=8,
+        )
+        self.context = RunContext("r", RunStore(tmp_path / "r"), SilentProgress(), self.config.limits)
+        self.builder = GroupTrajectoryBuilder(
+            builder or GroupTrajectoryBuilderConfig(num_generations=4, examples_per_epoch=5), ["agent"]
+        )
+        self.builder.evaluation = DatasetEvaluation(
+            runner,
+            {"train": examples(count), "select": examples(3)},
+            {"reward": Scored(score)},
+            reward_metric="reward",
+            outcomes=OutcomesConfig(),
+            listener=self.context.episode_done,
+        )
+        self.trainer = EpochTrainer(EpochTrainerConfig())
+        self.trainer.context = self.context
+
+    async def run(self, epochs=2):
+        await self.trainer.bind_components(self.builder, self.adapter)
+        await self.trainer.initialize(self.config)
+        try:
+            return await self.trainer.run(epochs)
+        finally:
+            self.context.store.flush()
+
+    @property
+    def history(self):
+        return self.trainer._reward_history
+
+
+@pytest.fixture
+def loop(tmp_path):
+    made = []
+
+    def make(**settings):
+        made.append(Loop(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.context.store.close()
+
+
+async def test_the_stages_are_journalled_in_order(loop):
+    it = loop()
+    statuses = await it.run()
+    assert [status.status for status in statuses] == ["completed", "completed"]
+    stages = [row[0] for row in it.context.store.rows("SELECT stage FROM stages WHERE epoch = 0 ORDER BY id")]
+    assert stages == ["COLLECT", "SELECT", "SUBMIT", "AWAIT", "ADOPT"]
+    assert it.policy.version == 2
+    assert [v["version"] for v in it.context.policy_versions] == [1, 2]
+    assert it.context.episodes == {"ok": 40}
+
+
+async def test_jobs_have_keys_that_tell_epochs_apart(loop):
+    it = loop()
+    await it.run()
+    assert [job.job_key for job in it.adapter.jobs] == ["r/0", "r/1"]
+    assert [len(group.trajectories) for group in it.adapter.jobs[0].groups] == [4] * len(it.adapter.jobs[0].groups)
+
+
+async def test_groups_without_signal_are_dropped_and_counted(loop):
+    """Examples 0-9 always score 1; the others by what was sampled."""
+    score = lambda item: 1.0 if int(item.id) < 10 else by_answer(item)  # noqa: E731
+    it = loop(score=score, builder=GroupTrajectoryBuilderConfig(num_generations=4), limits={"max_refills": 0})
+    await it.run(1)
+    row = it.history[0]
+    assert (row["num_groups"], row["num_groups_kept"], row["num_groups_zero_variance"]) == (20, 10, 10)
+    assert row["avg_reward"] < row["filtered_avg_reward"]
+
+
+async def test_too_few_groups_are_refilled_within_the_bound(loop):
+    score = lambda item: 1.0 if int(item.id) % 5 else by_answer(item)  # noqa: E731
+    it = loop(score=score, limits={"max_refills": 2, "min_groups": 0.9})
+    await it.run(1)
+    rounds = {row[0] for row in it.context.store.rows("SELECT DISTINCT round FROM episodes")}
+    assert rounds == {0, 1, 2}
+    ids = [row[0] for row in it.context.store.rows("SELECT DISTINCT example_id FROM episodes")]
+    assert len(ids) == it.history[0]["num_groups"] == 15
+
+
+async def test_epochs_walk_through_the_examples(loop):
+    it = loop()
+    await it.run(1)
+    epochs = [it.builder.examples_of(epoch) for epoch in range(8)]
+    assert all(len(set(ids)) == 5 for ids in epochs)
+    assert sorted(sum(epochs[:4], [])) == sorted(str(i) for i in range(20)), "a pass uses each example once"
+    assert epochs[:4] != epochs[4:], "the next pass has another order"
+
+
+async def test_epochs_without_signal_end_the_run_with_the_reason(loop):
+    it = loop(score=lambda item: 1.0, limits={"max_empty_updates": 2, "max_refills": 0})
+    with pytest.raises(JobFailed, match="2 epochs in a row had nothing to train on.*5 groups have equal rewards"):
+        await it.run(5)
+    assert it.adapter.jobs == []
+    assert [row["filtered_avg_reward"] for row in it.history] == [None, None], "unknown is never 0"
+
+
+async def test_identical_siblings_are_an_error_that_says_why(loop):
+    it = loop(script=lambda request: "always 1")
+    with pytest.raises(EvaluationError, match="word for word the same.*temperature"):
+        await it.run()
+
+
+async def test_a_workflow_that_never_calls_the_model_is_an_error(loop):
+    async def silent(item, llm, context):
+        return "1"
+
+    with pytest.raises(EvaluationError, match="none of 20 episodes called the model"):
+        await loop(workflow=silent).run()
+
+
+async def test_a_filter_that_matches_nothing_is_an_error(loop):
+    with pytest.raises(EvaluationError, match="target_functions .*plan"):
+        await loop(target_functions=["plan"]).run()
+
+
+async def test_too_many_missing_episodes_stop_the_run(loop):
+    async def broken(item, llm, context):
+        raise RuntimeError("the database is down")
+
+    with pytest.raises(EvaluationError, match="20 of 20 episodes are missing.*the database is down"):
+        await loop(workflow=broken).run()
+
+
+@pytest.mark.parametrize("outcome", ["failed", "canceled"])
+async def test_a_job_that_does_not_complete_stops_the_run(loop, outcome):
+    policy = ScriptedPolicy(seeded)
+    with pytest.raises(JobFailed, match=f"ended as {outcome}"):
+        await loop(adapter=RecordingAdapter(policy, outcome)).run()
+
+
+async def test_a_completed_job_without_an_update_stops_the_run(loop):
+    with pytest.raises(JobFailed, match="ended as completed"):
+        await loop(adapter=RecordingAdapter(ScriptedPolicy(seeded), num_updates=0)).run()
+
+
+async def test_an_unhealthy_backend_is_noticed_before_anything_runs(loop):
+    adapter = RecordingAdapter(ScriptedPolicy(seeded))
+    adapter.healthy = False
+    it = loop(adapter=adapter)
+    with pytest.raises(JobFailed, match="not healthy"):
+        await it.run()
+    assert not it.context.episodes
+
+
+async def test_a_policy_that_serves_old_weights_is_caught(loop):
+    """Mutation: without the canary this run would go on training weights that nobody uses."""
+
+    class Frozen(ScriptedPolicy):
+        async def publish(self, version):
+            pass  # the well-known fault: the name goes on serving what it served before
+
+    with pytest.raises(JobFailed, match=r"version 1 was published, but replies carry version \[0\]"):
+        await loop(adapter=RecordingAdapter(Frozen(seeded))).run()
+
+
+async def test_weights_that_did_not_change_are_caught(loop):
+    class Unchanged(ScriptedPolicy):
+        async def fingerprint(self):
+            return "same"
+
+    it = loop(adapter=RecordingAdapter(Unchanged(seeded)))
+    with pytest.raises(JobFailed, match="changed nothing"):
+        await it.run()
+
+
+async def test_sampler_and_learner_that_disagree_are_caught(loop):
+    class Drifted(ScriptedPolicy):
+        async def score(self, token_ids):
+            return [scores - 0.05 for scores in await super().score(token_ids)]
+
+    with pytest.raises(JobFailed, match="differ by up to 5.00e-02 nats"):
+        await loop(adapter=RecordingAdapter(Drifted(seeded))).run()
+
+
+async def test_without_a_policy_server_the_version_is_unknown_and_the_run_goes_on(loop):
+    it = loop(adapter=RecordingAdapter(None))
+    await it.run()
+    assert [row["policy_version"] for row in it.history] == [None, None]
+
+
+async def test_a_budget_of_tokens_stops_between_epochs(loop):
+    it = loop(limits={"max_tokens": 1})
+    with pytest.raises(BudgetReached, match="max_tokens"):
+        await it.run(5)
+    assert len(it.history) == 1
+
+
+async def test_the_curriculum_is_in_the_history_and_the_files(loop):
+    curriculum = {"enabled": True, "initial_percentile": 0.4, "increment_percentile": 0.2, "expansion_interval": 1}
+    it = loop(curriculum_learning=curriculum)
+    await it.run(3)
+    assert [row["curriculum_percentile"] for row in it.history] == [0.4, 0.6, 0.8]
+    assert all(row["num_groups_outside"] for row in it.history[:2])
+    state = json.loads((it.context.folder / "curriculum_state.json").read_text())
+    assert (state["current_percentile"], state["last_expansion_epoch"]) == (0.8, 2)
+    assert set(state["included_groups"]) <= {str(i) for i in range(20)}, "example ids, not list positions"
+    lines = (it.context.folder / "training_metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
+
+
+async def test_status_is_a_pure_read_so_the_final_metrics_know_every_job(loop):
+    it = loop()
+    await it.run()
+    first, second = await it.trainer.get_metrics("r"), await it.trainer.get_metrics("r")
+    assert first == second
+    assert [job["status"] for job in first["jobs"]] == ["completed", "completed"]
+
+
+async def test_validation_runs_at_its_interval(loop):
+    it = loop(run_configuration={"validation_interval": 2})
+    await it.run(5)
+    assert [row["epoch"] for row in it.trainer._validation_history] == [1, 3]
+    assert [row["version"] for row in it.context.validations] == [2, 4]

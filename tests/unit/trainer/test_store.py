@@ -1,0 +1,102 @@
+"""The journal: what is recorded is on disk, one process owns the folder, files are whole."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import zstandard
+
+from reinforge.errors import ConfigError, StorageError
+from reinforge.trainer.store import RunStore, append_line, replace_file, to_json
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.trajectory import Outcome
+from tests.doubles import examples
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = RunStore(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def episode(number, epoch=0, **fields):
+    return EpisodeRecord(EpisodeKey("collect", epoch, "0", number), examples(1)[0], reward=0.5, **fields)
+
+
+def test_every_episode_is_there_after_a_flush(store):
+    for number in range(300):
+        store.episode(episode(number))
+    store.flush()
+    assert list(store.rows("SELECT count(*), avg(reward) FROM episodes")) == [(300, 0.5)]
+
+
+def test_the_same_episode_twice_is_one_row(store):
+    store.episode(episode(1, attempt=0))
+    store.episode(episode(1, attempt=1))
+    store.flush()
+    assert list(store.rows("SELECT attempt FROM episodes")) == [(1,)]
+
+
+def test_missing_episodes_are_recorded_with_their_reason(store):
+    store.episode(episode(1, outcome=Outcome.TOOL_ERROR, reason="a tool broke"))
+    store.flush()
+    ((outcome, data),) = store.rows("SELECT outcome, data FROM episodes")
+    assert (outcome, json.loads(data)["reason"]) == ("tool_error", "a tool broke")
+
+
+def test_stages_and_jobs_are_on_disk_when_the_call_returns(store):
+    store.stage(3, "SELECT", {"kept": {"b", "a"}})
+    ref = TrainingJobRef(run_id="r", backend="local")
+    store.job(ref, TrainingJobStatus(run_id="r", backend="local", status="completed"), "r/3")
+    database = sqlite3.connect(store.database)
+    assert database.execute("SELECT epoch, stage, data FROM stages").fetchall() == [(3, "SELECT", '{"kept":["a","b"]}')]
+    assert database.execute("SELECT job_key, status FROM jobs").fetchall() == [("r/3", "completed")]
+    database.close()
+
+
+def test_an_epochs_episodes_are_exported(store):
+    store.episode(episode(0, epoch=1))
+    store.episode(episode(1, epoch=1))
+    store.episode(episode(0, epoch=2))
+    path = store.export_epoch(1)
+    lines = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=1 << 20).decode().splitlines()
+    assert [json.loads(line)["generation"] for line in lines] == [0, 1]
+    assert store.export_epoch(7) is None
+
+
+def test_a_folder_that_exists_is_refused(store):
+    with pytest.raises(ConfigError, match="exists already"):
+        RunStore(store.folder)
+
+
+def test_the_lock_belongs_to_the_owner(store):
+    code = f"import filelock; filelock.FileLock({str(store.folder / '.lock')!r}).acquire(timeout=0)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Timeout" in out.stderr
+
+
+def test_a_journal_that_cannot_be_written_says_so(store):
+    store._put(lambda db: db.execute("INSERT INTO nowhere VALUES (1)"))
+    with pytest.raises(StorageError, match="nowhere"):
+        store.flush()
+    with pytest.raises(StorageError):
+        store.episode(episode(0))
+    store._error = None  # so that the fixture can close it
+
+
+def test_files_are_replaced_whole(tmp_path):
+    path = tmp_path / "a.json"
+    replace_file(path, "old")
+    replace_file(path, "new")
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    append_line(tmp_path / "b.jsonl", {"x": float("nan")})
+    assert (tmp_path / "b.jsonl").read_text() == '{"x":null}\n'
+
+
+def test_json_of_anything():
+    assert to_json({"a": {3, 1}, "b": object}) == f'{{"a":[1,3],"b":"{object}"}}'
