@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import torch
@@ -26,7 +27,15 @@ def refuse_if_busy(limit: float = 0.15, seconds: float = 1.0) -> None:
 
 
 def matmul_gflops(size: int = 1024, seconds: float = 0.5) -> float:
-    """Returns billions of float32 operations a second in a square matrix product."""
+    """Returns billions of float32 operations a second in a square matrix product, measured in a thread that ends.
+
+    A pool of workers that stayed in this thread would slow down the engine's.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_multiply, size, seconds).result()
+
+
+def _multiply(size: int, seconds: float) -> float:
     a, b = torch.randn(size, size), torch.randn(size, size)
     torch.mm(a, b)
     count, start = 0, time.perf_counter()

@@ -65,6 +65,11 @@ def sample_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
 
 
 def generate_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
+    """Runs in the engine's thread, as the sampler does: a second pool of workers would slow both down."""
+    return engine.policy.sampler.call(lambda: _generate(engine, prompts, new_tokens))
+
+
+def _generate(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
     with torch.no_grad():
         output = engine.model.module.generate(
             prompts.to(engine.model.device),

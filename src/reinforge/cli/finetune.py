@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,5 +69,5 @@ FLAG_PATHS = {
 
 
 def _overrides(options: dict[str, Any]) -> list[tuple[str, str]]:
-    flags = [(path, str(options[name])) for name, path in FLAG_PATHS.items() if options.get(name) is not None]
+    flags = [(path, json.dumps(options[name])) for name, path in FLAG_PATHS.items() if options.get(name) is not None]
     return flags + [(path, value) for path, value in options["overrides"]]

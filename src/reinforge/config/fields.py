@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, RootModel
 from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict  # the one of `typing` does not know those that pydantic takes before 3.12
 
 from reinforge.config.document import KeyPath
 
@@ -75,6 +76,8 @@ def _is_model(annotation: Any) -> bool:
 def _unknown(variant: Any, value: Any, path: KeyPath) -> list[tuple[KeyPath, list[str]]] | None:
     """Returns the unknown keys below one member of a union; None: the value does not have its shape."""
     args, origin = get_args(variant), get_origin(variant)
+    if _is_model(variant) and issubclass(variant, RootModel):
+        return unknown_keys(variant.model_fields["root"].annotation, value, path)
     if isinstance(value, dict):
         if _is_model(variant):
             return _unknown_in_model(variant, value, path)
@@ -90,8 +93,6 @@ def _unknown(variant: Any, value: Any, path: KeyPath) -> list[tuple[KeyPath, lis
 
 
 def _unknown_in_model(model: type[BaseModel], value: dict[str, Any], path: KeyPath) -> list[Any] | None:
-    if issubclass(model, RootModel):
-        return unknown_keys(model.model_fields["root"].annotation, value, path)
     keys = allowed_keys(model)
     for key, field in keys.items():
         if get_origin(field.annotation) is Literal and key in value and value[key] not in get_args(field.annotation):

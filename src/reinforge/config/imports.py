@@ -58,12 +58,15 @@ def import_object(spec: str, project_root: Path, *, path: str = "") -> Any:
 
 @contextmanager
 def _leading(folder: Path) -> Iterator[None]:
+    """Puts a folder first on `sys.path`, and afterwards last: the user's functions may import when they are called."""
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         yield
     finally:
         sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
 
 
 def _refuse_foreign(module: str, spec: str, project_root: Path, path: str) -> None:

@@ -57,6 +57,7 @@ class LoadedConfig:
         data: The plain data that was checked, overrides and variables put in. It may hold secrets.
         placeholders: Text with `${VAR}` as it was written, by path.
         types: The `_type` of each component, by path.
+        marks: Line and column of each key, by path; a text where an override set it.
     """
 
     config: Config
@@ -65,6 +66,16 @@ class LoadedConfig:
     data: dict[str, Any] = field(repr=False)
     placeholders: dict[KeyPath, str] = field(default_factory=dict)
     types: dict[KeyPath, str] = field(default_factory=dict)
+    marks: dict[KeyPath, Any] = field(default_factory=dict, repr=False)
+
+    def locate(self, path: str) -> str:
+        """Returns `file:line:column` of a dotted path, or of the nearest key above it that the file has; or ''."""
+        keys = tuple(path.split("."))
+        for end in range(len(keys), 0, -1):
+            mark = self.marks.get(keys[:end])
+            if mark is not None:
+                return mark if isinstance(mark, str) else f"{self.path}:{mark[0]}:{mark[1]}" if self.path else ""
+        return ""
 
 
 def load_config(
@@ -152,7 +163,7 @@ def _check(document: Document, placeholders: dict[KeyPath, str], registry: Regis
     if config is None:
         raise ConfigError("the configuration could not be checked")
     root = path.parent.resolve() if path else Path.cwd()
-    return LoadedConfig(config, path, root, document.data, placeholders, types)
+    return LoadedConfig(config, path, root, document.data, placeholders, types, document.marks)
 
 
 def _components(document: Document) -> Iterator[tuple[KeyPath, str, Any]]:
@@ -211,16 +222,11 @@ def _name_of_instance(document: Document, registry: Registry, place: KeyPath, ki
 
 
 def _report_untyped(document: Document, registry: Registry, place: KeyPath, kind: str, value: dict[str, Any]) -> None:
-    mark = document.marks.get(place)
-    if (
-        isinstance(mark, str) and len(place) > 1 and place[:-1] in SECTIONS
-    ):  # made by an override that misspelt an entry
-        others = [
-            key for key in document.get(place[:-1]) if not isinstance(document.marks.get((*place[:-1], key)), str)
-        ]
-        hint = did_you_mean(str(place[-1]), others)
-        have = f"it has {', '.join(others)}" if others else "it has none"
-        message = f'{dotted(place[:-1])} has no entry "{place[-1]}"{hint or ";"} {have}'
+    section, name = place[:-1], str(place[-1])
+    if section in SECTIONS and isinstance(document.marks.get(place), str):  # an override misspelt an entry's name
+        entries = [key for key in document.get(section) if not isinstance(document.marks.get((*section, key)), str)]
+        have = f"it has {', '.join(entries)}" if entries else "it has none"
+        message = f'{dotted(section)} has no entry "{name}"{did_you_mean(name, entries) or ";"} {have}'
         document.report(place, message, f"to add it, give its type first: -o {dotted(place)}._type NAME")
         return
     message = f'the required key "_type" is missing; registered: {", ".join(registry.names(kind)) or "none"}'

@@ -12,11 +12,11 @@ await engine.policy.publish(version)         # or engine.rollback()
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from reinforge.errors import EngineError
 from reinforge.interfaces import Needs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -59,7 +62,6 @@ class Engine:
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self.reference = model.frozen_copy() if keep_reference else None
         self.learner = Learner(model, config, seed)
-        self._weights_lock = threading.RLock()  # held while weights change or a forward outside the sampler reads them
         self._in_job = False
         self._snapshot: Snapshot | None = None
         self.policy = EmbeddedPolicy(
@@ -72,6 +74,7 @@ class Engine:
             fingerprint=self.fingerprint,
             published=self._forget_snapshot,
         )
+        self._call = self.policy.sampler.call
 
     @classmethod
     def load(cls, config: PolicyConfig, *, seed: int, device: str = "auto", keep_reference: bool = False) -> Engine:
@@ -87,8 +90,8 @@ class Engine:
             ConfigError: The configuration cannot work here.
             EngineError: The model cannot be loaded or sampled from.
         """
-        with checkpoint.quiet():
-            model = load_model(config, seed, device)
+        with checkpoint.quiet(), ThreadPoolExecutor(1) as thread:  # its libgomp pool ends with it
+            model = thread.submit(load_model, config, seed, device).result()
         return cls(config, model, load_tokenizer(config), seed=seed, keep_reference=keep_reference)
 
     @property
@@ -115,8 +118,7 @@ class Engine:
             for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs and self.reference is not None:
-            budget = self.config.batch.micro_batch_tokens
-            for sample, logprobs in zip(samples, sample_logprobs(self.reference, samples, budget), strict=True):
+            for sample, logprobs in zip(samples, self._logprobs(self.reference, samples), strict=True):
                 sample.ref_logprobs = logprobs
 
     def update(
@@ -143,10 +145,12 @@ class Engine:
         """
         if not self._in_job:
             raise EngineError("update: no job is open; begin_job() first")
-        with self._weights_lock:
-            if self._snapshot is None:
-                self._snapshot = self._take_snapshot()
-            return self.learner.update(samples, loss, Progress(progress_start, progress_end, epoch))
+        progress = Progress(progress_start, progress_end, epoch)
+        return self._call(lambda: self._update(samples, loss, progress))
+
+    def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
+        self._take_snapshot()
+        return self.learner.update(samples, loss, progress)
 
     def end_job(self) -> None:
         """Ends the job; admission opens when somebody publishes, or by itself for the first request."""
@@ -155,7 +159,6 @@ class Engine:
         self._in_job = False
         self.policy.end_job()
 
-    @torch.no_grad()
     def rollback(self) -> None:
         """Puts weights and optimizer back to before `begin_job` and opens admission with the old version.
 
@@ -164,28 +167,25 @@ class Engine:
         """
         if not self._in_job and self._snapshot is None:
             raise EngineError("rollback: no job has begun since the last version was published")
-        with self._weights_lock:
-            if self._snapshot is not None:
-                for name, parameter in self.model.module.named_parameters():
-                    parameter.copy_(self._snapshot.weights[name])
-                self.learner.restore(self._snapshot.optimizer, self._snapshot.num_steps)
+        self._call(self._restore_snapshot)
         self._in_job, self._snapshot = False, None
         self.policy.end_job(self.policy.version)
         self.policy.open(self.policy.version)
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
-        with self._weights_lock:
-            return sample_logprobs(self.model, samples, self.config.batch.micro_batch_tokens)
+        return self._logprobs(self.model, samples)
+
+    def _logprobs(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        return self._call(lambda: sample_logprobs(model, samples, self.config.batch.micro_batch_tokens))
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         return self.logprobs([plain_sample(row) for row in token_ids])
 
     def save(self, folder: str | Path, version: int) -> None:
         """Writes a checkpoint that transformers loads as it is, with what training needs beside it."""
-        with self._weights_lock:
-            begun = self.policy.sampler.num_begun
-            checkpoint.save(Path(folder), self.model, self.tokenizer, self.learner, version, begun)
+        begun = self.policy.sampler.num_begun
+        self._call(lambda: checkpoint.save(Path(folder), self.model, self.tokenizer, self.learner, version, begun))
 
     def load_weights(self, folder: str | Path) -> None:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
@@ -201,8 +201,7 @@ class Engine:
         if own_job:
             self.begin_job()
         try:
-            with self._weights_lock:
-                version = self._load(Path(folder))
+            version = self._call(lambda: self._load(Path(folder)))
         except BaseException:
             if own_job:
                 self.rollback()
@@ -212,8 +211,7 @@ class Engine:
             self.policy.end_job(version)
 
     def _load(self, folder: Path) -> int | None:
-        if self._snapshot is None:
-            self._snapshot = self._take_snapshot()
+        self._take_snapshot()
         training = checkpoint.load_training(folder)
         checkpoint.load_weights(folder, self.model)
         if training is None:
@@ -227,11 +225,13 @@ class Engine:
 
     def fingerprint(self) -> str:
         """Returns 16 hex digits of the SHA-256 over names and bytes of all parameters."""
+        return self._call(self._fingerprint)
+
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        with self._weights_lock:
-            for name, parameter in sorted(self.model.module.named_parameters()):
-                digest.update(name.encode())
-                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        for name, parameter in sorted(self.model.module.named_parameters()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
@@ -248,7 +248,15 @@ class Engine:
         self._snapshot = None
 
     @torch.no_grad()
-    def _take_snapshot(self) -> Snapshot:
-        weights = {name: p.detach().clone() for name, p in self.model.module.named_parameters()}
-        moments = {name: value.clone() for name, value in self.learner.state().items()}
-        return Snapshot(weights, moments, self.learner.num_steps)
+    def _take_snapshot(self) -> None:
+        if self._snapshot is None:
+            weights = {name: p.detach().clone() for name, p in self.model.module.named_parameters()}
+            moments = {name: value.clone() for name, value in self.learner.state().items()}
+            self._snapshot = Snapshot(weights, moments, self.learner.num_steps)
+
+    @torch.no_grad()
+    def _restore_snapshot(self) -> None:
+        if self._snapshot is not None:
+            for name, parameter in self.model.module.named_parameters():
+                parameter.copy_(self._snapshot.weights[name])
+            self.learner.restore(self._snapshot.optimizer, self._snapshot.num_steps)

@@ -175,7 +175,9 @@ class Learner:
         self.reset()
         self.num_steps = num_steps
         for name, parameter in self.parameters.items():
-            slots = {key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state}
+            slots = {
+                key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state
+            }
             if slots:
                 self.optimizer.state[parameter] = {
                     key: value.clone() if key == "step" else value.to(parameter.device, parameter.dtype).clone()

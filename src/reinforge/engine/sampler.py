@@ -89,7 +89,6 @@ class Sampler:
         self._waiting: deque[SampleRequest] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._changed = threading.Condition()
-        self._idle = True
         self._open, self._closing = True, False
         self._sampled, self._prompt, self._prefilled, self._steps = 0, 0, 0, 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
@@ -114,8 +113,7 @@ class Sampler:
         """Admits no more and returns when no reply is in flight; requests wait."""
         with self._changed:
             self._open = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._idle or self._closing)
+        self.call(self._drain)
 
     def resume(self, version: int) -> None:
         """Admits again; replies begun from now on carry `version`."""
@@ -180,12 +178,7 @@ class Sampler:
     def _run(self) -> None:
         while self._wait_for_work():
             self._answer_calls()
-            try:
-                with torch.no_grad():
-                    self._admit()
-                    self._step()
-            except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
-                self._fail(cause)
+            self._advance()
         closed = EngineError("the engine is closed")
         self._fail(closed)
         for _, future in self._calls:
@@ -193,12 +186,8 @@ class Sampler:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._closing or self._rows.count or self._calls or (self._open and self._waiting)):
-                if not self._idle:
-                    self._idle = True
-                    self._changed.notify_all()
+            while not (self._closing or self._calls or self._rows.count or (self._open and self._waiting)):
                 self._changed.wait()
-            self._idle = self._idle and not self._waiting
             return not self._closing
 
     def _answer_calls(self) -> None:
@@ -208,6 +197,18 @@ class Sampler:
                 future.set_result(function())
             except BaseException as cause:  # noqa: BLE001  the caller raises it
                 future.set_exception(cause)
+
+    def _advance(self) -> None:
+        try:
+            with torch.no_grad():
+                self._admit()
+                self._step()
+        except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
+            self._fail(cause)
+
+    def _drain(self) -> None:
+        while self._rows.count and not self._closing:
+            self._advance()
 
     def _fail(self, cause: Exception) -> None:
         with self._changed:

@@ -234,9 +234,7 @@ class AsyncLLM:
         """The model's own name."""
         return self.model.model_name
 
-    async def _create(
-        self, *, messages: list[Message], seed: int | None = None, **arguments: Any
-    ) -> ChatCompletion:
+    async def _create(self, *, messages: list[Message], seed: int | None = None, **arguments: Any) -> ChatCompletion:
         capture = self._capture
         if seed is None or self._sampling is not None:  # a trained policy draws by the run's seed, not the agent's
             seed = call_seed(capture.seed, capture.num_started)

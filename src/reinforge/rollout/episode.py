@@ -42,9 +42,7 @@ def _item(message: Message, **fields: Any) -> EpisodeItem:
         extra["content"] = content
     role = _ROLES.get(message.get("role", "other"), EpisodeItemRole.OTHER)
     values = {"logprobs": None, "trained": None, **fields}
-    return EpisodeItem.model_construct(
-        role=role, content=text_of(content), metadata=extra or None, **values
-    )
+    return EpisodeItem.model_construct(role=role, content=text_of(content), metadata=extra or None, **values)
 
 
 def is_target(call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: set[str]) -> bool:

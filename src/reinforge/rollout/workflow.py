@@ -84,5 +84,5 @@ async def python_workflow(config: PythonWorkflowConfig, builder: Any) -> AsyncIt
     """Yields the user's own function."""
     function = config.function
     if isinstance(function, str):
-        function = import_object(function, builder.project_root)
+        function = import_object(function, builder.project_root, path="function")
     yield bind_workflow(function, config.llm, shares_world=config.shares_world)

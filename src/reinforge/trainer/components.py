@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loader import LoadedConfig
-from reinforge.errors import ConfigError
+from reinforge.config.schema import Config
+from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import (
     Algorithm,
     DatasetLoader,
@@ -95,7 +97,11 @@ class Builder:
 
     async def get_algorithm(self) -> Algorithm:
         """Returns the run's algorithm; GRPO with its defaults where none is named."""
-        return await self._make("algorithm", "finetuning.algorithm", self.config.finetuning.algorithm or GRPOConfig())
+        config = self.config.finetuning
+        if config.algorithm is None:  # the default is written into the resolved configuration
+            config.algorithm = GRPOConfig()
+            self.loaded.types["finetuning", "algorithm"] = str(GRPOConfig.static_type)
+        return await self._make("algorithm", "finetuning.algorithm", config.algorithm)
 
     async def get_model_path(self) -> str | None:
         """Returns the folder or id of the model to train; a bundled one is made on first use."""
@@ -117,9 +123,28 @@ class Builder:
 
     async def _make(self, kind: str, path: str, config: TypedConfig) -> Any:
         if (kind, path) not in self._made:
-            component = self.registry.get(kind, str(config.static_type), path)
-            self._made[kind, path] = await self._stack.enter_async_context(_entered(component.factory(config, self)))
+            name = self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
+            component = self.registry.get(kind, name, path)
+            try:
+                made = await self._stack.enter_async_context(_entered(component.factory(config, self)))
+            except ConfigError as error:
+                raise ConfigError([self.placed(problem, path) for problem in error.problems]) from error
+            self._made[kind, path] = made
         return self._made[kind, path]
+
+    def placed(self, problem: Problem, component: str = "") -> Problem:
+        """Returns a problem with its whole path and its place in the file.
+
+        Args:
+            problem: Its path may be relative to the component.
+            component: Path of the component that has the problem.
+        """
+        if problem.location:
+            return problem
+        path = problem.path
+        if path.partition(".")[0] not in Config.model_fields:
+            path = f"{component}.{path}" if path else component
+        return replace(problem, path=path, location=self.loaded.locate(path))
 
 
 @asynccontextmanager

@@ -93,13 +93,13 @@ async def make_parts(builder: Builder, folder: Path) -> Parts:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
-    attempt.problems += _single_generation(config, algorithm, trajectory_builder)
+    attempt.problems += map(builder.placed, _single_generation(config, algorithm, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
     adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
     if isinstance(adapter, LocalAdapter):
-        attempt.problems += adapter.preflight(config)
+        attempt.problems += [builder.placed(problem) for problem in adapter.preflight(config)]
     llms = {}
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
@@ -109,7 +109,9 @@ async def make_parts(builder: Builder, folder: Path) -> Parts:
 
 async def _load_splits(builder: Builder) -> dict[str, list[EvalInputItem]]:
     loader = await builder.get_dataset()
-    return split_examples(loader.load(), builder.config.finetuning.splits, builder.config.finetuning.seed)
+    config = builder.config.finetuning
+    id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
+    return split_examples(loader.load(), config.splits, config.seed, id_key=id_key)
 
 
 def _single_generation(config: FinetuneConfig, algorithm: Any, trajectory_builder: Any) -> list[Problem]:

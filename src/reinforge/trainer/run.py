@@ -94,7 +94,10 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     """Runs a configuration to its end inside a running event loop; see `run_config`."""
     config: FinetuneConfig = loaded.config.finetuning
     if not config.enabled:
-        raise ConfigError(Problem("finetuning.enabled", "is false, so there is nothing to run", "set it to true"))
+        where = loaded.locate("finetuning.enabled")
+        raise ConfigError(
+            Problem("finetuning.enabled", "is false, so there is nothing to run", "set it to true", where)
+        )
     if config.run_configuration is None:
         config.run_configuration = FinetuneRunConfig()
     run_id = options.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"

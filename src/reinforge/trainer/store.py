@@ -13,7 +13,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -224,20 +224,16 @@ class RunStore:
         """Writes the epoch's collected episodes as compressed JSONL; returns the file, or None if there are none."""
         self.flush()
         target = self.folder / "episodes" / f"epoch-{epoch:04d}.jsonl.zst"
-        rows = list(self.rows("SELECT data FROM episodes WHERE phase = 'collect' AND epoch = ? ORDER BY key", (epoch,)))
+        rows = self.rows("SELECT data FROM episodes WHERE phase = 'collect' AND epoch = ? ORDER BY key", (epoch,))
         if not rows:
             return None
         text = "".join(f"{row[0]}\n" for row in rows)
         replace_file(target, zstandard.ZstdCompressor(level=3).compress(text.encode()))
         return target
 
-    def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        """Yields rows of the record as it stands on disk."""
-        connection = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)
-        try:
-            yield from connection.execute(query, parameters)
-        finally:
-            connection.close()
+    def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Returns rows of the record as it stands on disk."""
+        return read_rows(self.folder, query, parameters)
 
     def close(self) -> None:
         """Writes what is left and gives the folder back."""
@@ -329,3 +325,24 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
     """
     with boundary(StorageError, f"appending to {path}"), open(path, "a", encoding="utf-8") as file:
         file.write(to_json(value) + "\n")
+
+
+def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Returns rows of a run's record; nothing is locked or changed."""
+    connection = sqlite3.connect(f"file:{folder / 'run.sqlite'}?mode=ro", uri=True)
+    try:
+        return connection.execute(query, parameters).fetchall()
+    finally:
+        connection.close()
+
+
+def read_outputs(folder: Path, phase: str) -> dict[str, Any]:
+    """Returns what the agent returned on each example of a phase, from the record of a finished run.
+
+    Args:
+        folder: The run folder.
+        phase: For example `confirm_base`.
+    """
+    query = "SELECT example_id, data FROM episodes WHERE phase = ? AND generation = 0 ORDER BY example_id"
+    outputs = {example: json.loads(data)["output"] for example, data in read_rows(folder, query, (phase,))}
+    return {example: output for example, output in outputs.items() if output is not None}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.unit.config.components import COMPLETE, KEY, registry
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig, build_config, load_config
 from reinforge.errors import ConfigError
 from reinforge.evaluation.datasets import JsonlDatasetConfig, jsonl_dataset
+from tests.unit.config.components import COMPLETE, KEY, registry
 
 
 def load(path: Path, environ: dict[str, str] = KEY) -> LoadedConfig:

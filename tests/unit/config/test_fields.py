@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
+from typing_extensions import TypedDict
 
 from reinforge.config.fields import description_of, unknown_keys
 

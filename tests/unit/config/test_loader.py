@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from reinforge.config.loader import LoadedConfig, build_config, load_config
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import ConfigError, Problem
 from tests.unit.config.components import (
     COMPLETE,
     KEY,
@@ -15,10 +19,6 @@ from tests.unit.config.components import (
     OpenAIConfig,
     registry,
 )
-
-from reinforge.config.loader import LoadedConfig, build_config, load_config
-from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError, Problem
 
 
 @pytest.fixture

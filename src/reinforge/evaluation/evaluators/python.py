@@ -83,5 +83,5 @@ async def python_evaluator(config: PythonEvaluatorConfig, builder: Any) -> Async
     function = config.function
     if isinstance(function, str):
         root: Path = builder.project_root
-        function = import_object(function, root, path="eval.evaluators")
+        function = import_object(function, root, path="function")
     yield PythonEvaluator(function)

@@ -1,7 +1,7 @@
 """Tic-tac-toe: the board, its rules, and how it is shown to a person and to the model.
 
-    squares 0 1 2     `render`   X . O     `prompt_for(board, "X")`   Play X: X1 2 O3 4 5 6 7 8 9
-            3 4 5                . . .
+    squares 0 1 2     `render`   X . O     `prompt_for(board, "X")`   Play +: +1 2 -3 4 5 6 7 8 9
+            3 4 5                . . .     `prompt_for(board, "O")`   Play +: -1 2 +3 4 5 6 7 8 9
             6 7 8                . . .
 
 A board is a tuple of nine entries, `"X"`, `"O"` or `None` for an empty square. Indices run from 0; everything that
@@ -87,12 +87,15 @@ def render(board: Sequence[Square]) -> str:
 
 
 def prompt_for(board: Sequence[Square], side: Side) -> str:
-    """Returns the board as the model is shown it: an empty square is its number, a taken one its owner and number.
+    """Returns the board as the model is shown it, who is always `+`: its squares, its opponent's `-`, the empty ones.
 
-    Example: `prompt_for(("X", None, "O") + (None,) * 6, "X")` -> `"Play X: X1 2 O3 4 5 6 7 8 9"`.
+    Both sides look alike this way, so that what is learnt as X serves as O.
+
+    Example: `prompt_for(("X", None, "O") + (None,) * 6, "X")` -> `"Play +: +1 2 -3 4 5 6 7 8 9"`.
     """
-    squares = " ".join(f"{owner or ''}{number}" for number, owner in enumerate(board, start=1))
-    return f"Play {side}: {squares}"
+    signs = {None: "", side: "+", other(side): "-"}
+    squares = " ".join(f"{signs[owner]}{number}" for number, owner in enumerate(board, start=1))
+    return f"Play +: {squares}"
 
 
 def parse_move(text: str | None) -> int | None:

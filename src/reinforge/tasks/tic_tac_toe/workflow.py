@@ -2,7 +2,7 @@
 
 Each move is a fresh call that shows the board; the answer is the number of a square. A call:
 
-    user       Play X: X1 2 O3 4 5 6 7 8 9
+    user       Play +: +1 2 -3 4 5 6 7 8 9
     assistant   5
 """
 

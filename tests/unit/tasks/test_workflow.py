@@ -1,0 +1,146 @@
+"""Whole games with a scripted model."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from reinforge.rollout.workflow import PolicyFailure
+from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset, TicTacToeDatasetConfig
+from reinforge.tasks.tic_tac_toe.evaluators import Legal, Reward, RewardConfig, Win
+from reinforge.tasks.tic_tac_toe.game import LINES
+from reinforge.tasks.tic_tac_toe.workflow import play
+from reinforge.types.evaluation import EvalInputItem
+
+
+class ScriptedLLM:
+    """A model whose answers a function of the prompt decides; keeps what it was asked."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, *, messages, max_tokens):
+        assert [message["role"] for message in messages] == ["user"]
+        assert max_tokens == 4
+        self.asked.append(messages[0]["content"])
+        message = SimpleNamespace(role="assistant", content=self.answer(self.asked[-1]))
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+
+def squares(prompt):
+    return prompt.removeprefix("Play +: ").split(" ")
+
+
+def first_empty(prompt):
+    return f" {next(word for word in squares(prompt) if len(word) == 1)}"
+
+
+def attack(prompt):
+    """Completes a line where it can, else moves to the first empty square."""
+    shown = squares(prompt)
+    for line in LINES:
+        words = sorted(shown[square] for square in line)
+        if words[0][0] == words[1][0] == "+" and len(words[2]) == 1:
+            return words[2]
+    return first_empty(prompt)
+
+
+def example(side="X", world_seed=1):
+    question = {"side": side, "world_seed": world_seed}
+    return EvalInputItem(id="t", input_obj=question, expected_output_obj=None, full_dataset_entry=question)
+
+
+async def score(evaluator, game):
+    return (await evaluator.evaluate(example().copy_with_updates(output_obj=game))).score
+
+
+async def games(answer, count=60):
+    return [await play(example("XO"[seed % 2], seed), ScriptedLLM(answer), None) for seed in range(count)]
+
+
+async def test_a_game_is_played_to_its_end_on_both_sides():
+    finished = await games(attack)
+    assert {game["result"] for game in finished} == {"win", "draw", "loss"}
+    for game in finished:
+        json.dumps(game)
+        assert game["num_legal"] == game["num_moves"] == sum(m["side"] == game["side"] for m in game["moves"])
+        assert [m["side"] for m in game["moves"]] == list("XOXOXOXOX")[: len(game["moves"])]
+        assert len({m["square"] for m in game["moves"]}) == len(game["moves"])
+        assert game["board"].count("\n") == 2
+    wins = [game for game in finished if game["result"] == "win"]
+    assert len(wins) > 30
+    assert all(game["moves"][-1]["side"] == game["side"] for game in wins)
+
+
+async def test_each_move_is_a_fresh_call_that_shows_the_board():
+    llm = ScriptedLLM(first_empty)
+    game = await play(example("O", 3), llm, None)
+    assert len(llm.asked) == game["num_moves"]
+    assert sum(word.startswith("-") for word in squares(llm.asked[0])) == 1
+    assert sum(word.startswith("+") for word in squares(llm.asked[1])) == 1
+
+
+async def test_siblings_meet_the_same_opponent():
+    assert await play(example(), ScriptedLLM(attack), None) == await play(example(), ScriptedLLM(attack), None)
+    openings = {(await play(example("O", seed), ScriptedLLM(attack), None))["moves"][0]["square"] for seed in range(40)}
+    assert openings == set(range(1, 10))
+
+
+@pytest.mark.parametrize("answer", ["", None, "12", "five", "½", "\ud83c", "0", "<|end|>"])
+async def test_garbage_is_the_policys_own_failure(answer):
+    with pytest.raises(PolicyFailure, match="not one digit") as failure:
+        await play(example(), ScriptedLLM(lambda prompt: answer), None)
+    game = failure.value.output
+    json.dumps(game)
+    assert (game["result"], game["num_legal"], game["num_moves"]) == ("illegal", 0, 1)
+    assert await score(Legal(), game) == 0.0
+    assert await score(Win(), game) == 0.0
+
+
+async def test_a_taken_square_ends_the_game_and_legality_counts_the_moves_before():
+    with pytest.raises(PolicyFailure, match="taken") as failure:
+        await play(example("X", 5), ScriptedLLM(lambda prompt: "9"), None)
+    game = failure.value.output
+    assert (game["num_legal"], game["num_moves"], game["result"]) == (1, 2, "illegal")
+    assert await score(Legal(), game) == 0.5
+
+
+async def test_scores_by_hand():
+    reward = Reward(RewardConfig(win=1.0, draw=0.3, loss=0.0, per_move=0.1))
+
+    def game(result, num_moves):
+        return {"result": result, "side": "X", "num_moves": num_moves, "num_legal": num_moves}
+
+    assert await score(Win(), game("win", 3)) == 1.0
+    assert await score(Win(), game("draw", 5)) == 0.0
+    assert await score(reward, game("win", 3)) == 1.0
+    assert await score(reward, game("win", 5)) == pytest.approx(0.8)
+    assert await score(reward, game("draw", 5)) == 0.3
+    assert await score(reward, game("loss", 2)) == 0.0
+    assert await score(reward, game("loss", 4)) == pytest.approx(0.2)
+    assert await score(Legal(), game("win", 3)) == 1.0
+
+
+async def test_without_a_game_the_score_is_missing():
+    found = await Win().evaluate(example())
+    assert found.score is None
+    assert found.error == "the agent returned no game"
+
+
+def test_rows_name_their_split_and_no_world_appears_twice():
+    config = TicTacToeDatasetConfig(num_train=50, num_select=20, num_confirm=30, seed=1)
+    rows = TicTacToeDataset(config).rows()
+    assert rows[17]["id"] == "train-00017"
+    assert [sum(row["split"] == split for row in rows) for split in ("train", "select", "confirm")] == [50, 20, 30]
+    assert len({row["id"] for row in rows}) == len({row["world_seed"] for row in rows}) == 100
+    assert sum(row["side"] == "X" for row in rows) == 50
+    assert rows == TicTacToeDataset(config).rows()
+    assert rows != TicTacToeDataset(config.model_copy(update={"seed": 2})).rows()
+
+
+def test_an_example_asks_for_a_side_and_a_world():
+    item = TicTacToeDataset(TicTacToeDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
+    assert item.id == "train-00001"
+    assert item.input_obj == {"side": "O", "world_seed": item.full_dataset_entry["world_seed"]}
+    assert item.full_dataset_entry["split"] == "train"
