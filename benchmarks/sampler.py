@@ -1,7 +1,7 @@
 """Sampler against transformers' `generate`: the same model and prompts, in alternating pairs of one process.
 
-    python benchmarks/sampler.py            hidden 192, 4 layers, batch 64, prompt 48, 64 new tokens
-    python benchmarks/sampler.py --game     prompts of about 25 tokens, replies of 2, asked from an event loop
+python benchmarks/sampler.py            hidden 192, 4 layers, batch 64, prompt 48, 64 new tokens
+python benchmarks/sampler.py --game     prompts of about 25 tokens, replies of 2, asked from an event loop
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ def play_games(engine: Engine, args: argparse.Namespace) -> None:
         rates.append(args.batch * args.turns / (time.perf_counter() - start))
     after = engine.policy.stats()
     calls = args.batch * args.turns * args.pairs
-    print(f"{args.batch} agents, {args.turns} turns each, {(after.prompt_tokens - before.prompt_tokens) / calls:.1f} "
-          f"prompt tokens, 2 new; {(after.steps - before.steps) / calls * args.batch:.2f} steps a round")
+    print(
+        f"{args.batch} agents, {args.turns} turns each, {(after.prompt_tokens - before.prompt_tokens) / calls:.1f} "
+        f"prompt tokens, 2 new; {(after.steps - before.steps) / calls * args.batch:.2f} steps a round"
+    )
     print(f"calls/s              min {min(rates):9.1f}  median {statistics.median(rates):9.1f}  max {max(rates):9.1f}")
 
 

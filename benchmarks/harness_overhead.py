@@ -1,0 +1,110 @@
+"""Episodes per second of collecting, scoring and building with an instantaneous model, the journal on.
+
+    python benchmarks/harness_overhead.py
+
+200 examples x 4 generations at concurrency 64. The reference harness reaches 390 episodes/s on such a machine with
+the model in process and no journal (recorded; it is not run here).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.machine import describe, refuse_if_busy
+from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.interfaces import Evaluator
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.context import RunContext
+from reinforge.trainer.progress import SilentProgress
+from reinforge.trainer.store import RunStore
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.request import ModelReply, TokenLogprobs
+
+EXAMPLES, GENERATIONS, CONCURRENCY, ROUNDS = 200, 4, 64, 7
+REFERENCE = 390
+
+
+class Instantaneous:
+    """A model that answers at once with 16 tokens after a prompt of 48."""
+
+    is_policy = True
+    model_name = "instantaneous"
+    tokens = TokenLogprobs(tuple(range(48)), tuple(range(16)), (-0.5,) * 16)
+    reply = ModelReply({"role": "assistant", "content": "an answer"}, "stop", tokens, 48, 16)
+
+    async def sample(self, request):
+        return self.reply
+
+
+class Constant(Evaluator):
+    """Scores 1."""
+
+    async def evaluate(self, item):
+        return EvalOutputItem(id=item.id, score=1.0, reasoning=None)
+
+
+async def agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+    return reply.choices[0].message.content
+
+
+async def one_round(folder: Path) -> float:
+    """Returns the seconds of one collection of EXAMPLES x GENERATIONS, everything journalled."""
+    items = [
+        EvalInputItem(id=i, input_obj=f"q{i}", expected_output_obj="a", full_dataset_entry={}) for i in range(EXAMPLES)
+    ]
+    runner = EpisodeRunner(
+        bind_workflow(agent),
+        {"agent": Instantaneous()},
+        sampling=SamplingConfig(),
+        limits=LimitsConfig(),
+        outcomes=OutcomesConfig(),
+        run_seed=0,
+        max_concurrency=CONCURRENCY,
+    )
+    context = RunContext("r", RunStore(folder), SilentProgress(), LimitsConfig())
+    builder = GroupTrajectoryBuilder(GroupTrajectoryBuilderConfig(num_generations=GENERATIONS), ["agent"])
+    builder.evaluation = DatasetEvaluation(
+        runner,
+        {"train": items},
+        {"reward": Constant()},
+        reward_metric="reward",
+        outcomes=OutcomesConfig(),
+        listener=context.episode_done,
+    )
+    await builder.initialize(FinetuneConfig(reward_function={"name": "reward"}))
+    started = time.perf_counter()
+    await builder.start_run("r", {"epoch": 0})
+    collection = await builder.finalize("r", {"epoch": 0})
+    context.store.flush()
+    seconds = time.perf_counter() - started
+    assert collection.num_trajectories == EXAMPLES * GENERATIONS
+    context.store.close()
+    return seconds
+
+
+def main() -> None:
+    refuse_if_busy()
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = [asyncio.run(one_round(Path(folder) / str(number))) for number in range(ROUNDS + 1)][1:]
+    rates = sorted(EXAMPLES * GENERATIONS / each for each in seconds)
+    print(describe())
+    print(
+        f"{EXAMPLES} examples x {GENERATIONS}, concurrency {CONCURRENCY}, journal on, {ROUNDS} rounds after a warm-up"
+    )
+    print(f"episodes/s: median {statistics.median(rates):.0f}, min {rates[0]:.0f}, max {rates[-1]:.0f}")
+    print(f"ratio to the reference harness ({REFERENCE}/s, no journal): {statistics.median(rates) / REFERENCE:.1f} x")
+
+
+if __name__ == "__main__":
+    main()
