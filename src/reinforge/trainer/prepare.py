@@ -28,6 +28,7 @@ class Parts:
         splits: Examples by split: `train`, `select`, `confirm`.
         llms: Models by entry of `llms`.
         evaluators: By name.
+        shape: What the dataset's rows looked like; None where the loader does not tell.
     """
 
     config: FinetuneConfig
@@ -39,6 +40,7 @@ class Parts:
     adapter: TrainerAdapter
     trajectory_builder: TrajectoryBuilder
     trainer: Trainer
+    shape: str | None = None
 
     @property
     def reward_metric(self) -> str:
@@ -104,7 +106,8 @@ async def make_parts(builder: Builder, folder: Path) -> Parts:
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
     attempt.raise_if_any()
-    return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer)
+    shape = getattr(await builder.get_dataset(), "shape", None)
+    return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer, shape)
 
 
 async def _load_splits(builder: Builder) -> dict[str, list[EvalInputItem]]:
@@ -138,6 +141,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     return [
         ("agent", getattr(parts.workflow.function, "__qualname__", type(parts.workflow.function).__name__)),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
+        *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (
             "collect",
