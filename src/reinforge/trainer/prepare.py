@@ -136,12 +136,14 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
     optimizer, batch = config.policy.optimizer, config.policy.batch
     steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
+    remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
     algorithm = getattr(parts.algorithm, "config", None)
     chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
     return [
         ("agent", getattr(parts.workflow.function, "__qualname__", type(parts.workflow.function).__name__)),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
         *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
+        *([("sends to", ", ".join(remote))] if remote else []),
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (
             "collect",
