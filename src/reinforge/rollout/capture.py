@@ -214,7 +214,8 @@ def build_request(
 def passed_on(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what an agent asked of a model that is no policy, as its endpoint is asked."""
     given = {key: value for key, value in arguments.items() if value is not None and key not in _NOT_PASSED_ON}
-    return given | given.pop("extra_body", {})
+    further = given.pop("extra_body", {})
+    return {**given, **further}
 
 
 class _Completions:
