@@ -12,6 +12,8 @@ from reinforge import __version__
 COMMANDS = {
     "finetune": ("reinforge.cli.finetune", "Train the model behind an agent from a YAML file."),
     "train": ("reinforge.cli.finetune", "The same as finetune."),
+    "eval": ("reinforge.cli.eval", "Evaluate an agent, as it is or with the model of a run, with intervals."),
+    "chat": ("reinforge.cli.chat", "Talk to the model of a run or of a folder."),
     "demo": ("reinforge.cli.demo", "Make the bundled agent better, on this machine's CPU, in minutes."),
 }
 
