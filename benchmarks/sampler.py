@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -46,6 +47,7 @@ class Waiter:
         self.loop, self.left = self, 0
 
     def call_soon_threadsafe(self, _: Callable, requests: list[SampleRequest]) -> None:
+        """Counts replies."""
         self.left -= len(requests)
 
 
@@ -152,7 +154,8 @@ def main() -> None:
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
         size = {**SIZE, "hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
-        make_tiny_model(Path(folder), "qwen2", **size)
+        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
+            thread.submit(make_tiny_model, Path(folder), "qwen2", **size).result()
         config = PolicyConfig(model=folder, max_batch=args.batch)
         with Engine.load(config, seed=0, device="cpu") as engine:
             assert end_tokens(engine.model, engine.tokenizer)

@@ -174,16 +174,17 @@ class DecodeMasks:
         unknown = kinds - {"full_attention", "sliding_attention"}
         if unknown:
             raise EngineError(f"the sampler cannot cache layers of type {', '.join(sorted(unknown))}")
-        self.window = getattr(model.config, "sliding_window", None)
+        self.window: int | None = getattr(model.config, "sliding_window", None)
         self.per_kind = len(kinds) > 1
-        self.slides = self.window is not None and (self.per_kind or kinds != {"full_attention"})
+        if kinds == {"full_attention"}:
+            self.window = None
         self.dtype = model.dtype
 
     def make(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """Returns which of `length` places each row sees, `[B, 1, 1, L]`; one by kind where layers differ."""
         places_L = torch.arange(length, device=positions_B.device)
         full = places_L[None] <= positions_B[:, None]
-        if not self.slides:
+        if self.window is None:
             return self._typed(full)
         sliding = full & (places_L[None] > positions_B[:, None] - self.window)
         if not self.per_kind:
