@@ -96,6 +96,11 @@ class EmbeddedPolicy(PolicyServer):
         """The model's name, for `target_model` and the record."""
         return self._name
 
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's template."""
+        return self.renderer.chat_template
+
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Draws one reply.
 

@@ -204,7 +204,7 @@ class Sampler:
 
     def _advance(self) -> None:
         try:
-            with torch.no_grad():
+            with torch.inference_mode():
                 self._admit()
                 self._step()
         except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
