@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -162,7 +162,7 @@ _NOT_PASSED_ON = frozenset({"model", "logprobs", "top_logprobs", "timeout", "too
 
 
 def build_request(
-    messages: list[Message],
+    messages: Sequence[Any],
     *,
     sampling: SamplingParams | None,
     seed: int,
@@ -208,7 +208,18 @@ def build_request(
     )
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
-    return ModelRequest([dict(m) for m in messages], replace(base, max_tokens=limit, stop=stops, seed=seed), tools)
+    return ModelRequest(
+        [as_message(m) for m in messages], replace(base, max_tokens=limit, stop=stops, seed=seed), tools
+    )
+
+
+def as_message(message: Any) -> Message:
+    """Returns a message as a mapping; agents may append `choices[0].message` itself, ours or another library's."""
+    if isinstance(message, ChatMessage):
+        message = {"role": message.role, "content": message.content, "tool_calls": message.tool_calls}
+    elif hasattr(message, "model_dump"):
+        message = message.model_dump()
+    return {key: value for key, value in dict(message).items() if value is not None or key == "content"}
 
 
 def passed_on(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +257,7 @@ class AsyncLLM:
         """The model's own name."""
         return self.model.model_name
 
-    async def _create(self, *, messages: list[Message], seed: int | None = None, **arguments: Any) -> ChatCompletion:
+    async def _create(self, *, messages: Sequence[Any], seed: int | None = None, **arguments: Any) -> ChatCompletion:
         capture = self._capture
         if self._passes_through:
             asked = passed_on({**arguments, "seed": seed})
@@ -273,7 +284,7 @@ class BlockingLLM(AsyncLLM):
         self._loop = loop
         self.chat = _Chat(self._create_blocking)
 
-    def _create_blocking(self, *, messages: list[Message], **arguments: Any) -> ChatCompletion:
+    def _create_blocking(self, *, messages: Sequence[Any], **arguments: Any) -> ChatCompletion:
         return asyncio.run_coroutine_threadsafe(self._create(messages=messages, **arguments), self._loop).result()
 
 

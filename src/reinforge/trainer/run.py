@@ -48,10 +48,12 @@ class RunOptions:
     Attributes:
         run_name: Name of the run folder; None: made from the date and a random word.
         progress: What a person sees.
+        folder: The run folder, set once it exists: where to look after a failure.
     """
 
     run_name: str | None = None
     progress: RunProgress | None = None
+    folder: Path | None = None
 
 
 def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry: Registry = REGISTRY) -> RunSummary:
@@ -64,11 +66,12 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
         Interrupted: A signal stopped the run.
         ReinforgeError: The run failed; its folder holds a summary with the reason.
     """
+    options = options or RunOptions()
     with asyncio.Runner() as runner:
-        return runner.run(_with_signals(run_async(loaded, options or RunOptions(), registry)))
+        return runner.run(_with_signals(run_async(loaded, options, registry), options))
 
 
-async def _with_signals(work: Coroutine[Any, Any, RunSummary]) -> RunSummary:
+async def _with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOptions) -> RunSummary:
     task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
     seen: list[int] = []
@@ -87,7 +90,15 @@ async def _with_signals(work: Coroutine[Any, Any, RunSummary]) -> RunSummary:
     except asyncio.CancelledError:
         if not seen:
             raise
-        raise Interrupted(signal.Signals(seen[0]).name, 128 + seen[0]) from None
+        interrupted = Interrupted(signal.Signals(seen[0]).name, 128 + seen[0])
+        if options.folder is not None:
+            interrupted.add_note(kept_in(options.folder))
+        raise interrupted from None
+
+
+def kept_in(folder: Path) -> str:
+    """Returns the sentence that says where the work of a run that did not finish lies."""
+    return f"kept: episodes, metrics and checkpoints up to then, and report.md, in {folder}; its log is run.log"
 
 
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry = REGISTRY) -> RunSummary:
@@ -104,6 +115,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     folder = Path(config.output_dir).expanduser() / run_id
     async with Builder(loaded, registry) as builder:
         parts = await make_parts(builder, folder)
+        options.folder = folder
         context = RunContext(run_id, RunStore(folder), options.progress or SilentProgress(), config.limits)
         run = _Run(loaded, parts, context)
         with _run_log(folder):
@@ -125,6 +137,7 @@ class _Run:
             self.summary.status = "completed"
         except BudgetReached as reached:
             self.summary.status, self.summary.reason = "stopped", str(reached)
+            reached.add_note(kept_in(self.context.folder))
             raise
         except asyncio.CancelledError:
             self.summary.status, self.summary.reason = "stopped", f"interrupted in stage {self.context.stage_name}"
@@ -132,6 +145,7 @@ class _Run:
         except Exception as error:
             self.summary.reason = f"{self.context.stage_name}: {error}"
             logging.getLogger("reinforge").exception("the run failed in stage %s", self.context.stage_name)
+            error.add_note(kept_in(self.context.folder))
             raise
         finally:
             self._write_files()
