@@ -10,6 +10,7 @@ import yaml
 from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.run import RunOptions, run_async
 from tests.openai_server import OpenAIServer, fails, says
 
@@ -47,6 +48,13 @@ def endpoint(server):
     return {"_type": "openai", "model_name": "gpt", "base_url": server.url, "api_key": "${CANARY_KEY}"}
 
 
+class Settings(SilentProgress):
+    """Keeps what the run says that took effect."""
+
+    def start(self, run_id, folder, num_epochs, settings):
+        self.settings = dict(settings)
+
+
 async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keeps_the_key(project, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     project.write("task.py", ADVISED)
@@ -62,7 +70,11 @@ async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keep
             "reward": {"_type": "weighted", "weights": {"vowels": 1.0, "liked": 0.2}},
         }
         project.set("finetuning.reward_function.name", "reward")
-        summary = await run_async(write(project), RunOptions(run_name="r"))
+        progress = Settings()
+        summary = await run_async(write(project), RunOptions(run_name="r", progress=progress))
+        told = f"advisor: {advisor.url}, judge: {judge.url}"
+        assert progress.settings["sends to"] == told, "what leaves the machine is said before it does"
+        assert progress.settings["dataset"] == "rows of the shape question/answer"
     assert summary.status == "completed"
     assert summary.episodes == {"ok": sum(summary.episodes.values())}
     assert len(judge.bodies) == summary.episodes["ok"] + 1, "each episode is judged once, and the 503 once more"

@@ -46,7 +46,7 @@ def command(
     Example:
       reinforge chat 20260101-120000-ab12
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
-    """  # noqa: D301  click needs the character itself
+    """
     with guarded(as_json=False, debug=debug):
         from reinforge.trainer.saved import find_model
         from reinforge.types.request import SamplingParams

@@ -51,7 +51,7 @@ def command(
     Example:
       reinforge eval run.yml
       reinforge eval run.yml --model 20260101-120000-ab12 --split confirm --json
-    """  # noqa: D301  click needs the character itself
+    """
     with guarded(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
