@@ -7,7 +7,6 @@ final validation, gate and summary are not its business: `trainer/run.py` does t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -34,7 +33,7 @@ from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import append_line, replace_file, to_json
+from reinforge.trainer.store import append_line, write_json
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -349,7 +348,7 @@ class EpochTrainer(Trainer):
             ("validation_history.json", self.context.validations if self.context else self._validation_history),
             ("curriculum_state.json", self.get_curriculum_state()),
         ):
-            replace_file(output_dir / name, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
+            write_json(output_dir / name, value)
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
         """Draws `reward_plot.png` from the histories up to an epoch."""
