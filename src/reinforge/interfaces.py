@@ -191,7 +191,10 @@ class Trainer(ABC):
         """Records the metrics of one epoch."""
 
     async def cleanup(self) -> None:
-        """Frees what the trainer holds; does nothing unless overridden."""
+        """Frees what builder and adapter hold; a trainer that overrides it frees its own as well."""
+        for part in (self.trajectory_builder, self.trainer_adapter):
+            if part is not None:
+                await part.cleanup()
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
         """Runs the agent on the `select` examples.
@@ -413,7 +416,7 @@ class Journal(Protocol):
     def job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
         """Records where a job stands."""
 
-    def policy_version(self, version: int, fingerprint: str, num_updates: int, checkpoint: str | None) -> None:
+    def policy_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
         """Records a version of the weights."""
 
     def flush(self) -> None:

@@ -32,7 +32,7 @@ def command(
     run_name: str | None,
     **options: Any,
 ) -> None:
-    """Train the model behind an agent, as a YAML file says.
+    r"""Train the model behind an agent, as a YAML file says.
 
     \b
     Example:

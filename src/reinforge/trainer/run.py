@@ -135,9 +135,7 @@ class _Run:
             raise
         finally:
             self._write_files()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLEANUP_S):
-                    await self.trainer.cleanup()
+            await self._clean_up()
             self.context.progress.close()
             self.context.store.close()
         return self.summary
@@ -157,7 +155,9 @@ class _Run:
             baseline = await stages.validate(trainer, context, stages.BASELINE, config.gate.metric)
             self.summary.baseline = self._figure(baseline)
             self._refuse_blind(baseline)
-            await trainer.run(config.num_epochs)
+            statuses = await trainer.run(config.num_epochs) or []
+            stages.refuse_failed(statuses)
+            await stages.adopt_what_is_left(context, self.parts.adapter, statuses)
             final = await self._final_validation()
             self.summary.final = self._figure(final)
             await self._verdict()
@@ -196,6 +196,14 @@ class _Run:
         if policy is not None:
             checkpoint = await stages.keep_checkpoint(self.context, self.parts.adapter, policy.version)
             self.context.version_published(policy.version, await policy.fingerprint(), 0, checkpoint)
+
+    async def _clean_up(self) -> None:
+        """Frees what the trainer holds; what goes wrong here never hides how the run ended."""
+        try:
+            async with asyncio.timeout(CLEANUP_S):
+                await self.trainer.cleanup()
+        except Exception:  # a user's cleanup may raise anything
+            logging.getLogger("reinforge").exception("cleaning up after the run failed")
 
     def _figure(self, row: dict[str, Any] | None) -> MetricSummary | None:
         """Returns a validation's figure on the metric that decides."""

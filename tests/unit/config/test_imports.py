@@ -28,7 +28,8 @@ def project(tmp_path: Path) -> Iterator[Path]:
     (installed / "rfg_foreign.py").write_text("def f(): raise AssertionError\n")
     before = list(sys.path)
     yield tmp_path
-    assert sys.path == before
+    assert sys.path[: len(before)] == before, "what is imported from later is added at the end"
+    sys.path[:] = before
     for name in [name for name in sys.modules if name.startswith("rfg_")]:
         del sys.modules[name]
 
