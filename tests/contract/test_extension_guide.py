@@ -143,7 +143,9 @@ async def test_the_guides_parts_run_together():
 
 def test_what_is_printed_as_raising_raises():
     with pytest.raises(NotImplementedError, match="Override to implement curriculum learning"):
-        Trainer.apply_curriculum_learning(MyTrainer(MyTrainerConfig()), TrajectoryCollection(trajectories=[], run_id="r"), 0)
+        Trainer.apply_curriculum_learning(
+            MyTrainer(MyTrainerConfig()), TrajectoryCollection(trajectories=[], run_id="r"), 0
+        )
 
 
 def test_the_modules_say_reinforge_and_nothing_else_of_ours():

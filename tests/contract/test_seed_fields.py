@@ -80,7 +80,13 @@ def test_the_steps_shortcuts():
         function_ancestry={"function_id": "f", "function_name": "f"},
         payload={"event_type": "LLM_END", "name": "m", "tags": ["t"], "data": {"output": "x", "more": 1}},
     )
-    assert (step.event_type, step.name, step.tags, step.metadata, step.usage_info) == ("LLM_END", "m", ["t"], None, None)
+    assert (step.event_type, step.name, step.tags, step.metadata, step.usage_info) == (
+        "LLM_END",
+        "m",
+        ["t"],
+        None,
+        None,
+    )
     assert (step.data.output, step.data.more) == ("x", 1), "extra fields are kept"
     assert step.UUID == step.payload.UUID
     assert step.event_timestamp == step.payload.event_timestamp

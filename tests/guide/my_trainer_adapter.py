@@ -33,9 +33,7 @@ class MyTrainerAdapterConfig(TrainerAdapterConfig, name="my_trainer_adapter"):
     """Configuration for my trainer adapter."""
 
     backend: MyBackendConfig = Field(description="Backend configuration")
-    validate_trajectories: bool = Field(
-        default=True, description="Whether to validate trajectories before submission"
-    )
+    validate_trajectories: bool = Field(default=True, description="Whether to validate trajectories before submission")
 
 
 class MyClient:

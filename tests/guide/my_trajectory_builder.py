@@ -23,12 +23,8 @@ class MyTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="my_traj_builder")
     """Configuration for my custom trajectory builder."""
 
     num_generations: int = Field(default=2, ge=1, description="Number of trajectory generations per example")
-    include_tool_calls: bool = Field(
-        default=True, description="Whether to include tool call messages in trajectories"
-    )
-    min_episode_length: int = Field(
-        default=2, description="Minimum number of messages required for a valid trajectory"
-    )
+    include_tool_calls: bool = Field(default=True, description="Whether to include tool call messages in trajectories")
+    min_episode_length: int = Field(default=2, description="Minimum number of messages required for a valid trajectory")
 
 
 class MyTrajectoryBuilder(TrajectoryBuilder):

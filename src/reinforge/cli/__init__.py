@@ -12,6 +12,9 @@ from reinforge import __version__
 COMMANDS = {
     "finetune": ("reinforge.cli.finetune", "Train the model behind an agent from a YAML file."),
     "train": ("reinforge.cli.finetune", "The same as finetune."),
+    "check": ("reinforge.cli.check", "Check configuration, data, components and rewards without running."),
+    "components": ("reinforge.cli.components", "List what a configuration may name, with fields and defaults."),
+    "config": ("reinforge.cli.config", "Show a resolved configuration, or the schema of the file."),
     "demo": ("reinforge.cli.demo", "Make the bundled agent better, on this machine's CPU, in minutes."),
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -15,6 +16,13 @@ from reinforge.trainer.report import RunSummary
 
 INTERNAL_ERROR = 1
 NOT_PROMOTED = 3
+
+OVERRIDE = click.option(
+    "-o", "--override", "overrides", nargs=2, multiple=True, metavar="PATH VALUE", help="Set any key of the file."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON on stdout.")
+DEBUG = click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+"""Options that commands share."""
 
 
 def run_and_exit(
@@ -28,12 +36,8 @@ def run_and_exit(
         debug: Show the traceback of a failure.
         require_improvement: Exit 3 where the model was not promoted.
     """
-    try:
+    with guarded(as_json=as_json, debug=debug):
         summary = run()
-    except ReinforgeError as error:
-        _fail(error, error.exit_code, as_json, debug)
-    except Exception as error:  # noqa: BLE001  the last door: an error of ours, said as one
-        _fail(error, INTERNAL_ERROR, as_json, debug)
     if as_json:
         click.echo(json.dumps({**summary.as_dict(), "folder": str(summary.folder)}, ensure_ascii=False))
     else:
@@ -42,6 +46,19 @@ def run_and_exit(
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)
     return summary
+
+
+@contextmanager
+def guarded(*, as_json: bool, debug: bool) -> Iterator[None]:
+    """Says what went wrong and ends the process with the exit code that the failure has."""
+    try:
+        yield
+    except ReinforgeError as error:
+        _fail(error, error.exit_code, as_json, debug)
+    except (click.ClickException, BrokenPipeError):
+        raise
+    except Exception as error:  # noqa: BLE001  the last door: an error of ours, said as one
+        _fail(error, INTERNAL_ERROR, as_json, debug)
 
 
 def _fail(error: Exception, code: int, as_json: bool, debug: bool) -> None:

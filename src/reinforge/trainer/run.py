@@ -17,8 +17,8 @@ from typing import Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
-from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
-from reinforge.errors import BudgetReached, ConfigError, EvaluationError, Interrupted, Problem
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import BudgetReached, EvaluationError, Interrupted
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import EvaluationReport
 from reinforge.registry import REGISTRY, Registry
@@ -28,9 +28,10 @@ from reinforge.trainer.components import Builder
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.gate import choose_best, decide
 from reinforge.trainer.plot import draw_reward_plot
-from reinforge.trainer.prepare import Parts, effective_settings, make_parts
+from reinforge.trainer.prepare import Parts, effective_settings, make_parts, refuse_disabled
 from reinforge.trainer.progress import RunProgress, SilentProgress
 from reinforge.trainer.report import RunSummary, write_report, write_summary
+from reinforge.trainer.run_settings import cut_splits, make_small
 from reinforge.trainer.store import RunStore
 from reinforge.types.evaluation import MetricSummary
 
@@ -48,10 +49,17 @@ class RunOptions:
     Attributes:
         run_name: Name of the run folder; None: made from the date and a random word.
         progress: What a person sees.
+        smoke: Run everything once, as small as it can be, under a name that says so.
     """
 
     run_name: str | None = None
     progress: RunProgress | None = None
+    smoke: bool = False
+
+    def folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
+        """Returns the run folder."""
+        name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+        return Path(config.output_dir).expanduser() / f"{name}{suffix}"
 
 
 def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry: Registry = REGISTRY) -> RunSummary:
@@ -93,18 +101,15 @@ async def _with_signals(work: Coroutine[Any, Any, RunSummary]) -> RunSummary:
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry = REGISTRY) -> RunSummary:
     """Runs a configuration to its end inside a running event loop; see `run_config`."""
     config: FinetuneConfig = loaded.config.finetuning
-    if not config.enabled:
-        where = loaded.locate("finetuning.enabled")
-        raise ConfigError(
-            Problem("finetuning.enabled", "is false, so there is nothing to run", "set it to true", where)
-        )
-    if config.run_configuration is None:
-        config.run_configuration = FinetuneRunConfig()
-    run_id = options.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
-    folder = Path(config.output_dir).expanduser() / run_id
+    refuse_disabled(loaded)
+    if options.smoke:
+        make_small(loaded.config)
+    folder = options.folder(config, "-smoke" if options.smoke else "")
     async with Builder(loaded, registry) as builder:
         parts = await make_parts(builder, folder)
-        context = RunContext(run_id, RunStore(folder), options.progress or SilentProgress(), config.limits)
+        if options.smoke:
+            cut_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
+        context = RunContext(folder.name, RunStore(folder), options.progress or SilentProgress(), config.limits)
         run = _Run(loaded, parts, context)
         with _run_log(folder):
             return await run.to_the_end()

@@ -163,7 +163,9 @@ async def test_epochs_walk_through_the_examples(loop):
     await it.run(1)
     epochs = [it.builder.examples_of(epoch) for epoch in range(8)]
     assert all(len(set(ids)) == 5 for ids in epochs)
-    assert sorted(sum(epochs[:4], [])) == sorted(str(i) for i in range(20)), "a pass uses each example once"
+    assert sorted(id_ for ids in epochs[:4] for id_ in ids) == sorted(str(i) for i in range(20)), (
+        "a pass uses each example once"
+    )
     assert epochs[:4] != epochs[4:], "the next pass has another order"
 
 
