@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any, Self
 from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import Config
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.interfaces import (
     Algorithm,
     DatasetLoader,
@@ -24,6 +25,8 @@ from reinforge.interfaces import (
 from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
+
+logger = logging.getLogger(__name__)
 
 BUNDLED = "bundled:"
 DATASET = "eval.general.dataset"
@@ -149,9 +152,14 @@ class Builder:
             name = name or self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
             component = self.registry.get(kind, name, path)
             try:
-                made = await self._stack.enter_async_context(_entered(component.factory(config, self)))
+                made = await self._stack.enter_async_context(_entered(component.factory(config, self), path))
             except ConfigError as error:
                 raise ConfigError([self.placed(problem, path) for problem in error.problems]) from error
+            except ReinforgeError:
+                raise
+            except Exception as error:
+                message = f'making the {kind.replace("_", " ")} "{name}" of {component.origin} failed: {error!r}'
+                raise ConfigError(self.placed(Problem("", message), path)) from error
             self._made[kind, path, key] = made
         return self._made[kind, path, key]
 
@@ -171,7 +179,20 @@ class Builder:
 
 
 @asynccontextmanager
-async def _entered(generator: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Runs an async generator up to its yield; what follows the yield is the teardown."""
-    async with asynccontextmanager(lambda: generator)() as component:
+async def _entered(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]:
+    """Runs an async generator up to its yield; what follows the yield is the teardown, also when the run fails.
+
+    A teardown that raises is logged: it must not hide how the run ended.
+    """
+    try:
+        component = await anext(generator)
+    except StopAsyncIteration:
+        raise ConfigError(Problem(path, "its registered function yields no component", "yield it once")) from None
+    try:
         yield component
+    finally:
+        try:
+            async for _ in generator:
+                logger.warning("%s: its registered function yields more than once; only the first counts", path)
+        except Exception:  # a user's teardown may raise anything
+            logger.exception("%s: tearing it down failed", path)
