@@ -17,7 +17,6 @@ from reinforge.finetuning import (
     Trainer,
     TrajectoryCollection,
 )
-from reinforge.registry import REGISTRY
 from reinforge.rollout.episode import steps_of
 from reinforge.trainer.components import Builder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
@@ -26,6 +25,7 @@ from tests.guide import register
 from tests.guide.my_trainer import MyTrainer, MyTrainerConfig
 from tests.guide.my_trainer_adapter import MyBackendConfig, MyTrainerAdapter, MyTrainerAdapterConfig
 from tests.guide.my_trajectory_builder import MyTrajectoryBuilder, MyTrajectoryBuilderConfig
+from tests.guide.registry import guide_registry
 
 COMPLETE = Path(__file__).parents[1] / "data" / "002-complete.yml"
 
@@ -34,7 +34,7 @@ def eval_output(scores=(1.0, 0.0)):
     """What `run_eval` gives: one item a score, each with one model call."""
     items = []
     for index, score in enumerate(scores):
-        tokens = TokenLogprobs((1, 2), (3,), (-0.1,))
+        tokens = TokenLogprobs((1, 2), (3 + int(score),), (-0.1,))
         reply = ModelReply({"role": "assistant", "content": f"answer {score}"}, "stop", tokens, 2, 1)
         request = ModelRequest([{"role": "user", "content": f"question {index}"}])
         call = ModelCall(f"call-{index}", "agent", "m", request, reply, (), 0.0, 1.0)
@@ -77,19 +77,12 @@ async def test_what_the_guides_builder_returns():
     result = await builder.finalize("r")
     assert [[t.reward for t in group] for group in result.trajectories] == [[1.0, 0.0], [0.0, 0.0]]
     turn = result.trajectories[0][0].episode[-1]
-    assert (turn.role, turn.tokens.token_ids) == ("assistant", (3,))
+    assert (turn.role, turn.tokens.token_ids) == ("assistant", (4,))
 
 
 @pytest.fixture
 def with_openai():
-    """A registry that knows `_type: openai`; ours where it is there already."""
-    if "openai" in REGISTRY.names("llm"):
-        return REGISTRY
-    from tests.unit.config.components import OpenAIConfig, component
-
-    registry = REGISTRY.child()
-    registry.add("llm", OpenAIConfig, component)
-    return registry
+    return guide_registry()
 
 
 def test_the_complete_file_loads_once_its_components_are_registered(with_openai):
