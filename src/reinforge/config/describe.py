@@ -61,6 +61,7 @@ def _block(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+OR_NULL = " or null"
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path", Any: "any"}
 
 
@@ -72,7 +73,9 @@ def _kind(field: FieldInfo) -> str:
         for name, sign in BOUNDS.items()
         if getattr(constraint, name, None) is not None
     ]
-    return " ".join([_spelled(field.annotation), ", ".join(bounds)]).strip()
+    spelled = _spelled(field.annotation)
+    kind = spelled.removesuffix(OR_NULL)
+    return " ".join([kind, ", ".join(bounds)]).strip() + spelled[len(kind) :]
 
 
 def _spelled(annotation: Any) -> str:
