@@ -1,5 +1,7 @@
 """Every data model of the harness has the fields, types and defaults of tests/data/seed_fields.yml."""
 
+import subprocess
+import sys
 import types
 from enum import Enum
 from pathlib import Path
@@ -119,3 +121,9 @@ def test_base_classes_take_the_keyword_name():
 def test_every_public_name_is_there_and_sorted():
     assert sorted(harness.__all__) == sorted(set(harness.__all__))
     assert all(hasattr(harness, name) for name in harness.__all__)
+
+
+def test_the_module_is_light():
+    code = "import sys, reinforge.finetuning; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
