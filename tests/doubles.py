@@ -4,8 +4,10 @@ import asyncio
 
 import numpy as np
 
-from reinforge.interfaces import Evaluator, PolicyServer
+from reinforge.config.schema import TrainerAdapterConfig
+from reinforge.interfaces import Evaluator, PolicyServer, TrainerAdapter
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ModelReply, TokenLogprobs
 
 
@@ -78,3 +80,31 @@ def examples(count):
         )
         for i in range(count)
     ]
+
+
+class RecordingAdapter(TrainerAdapter):
+    """Takes every job and says what it was told to say."""
+
+    def __init__(self, policy, outcome="completed", num_updates=1):
+        super().__init__(TrainerAdapterConfig())
+        self.server, self.outcome, self.num_updates, self.jobs = policy, outcome, num_updates, []
+        self.healthy = True
+
+    async def is_healthy(self):
+        return self.healthy
+
+    async def submit(self, trajectories):
+        self.jobs.append(trajectories)
+        return TrainingJobRef(
+            run_id=trajectories.run_id, backend="recording", metadata={"job_key": trajectories.job_key}
+        )
+
+    async def status(self, ref):
+        metadata = {"num_updates": self.num_updates, "num_tokens": 10}
+        return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=self.outcome, metadata=metadata)
+
+    async def wait_until_complete(self, ref, poll_interval=10.0):
+        return await self.status(ref)
+
+    def policy(self):
+        return self.server

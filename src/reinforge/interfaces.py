@@ -19,7 +19,7 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -33,7 +33,7 @@ from reinforge.config.schema import (
     TrajectoryBuilderConfig,
 )
 from reinforge.errors import EvaluationError
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput, MetricSummary
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
@@ -191,7 +191,10 @@ class Trainer(ABC):
         """Records the metrics of one epoch."""
 
     async def cleanup(self) -> None:
-        """Frees what the trainer holds; does nothing unless overridden."""
+        """Frees what builder and adapter hold; a trainer that overrides it frees its own as well."""
+        for part in (self.trajectory_builder, self.trainer_adapter):
+            if part is not None:
+                await part.cleanup()
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
         """Runs the agent on the `select` examples.
@@ -268,46 +271,6 @@ class Evaluator(ABC):
     @abstractmethod
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns the score of one example; higher is better. A raised error makes the score missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationReport:
-    """One arm of an evaluation.
-
-    Attributes:
-        split: The examples it ran on.
-        epoch: The epoch it belongs to; -1 for the baseline.
-        scores: Metric -> example id -> mean score over its scored draws; missing examples are absent.
-        num_examples: Examples that were asked for.
-        outcomes: Outcome -> number of episodes.
-        reward_metric: The metric that is the reward.
-        error: Why there is no figure, where there is none.
-        summaries: Metric -> mean with its interval.
-    """
-
-    split: str
-    epoch: int
-    scores: dict[str, dict[str, float]]
-    num_examples: int
-    outcomes: dict[str, int]
-    reward_metric: str
-    error: str | None = None
-    summaries: dict[str, MetricSummary] = field(default_factory=dict)
-
-    def as_validation(self) -> dict[str, Any]:
-        """Returns the report as `run_validation_evaluation` gives it."""
-        summary = self.summaries.get(self.reward_metric)
-        return {
-            "avg_reward": summary.mean if summary else None,
-            "ci_low": summary.ci_low if summary else None,
-            "ci_high": summary.ci_high if summary else None,
-            "num_examples": summary.num_examples if summary else 0,
-            "num_unscored": summary.num_unscored if summary else self.num_examples,
-            "metrics": {name: s.mean for name, s in self.summaries.items()},
-            "summaries": {name: s.as_dict() for name, s in self.summaries.items()},
-            "outcomes": dict(self.outcomes),
-            "error": self.error,
-        }
 
 
 class EvaluationRunner(ABC):
@@ -418,7 +381,7 @@ class Journal(Protocol):
     def job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
         """Records where a job stands."""
 
-    def policy_version(self, version: int, fingerprint: str, num_updates: int, checkpoint: str | None) -> None:
+    def policy_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
         """Records a version of the weights."""
 
     def flush(self) -> None:

@@ -31,9 +31,11 @@ BUILTIN_MODULES = (
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
+    "reinforge.adapters.openpipe_art",
     "reinforge.trainer.builder",
     "reinforge.trainer.loop",
-    # "reinforge.tasks.tic_tac_toe",
+    "reinforge.trainer.art",
+    "reinforge.tasks.tic_tac_toe",
 )
 
 KINDS = (

@@ -79,7 +79,7 @@ def test_the_result_of_a_run_is_evaluated_and_talked_to(project):
     assert "(the best checkpoint, not promoted)" in found["model"]
     (project.run / "summary.json").write_text("{}")
     found = evaluated(project, "--model", "r", "--limit", "2")
-    assert found["model"].endswith("step-000000 (the model it began with: none was better)"), "as validated so far"
+    assert "(the best checkpoint, not promoted)" in found["model"], "as validated so far"
     (project.run / "checkpoints").rename(project.run / "gone")
     result = invoke("eval", "run.yml", "--model", "r")
     assert (result.exit_code, "has no model: nothing was promoted" in result.output) == (2, True)

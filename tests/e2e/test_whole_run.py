@@ -43,7 +43,7 @@ def test_every_file_of_the_run_folder(project):
     assert len(call["token_ids"]) == len(call["logprobs"]) > 0
     assert (call["policy_version"], episode["outcome"]) == (1, "ok")
     history = json.loads((project.run / "validation_history.json").read_text())
-    assert [row["epoch"] for row in history] == [-1, 1]
+    assert [row["epoch"] for row in history] == [-1, 1], "the base and the final model"
     assert (project.run / "reward_plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -14,6 +14,9 @@ COMMANDS = {
     "train": ("reinforge.cli.finetune", "The same as finetune."),
     "eval": ("reinforge.cli.eval", "Evaluate an agent, as it is or with the model of a run, with intervals."),
     "chat": ("reinforge.cli.chat", "Talk to the model of a run or of a folder."),
+    "check": ("reinforge.cli.check", "Check configuration, data, components and rewards without running."),
+    "components": ("reinforge.cli.components", "List what a configuration may name, with fields and defaults."),
+    "config": ("reinforge.cli.config", "Show a resolved configuration, or the schema of the file."),
     "demo": ("reinforge.cli.demo", "Make the bundled agent better, on this machine's CPU, in minutes."),
 }
 
@@ -48,7 +51,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="reinforge")
 def main() -> None:
-    """Improves the model behind an LLM agent from the agent's own runs, and proves that it did.
+    r"""Improves the model behind an LLM agent from the agent's own runs, and proves that it did.
 
     \b
     Example:

@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reinforge.cli.report import existing_file, run_and_exit
+from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded, run_and_exit
+
+FLAG_PATHS = {
+    "dataset": "eval.general.dataset.file_path",
+    "endpoint": "finetuning.run_configuration.endpoint",
+    "endpoint_timeout": "finetuning.run_configuration.endpoint_timeout",
+    "result_json_path": "finetuning.run_configuration.result_json_path",
+    "validation_dataset": "finetuning.run_configuration.validation_dataset",
+    "validation_interval": "finetuning.run_configuration.validation_interval",
+    "validation_config_file": "finetuning.run_configuration.validation_config_file",
+    "max_minutes": "finetuning.limits.max_minutes",
+    "max_tokens": "finetuning.limits.max_tokens",
+}
+"""Where a flag stands in the configuration; a flag is an override with a name of its own."""
+
+
+def flag(name: str, **attributes: Any) -> Any:
+    """Returns an option that is accepted in snake_case and in dash-case."""
+    return click.option(*dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]), **attributes)
 
 
 @click.command("finetune", context_settings={"show_default": True})
 @click.argument("file", required=False, callback=existing_file)
-@click.option("--config_file", "--config-file", callback=existing_file, help="The YAML file, as an option.")
-@click.option("--dataset", help="Dataset file that replaces the one of the YAML file.")
-@click.option("-o", "--override", "overrides", nargs=2, multiple=True, metavar="PATH VALUE", help="Set any key.")
-@click.option("--validation_interval", "--validation-interval", type=int, help="Epochs between validations.")
-@click.option("--run_name", "--run-name", help="Name of the run folder; default: made from the date.")
-@click.option("--max_minutes", "--max-minutes", type=float, help="Stop after this many minutes (exit 5).")
-@click.option("--max_tokens", "--max-tokens", type=int, help="Stop after this many sampled tokens (exit 5).")
-@click.option("--require_improvement", "--require-improvement", is_flag=True, help="Exit 3 unless promoted.")
-@click.option("--json", "as_json", is_flag=True, help="Write the summary as JSON on stdout.")
-@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@flag("config_file", callback=existing_file, help="The YAML file, as an option.")
+@flag("dataset", help="Dataset file that replaces the one of the YAML file.")
+@flag("result_json_path", help="JSONPath into the answer of a remote workflow.")
+@flag("endpoint", help="URL of a remote workflow; not supported in this version.")
+@flag("endpoint_timeout", type=int, help="Seconds to wait for a remote workflow.")
+@OVERRIDE
+@flag("validation_dataset", help="Dataset file to select and confirm on; all of the other is trained on.")
+@flag("validation_interval", type=int, help="Epochs between validations.")
+@flag("validation_config_file", help="Another file's evaluation; not supported in this version.")
+@flag("run_name", help="Name of the run folder; default: made from the date.")
+@flag("max_minutes", type=float, help="Stop after this many minutes (exit 5).")
+@flag("max_tokens", type=int, help="Stop after this many sampled tokens (exit 5).")
+@flag("smoke", is_flag=True, help="Run everything once and small: one epoch, two examples, one optimizer step.")
+@flag("dry_run", is_flag=True, help="Check everything, write the resolved configuration, and run nothing.")
+@flag("require_improvement", is_flag=True, help="Exit 3 unless promoted.")
+@JSON
+@DEBUG
 def command(
     file: Path | None,
     config_file: Path | None,
     as_json: bool,
     debug: bool,
+    smoke: bool,
+    dry_run: bool,
     require_improvement: bool,
     run_name: str | None,
     **options: Any,
 ) -> None:
-    """Train the model behind an agent, as a YAML file says.
+    r"""Train the model behind an agent, as a YAML file says.
 
     \b
     Example:
-      reinforge finetune run.yml
+      reinforge finetune run.yml --dry_run
+      reinforge finetune run.yml --smoke
       reinforge finetune run.yml -o finetuning.num_epochs 20 --run_name twenty
 
     \b
@@ -46,26 +75,36 @@ def command(
     chosen = config_file or file
     if chosen is None or (config_file and file):
         raise click.UsageError("name one configuration file: reinforge finetune FILE")
+    if dry_run and smoke:
+        raise click.UsageError("--dry_run runs nothing and --smoke runs everything once; give one of them")
+    overrides = _overrides(options)
+    if dry_run:
+        _write_resolved(chosen, overrides, run_name, as_json=as_json, debug=debug)
+        return
 
     def run() -> Any:
         from reinforge.config.loader import load_config
         from reinforge.trainer.progress import SilentProgress, default_progress
         from reinforge.trainer.run import RunOptions, run_config
 
-        loaded = load_config(chosen, overrides=_overrides(options))
         progress = SilentProgress() if as_json else default_progress()
-        return run_config(loaded, RunOptions(run_name=run_name, progress=progress))
+        options = RunOptions(run_name=run_name, progress=progress, smoke=smoke)
+        return run_config(load_config(chosen, overrides=overrides), options)
 
     run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement)
 
 
-FLAG_PATHS = {
-    "dataset": "eval.general.dataset.file_path",
-    "validation_interval": "finetuning.run_configuration.validation_interval",
-    "max_minutes": "finetuning.limits.max_minutes",
-    "max_tokens": "finetuning.limits.max_tokens",
-}
-"""Where a flag stands in the configuration; a flag is an override with a name of its own."""
+def _write_resolved(
+    file: Path, overrides: list[tuple[str, str]], run_name: str | None, *, as_json: bool, debug: bool
+) -> None:
+    with guarded(as_json=as_json, debug=debug):
+        from reinforge.config.loader import load_config
+        from reinforge.trainer.check import dry_run
+        from reinforge.trainer.run import RunOptions
+
+        written = asyncio.run(dry_run(load_config(file, overrides=overrides), RunOptions(run_name=run_name)))
+        said = json.dumps({"ok": True, "config": str(written)}) if as_json else f"{file} is valid; wrote {written}"
+        click.echo(said)
 
 
 def _overrides(options: dict[str, Any]) -> list[tuple[str, str]]:

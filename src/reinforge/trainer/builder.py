@@ -106,5 +106,9 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
 @register_trajectory_builder(config_type=GroupTrajectoryBuilderConfig)
 async def group_builder(config: GroupTrajectoryBuilderConfig, builder: Any) -> AsyncIterator[GroupTrajectoryBuilder]:
     """Yields the group builder."""
-    policies = [name for name, llm in builder.config.llms.items() if llm.static_type == "policy"]
-    yield GroupTrajectoryBuilder(config, policies)
+    yield GroupTrajectoryBuilder(config, policy_entries(builder))
+
+
+def policy_entries(builder: Any) -> list[str]:
+    """Returns the entries of `llms` that are the policy being trained."""
+    return [name for name, llm in builder.config.llms.items() if llm.static_type == "policy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any, Self
 from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import Config
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.interfaces import (
     Algorithm,
     DatasetLoader,
@@ -25,7 +26,10 @@ from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
 
+logger = logging.getLogger(__name__)
+
 BUNDLED = "bundled:"
+DATASET = "eval.general.dataset"
 
 
 class Builder:
@@ -34,11 +38,12 @@ class Builder:
     Args:
         loaded: The configuration.
         registry: Where component types are looked up.
+        makes_models: False: a bundled model is looked up and not made, for checks that may cost nothing.
     """
 
-    def __init__(self, loaded: LoadedConfig, registry: Registry = REGISTRY):
-        self.loaded, self.registry = loaded, registry
-        self._made: dict[tuple[str, str], Any] = {}
+    def __init__(self, loaded: LoadedConfig, registry: Registry = REGISTRY, *, makes_models: bool = True):
+        self.loaded, self.registry, self.makes_models = loaded, registry, makes_models
+        self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
         self._adapter: TrainerAdapter | None = None
 
@@ -74,9 +79,27 @@ class Builder:
         """Returns a component of `functions`."""
         return await self._section("workflow", "functions", name)
 
-    async def get_dataset(self) -> DatasetLoader:
-        """Returns the dataset's loader."""
-        return await self._make("dataset", "eval.general.dataset", self.config.eval.general.dataset)
+    async def get_dataset(self, file: str | Path | None = None) -> DatasetLoader:
+        """Returns the dataset's loader.
+
+        Args:
+            file: Read like the configured dataset, in its place; its ending may name another type of file.
+        """
+        config = self.config.eval.general.dataset
+        if file is None:
+            return await self._make("dataset", DATASET, config)
+        if "file_path" not in type(config).model_fields:
+            message = f"the dataset's type {config.static_type} reads no file that {file} could replace"
+            raise ConfigError(Problem(DATASET, message, "use a dataset with a file_path, such as `_type: jsonl`"))
+        name = self.loaded.types.get(tuple(DATASET.split(".")), str(config.static_type))
+        ending = Path(file).suffix.lower().removeprefix(".")
+        if ending != config.file_path.suffix.lower().removeprefix(".") and ending in self.registry.names("dataset"):
+            name, given = ending, config
+            config = self.registry.get("dataset", name).config_type.model_construct()
+            shared = [key for key in type(config).model_fields if key in type(given).model_fields]
+            config = config.model_copy(update={key: getattr(given, key) for key in shared})
+        config = config.model_copy(update={"file_path": Path(file)})
+        return await self._make("dataset", DATASET, config, name=name, key=str(file))
 
     async def get_evaluator(self, name: str) -> Evaluator:
         """Returns an evaluator."""
@@ -109,6 +132,8 @@ class Builder:
         if model is None or not model.startswith(BUNDLED):
             return model
         component = self.registry.get("model", model.removeprefix(BUNDLED), "finetuning.policy.model")
+        if not self.makes_models:
+            return model
         return str(await self._make("model", "finetuning.policy.model", component.config_type()))
 
     def policy(self) -> PolicyServer | None:
@@ -121,16 +146,22 @@ class Builder:
             raise ConfigError(f'{section}: no entry "{name}"; there: {", ".join(entries) or "none"}')
         return await self._make(kind, f"{section}.{name}", entries[name])
 
-    async def _make(self, kind: str, path: str, config: TypedConfig) -> Any:
-        if (kind, path) not in self._made:
-            name = self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
+    async def _make(self, kind: str, path: str, config: TypedConfig, *, name: str | None = None, key: str = "") -> Any:
+        """Returns a component, made once for each kind, path and key."""
+        if (kind, path, key) not in self._made:
+            name = name or self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
             component = self.registry.get(kind, name, path)
             try:
-                made = await self._stack.enter_async_context(_entered(component.factory(config, self)))
+                made = await self._stack.enter_async_context(_entered(component.factory(config, self), path))
             except ConfigError as error:
                 raise ConfigError([self.placed(problem, path) for problem in error.problems]) from error
-            self._made[kind, path] = made
-        return self._made[kind, path]
+            except ReinforgeError:
+                raise
+            except Exception as error:
+                message = f'making the {kind.replace("_", " ")} "{name}" of {component.origin} failed: {error!r}'
+                raise ConfigError(self.placed(Problem("", message), path)) from error
+            self._made[kind, path, key] = made
+        return self._made[kind, path, key]
 
     def placed(self, problem: Problem, component: str = "") -> Problem:
         """Returns a problem with its whole path and its place in the file.
@@ -148,7 +179,20 @@ class Builder:
 
 
 @asynccontextmanager
-async def _entered(generator: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Runs an async generator up to its yield; what follows the yield is the teardown."""
-    async with asynccontextmanager(lambda: generator)() as component:
+async def _entered(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]:
+    """Runs an async generator up to its yield; what follows the yield is the teardown, also when the run fails.
+
+    A teardown that raises is logged: it must not hide how the run ended.
+    """
+    try:
+        component = await anext(generator)
+    except StopAsyncIteration:
+        raise ConfigError(Problem(path, "its registered function yields no component", "yield it once")) from None
+    try:
         yield component
+    finally:
+        try:
+            async for _ in generator:
+                logger.warning("%s: its registered function yields more than once; only the first counts", path)
+        except Exception:  # a user's teardown may raise anything
+            logger.exception("%s: tearing it down failed", path)

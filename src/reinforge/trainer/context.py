@@ -74,8 +74,10 @@ class RunContext:
         self.last_progress_s = time.monotonic()
         self.progress.episode(record.outcome.value, record.reward, completion)
 
-    def version_published(self, version: int, fingerprint: str, num_updates: int, checkpoint: Path | None) -> None:
-        """Records a version of the weights."""
+    def version_published(
+        self, version: int, fingerprint: str, num_updates: int | None, checkpoint: Path | None
+    ) -> None:
+        """Records a version of the weights; `num_updates` is None where the backend does not count steps."""
         relative = str(checkpoint.relative_to(self.folder)) if checkpoint is not None else None
         self.store.policy_version(version, fingerprint, num_updates, relative)
         self.policy_versions.append({"version": version, "fingerprint": fingerprint, "num_updates": num_updates})

@@ -267,10 +267,16 @@ class EpochTrainer(Trainer):
     def _refuse_untrainable(self, collection: TrajectoryCollection) -> None:
         """Stops where the first collection holds nothing that could ever be trained, and says why."""
         trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
-        if trajectories and not any(trajectory.turns for trajectory in trajectories):
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        if trajectories and not turns:
             raise EvaluationError(
                 f"none of {len(trajectories)} episodes called the model: the workflow must call "
                 "llm.chat.completions.create(...) with the handle it is given"
+            )
+        if turns and all(turn.tokens is None and turn.trained is not False for turn in turns):
+            raise EvaluationError(
+                f"no assistant turn of {len(trajectories)} trajectories has its token ids, so nothing can be trained: "
+                "a builder puts the completion's `choices[0].logprobs` into EpisodeItem.logprobs as it is"
             )
         if trajectories and not any(trajectory.is_trainable for trajectory in trajectories):
             raise EvaluationError(
@@ -288,8 +294,8 @@ class EpochTrainer(Trainer):
         if (share == 1.0 and epoch == 0) or self._num_identical_epochs >= IDENTICAL_EPOCHS:
             raise EvaluationError(
                 f"the siblings of {share:.0%} of the groups are word for word the same, so their rewards teach "
-                f"nothing: finetuning.sampling.temperature is {self.run_config.sampling.temperature:g}; a cache in the "
-                "agent, a model that has become certain, or temperature 0 does this"
+                f"nothing: finetuning.sampling.temperature is {self.run_config.sampling.temperature:g}; a cache in "
+                "the agent, a model that has become certain, or temperature 0 does this"
             )
 
     def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
@@ -298,6 +304,7 @@ class EpochTrainer(Trainer):
         filtered = [group.mean_reward for group in chosen.groups]
         selection = self._selection
         builder = self.trajectory_builder
+        known = isinstance(builder, GroupTrajectoryBuilder)
         records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
         return {
             "epoch": epoch,
@@ -312,7 +319,7 @@ class EpochTrainer(Trainer):
             "num_groups_outside": len(selection.outside),
             "num_groups_spared": len(self._sparing.spared),
             "num_trajectories": collection.num_trajectories,
-            "num_missing": sum(record.outcome.is_missing for record in records),
+            "num_missing": sum(r.outcome.is_missing for r in records) if known else None,
             "curriculum_percentile": self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
@@ -331,11 +338,19 @@ class EpochTrainer(Trainer):
         }
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Writes the metrics files and tells the progress display; the plot is drawn where one is asked for."""
-        folder = Path(output_dir) if output_dir else self.context.folder if self.context else None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._log_metrics_to_file(epoch, metrics, folder)
+        """Writes the metrics files and tells the progress display.
+
+        Args:
+            epoch: From 0.
+            metrics: The epoch's row of the reward history.
+            output_dir: Write here, and draw the plot too; None: the run folder, where the run draws it at its end.
+        """
+        default = self.context.folder if self.context else self.run_config.output_dir
+        folder = Path(output_dir) if output_dir else default
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log_metrics_to_file(epoch, metrics, folder)
+        if output_dir:
+            self._create_reward_plot(epoch, folder)
         if self.context is not None:
             self.context.progress.epoch_done(epoch, metrics)
             self.context.store.export_epoch(epoch)
@@ -357,11 +372,6 @@ class EpochTrainer(Trainer):
         history = [row for row in self._reward_history if row["epoch"] <= epoch]
         validations = self.context.validations if self.context else self._validation_history
         draw_reward_plot(output_dir / "reward_plot.png", history, validations, title=f"{self._run_id}")
-
-    async def cleanup(self) -> None:
-        """Frees what builder and adapter hold."""
-        await self.trajectory_builder.cleanup()
-        await self.trainer_adapter.cleanup()
 
     def _stage(self, name: str, epoch: int, total: int | None = None) -> None:
         if self.context is not None:

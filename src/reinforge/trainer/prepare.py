@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.local import LocalAdapter
-from reinforge.config.schema import FinetuneConfig
+from reinforge.config.loader import LoadedConfig
+from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.splits import split_examples
+from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.interfaces import Algorithm, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.trainer.components import BUNDLED, Builder
+from reinforge.trainer.run_settings import refuse_run_settings
 from reinforge.types.evaluation import EvalInputItem
 
 
@@ -74,18 +77,42 @@ class Attempts:
             raise ConfigError(self.problems)
 
 
-async def make_parts(builder: Builder, folder: Path) -> Parts:
+def refuse_disabled(loaded: LoadedConfig) -> None:
+    """Stops where nothing was asked for.
+
+    Raises:
+        ConfigError: `finetuning.enabled` is false.
+    """
+    if not loaded.config.finetuning.enabled:
+        where = loaded.locate("finetuning.enabled")
+        raise ConfigError(
+            Problem("finetuning.enabled", "is false, so there is nothing to run", "set it to true", where)
+        )
+
+
+async def make_parts(builder: Builder, folder: Path | None) -> Parts:
     """Returns every component of a run.
 
     Args:
         builder: Makes them.
-        folder: The run folder, which must not exist yet.
+        folder: The run folder, which must not exist yet; None: no run will follow.
 
     Raises:
         ConfigError: Everything that is wrong.
     """
-    attempt, config = Attempts(), builder.config.finetuning
-    if folder.exists():
+    attempt = Attempts()
+    parts = await gather_parts(builder, folder, attempt)
+    attempt.raise_if_any()
+    return parts
+
+
+async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts) -> Parts:
+    """Returns the components that can be made, None in place of the others; `attempt` has what is wrong with those."""
+    config = builder.config.finetuning
+    if config.run_configuration is None:
+        config.run_configuration = FinetuneRunConfig()
+    attempt.problems += map(builder.placed, refuse_run_settings(config.run_configuration))
+    if folder is not None and folder.exists():
         fix = "give another --run_name, or remove the folder to start again"
         attempt.problems.append(Problem("", f"run folder {folder} exists already", fix))
     workflow = await attempt(builder.get_workflow)
@@ -97,7 +124,7 @@ async def make_parts(builder: Builder, folder: Path) -> Parts:
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
     attempt.problems += map(builder.placed, _single_generation(config, algorithm, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
-    if (config.policy.model or "").startswith(BUNDLED):
+    if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
     adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
     if isinstance(adapter, LocalAdapter):
@@ -105,16 +132,19 @@ async def make_parts(builder: Builder, folder: Path) -> Parts:
     llms = {}
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
-    attempt.raise_if_any()
-    shape = getattr(await builder.get_dataset(), "shape", None)
+    shape = None if attempt.problems else getattr(await builder.get_dataset(), "shape", None)
     return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer, shape)
 
 
 async def _load_splits(builder: Builder) -> dict[str, list[EvalInputItem]]:
-    loader = await builder.get_dataset()
     config = builder.config.finetuning
+    run = config.run_configuration
+    items = (await builder.get_dataset(run.dataset)).load()
     id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
-    return split_examples(loader.load(), config.splits, config.seed, id_key=id_key)
+    if run.validation_dataset is None:
+        return split_examples(items, config.splits, config.seed, id_key=id_key)
+    validation = (await builder.get_dataset(run.validation_dataset)).load()
+    return split_with_validation(items, validation, config.splits, config.seed, id_key=id_key)
 
 
 def _single_generation(config: FinetuneConfig, algorithm: Any, trajectory_builder: Any) -> list[Problem]:

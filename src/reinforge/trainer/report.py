@@ -217,7 +217,7 @@ def _epoch_table(
                 format_interval(row.get("filtered_avg_reward")) if row else "",
                 f"{kept} of {total}" if kept is not None and total is not None else "",
                 f"{share:.0%}" if share is not None else "",
-                str(row.get("num_missing", "")),
+                "" if row.get("num_missing") is None else str(row["num_missing"]),
                 _row_figure(validation, "avg_reward") if validation is not None else "",
             )
         )

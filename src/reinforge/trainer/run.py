@@ -17,8 +17,8 @@ from typing import Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
-from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
-from reinforge.errors import BudgetReached, ConfigError, EvaluationError, Interrupted, Problem
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import BudgetReached, EvaluationError, Interrupted
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import EvaluationReport
 from reinforge.registry import REGISTRY, Registry
@@ -28,10 +28,11 @@ from reinforge.trainer.components import Builder
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.gate import choose_best, decide
 from reinforge.trainer.plot import draw_reward_plot
-from reinforge.trainer.prepare import Parts, effective_settings, make_parts
+from reinforge.trainer.prepare import Parts, effective_settings, make_parts, refuse_disabled
 from reinforge.trainer.progress import RunProgress, SilentProgress
 from reinforge.trainer.report import RunSummary, write_report, write_summary
-from reinforge.trainer.store import RunStore
+from reinforge.trainer.run_settings import cut_splits, make_small
+from reinforge.trainer.store import RunStore, replace_file, to_json
 from reinforge.types.evaluation import MetricSummary
 
 WATCHDOG_S = 5.0
@@ -48,12 +49,19 @@ class RunOptions:
     Attributes:
         run_name: Name of the run folder; None: made from the date and a random word.
         progress: What a person sees.
+        smoke: Run everything once, as small as it can be, under a name that says so.
         folder: The run folder, set once it exists: where to look after a failure.
     """
 
     run_name: str | None = None
     progress: RunProgress | None = None
+    smoke: bool = False
     folder: Path | None = None
+
+    def choose_folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
+        """Returns the run folder that this run will make."""
+        name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+        return Path(config.output_dir).expanduser() / f"{name}{suffix}"
 
 
 def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry: Registry = REGISTRY) -> RunSummary:
@@ -104,19 +112,16 @@ def kept_in(folder: Path) -> str:
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry = REGISTRY) -> RunSummary:
     """Runs a configuration to its end inside a running event loop; see `run_config`."""
     config: FinetuneConfig = loaded.config.finetuning
-    if not config.enabled:
-        where = loaded.locate("finetuning.enabled")
-        raise ConfigError(
-            Problem("finetuning.enabled", "is false, so there is nothing to run", "set it to true", where)
-        )
-    if config.run_configuration is None:
-        config.run_configuration = FinetuneRunConfig()
-    run_id = options.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
-    folder = Path(config.output_dir).expanduser() / run_id
+    refuse_disabled(loaded)
+    if options.smoke:
+        make_small(loaded.config)
+    folder = options.choose_folder(config, "-smoke" if options.smoke else "")
     async with Builder(loaded, registry) as builder:
         parts = await make_parts(builder, folder)
+        if options.smoke:
+            cut_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
         options.folder = folder
-        context = RunContext(run_id, RunStore(folder), options.progress or SilentProgress(), config.limits)
+        context = RunContext(folder.name, RunStore(folder), options.progress or SilentProgress(), config.limits)
         run = _Run(loaded, parts, context)
         with _run_log(folder):
             return await run.to_the_end()
@@ -149,9 +154,7 @@ class _Run:
             raise
         finally:
             self._write_files()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLEANUP_S):
-                    await self.trainer.cleanup()
+            await self._clean_up()
             self.context.progress.close()
             self.context.store.close()
         return self.summary
@@ -171,7 +174,9 @@ class _Run:
             baseline = await stages.validate(trainer, context, stages.BASELINE, config.gate.metric)
             self.summary.baseline = self._figure(baseline)
             self._refuse_blind(baseline)
-            await trainer.run(config.num_epochs)
+            statuses = await trainer.run(config.num_epochs) or []
+            stages.refuse_failed(statuses)
+            await stages.adopt_what_is_left(context, self.parts.adapter, statuses)
             final = await self._final_validation()
             self.summary.final = self._figure(final)
             await self._verdict()
@@ -210,6 +215,14 @@ class _Run:
         if policy is not None:
             checkpoint = await stages.keep_checkpoint(self.context, self.parts.adapter, policy.version)
             self.context.version_published(policy.version, await policy.fingerprint(), 0, checkpoint)
+
+    async def _clean_up(self) -> None:
+        """Frees what the trainer holds; what goes wrong here never hides how the run ended."""
+        try:
+            async with asyncio.timeout(CLEANUP_S):
+                await self.trainer.cleanup()
+        except Exception:  # a user's cleanup may raise anything
+            logging.getLogger("reinforge").exception("cleaning up after the run failed")
 
     def _figure(self, row: dict[str, Any] | None) -> MetricSummary | None:
         """Returns a validation's figure on the metric that decides."""
@@ -278,6 +291,8 @@ class _Run:
         summary.policy_versions = context.policy_versions
         history = getattr(self.trainer, "_reward_history", [])
         context.store.set_run(status=summary.status, reason=summary.reason)
+        if context.validations:  # the trainer wrote those of its epochs; here is the final model's
+            replace_file(context.folder / "validation_history.json", to_json(context.validations) + "\n")
         write_summary(context.folder / "summary.json", summary)
         write_report(context.folder / "report.md", summary, history, context.validations)
         arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reinforge.errors import StorageError, boundary
+from reinforge.errors import JobFailed, StorageError, boundary
 from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
 from reinforge.trainer.canary import CanaryReport, probe
 from reinforge.trainer.gate import choose_best
 from reinforge.trainer.store import write_json
+from reinforge.types.job import TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def drop_checkpoints(context: RunContext, gate_metric: str | None) -> None:
 
 
 async def adopt(
-    context: RunContext | None, policy: PolicyServer, *, prompts: list[list[Message]], num_updates: int
+    context: RunContext | None, policy: PolicyServer, *, prompts: list[list[Message]], num_updates: int | None
 ) -> CanaryReport:
     """Publishes the weights of a finished job as the next version and proves that the agent gets them.
 
@@ -77,15 +79,51 @@ async def adopt(
         context: The run; without one nothing is known of the weights before, and nothing is recorded.
         policy: What the agent calls.
         prompts: A few histories that the agent asked.
-        num_updates: Optimizer steps of the job.
+        num_updates: Optimizer steps of the job; None: the backend does not say.
 
     Raises:
         JobFailed: The canary says otherwise.
     """
-    version = policy.version + 1
-    await policy.publish(version)
     before = context.policy_versions[-1] if context is not None and context.policy_versions else None
+    version = policy.version
+    if before is None or version == before["version"]:  # else whoever trained published already
+        version += 1
+    await policy.publish(version)
     report = await probe(policy, version, prompts, before["fingerprint"] if before else None)
     if context is not None:
         context.version_published(version, report.fingerprint, num_updates, None)
     return report
+
+
+async def adopt_what_is_left(
+    context: RunContext, adapter: TrainerAdapter, statuses: Sequence[TrainingJobStatus]
+) -> None:
+    """Adopts weights that a trainer left behind without doing so itself, as one version; else does nothing.
+
+    Raises:
+        JobFailed: Jobs completed, and yet the agent is served the weights from before them.
+    """
+    policy = adapter.policy()
+    if policy is None:
+        return
+    known = [version["fingerprint"] for version in context.policy_versions]
+    if len(known) > 1 and await policy.fingerprint() == known[-1]:
+        return
+    if len(known) == 1 and not statuses and await policy.fingerprint() == known[-1]:
+        return  # nothing was trained, and nothing is claimed
+    counts = [status.num_updates for status in statuses if status.num_updates is not None]
+    context.begin_stage("ADOPT")
+    report = await adopt(context, policy, prompts=[], num_updates=sum(counts) if counts else None)
+    context.end_stage({"version": report.version, "fingerprint": report.fingerprint})
+
+
+def refuse_failed(statuses: Sequence[TrainingJobStatus]) -> None:
+    """Stops the run where a trainer came back with a job that did not complete.
+
+    Raises:
+        JobFailed: A job failed, was cancelled, or has not ended.
+    """
+    for status in statuses:
+        if status.status is not TrainingStatusEnum.COMPLETED:
+            reason = status.message or "no reason given"
+            raise JobFailed(f"the job {status.run_id} on {status.backend} ended as {status.status}: {reason}")

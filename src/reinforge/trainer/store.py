@@ -42,7 +42,7 @@ CREATE TABLE episodes (
     reward REAL, data TEXT NOT NULL);
 CREATE INDEX episodes_by_epoch ON episodes (phase, epoch);
 CREATE TABLE policy_versions (
-    version INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, num_updates INTEGER NOT NULL, checkpoint TEXT,
+    version INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, num_updates INTEGER, checkpoint TEXT,
     at_s REAL NOT NULL);
 """
 
@@ -197,7 +197,7 @@ class RunStore:
         self._put(lambda db: db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,?)", row))
         self.flush()
 
-    def policy_version(self, version: int, fingerprint: str, num_updates: int, checkpoint: str | None) -> None:
+    def policy_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
         """Records a version of the weights."""
         row = (version, fingerprint, num_updates, checkpoint, time.time())
         self._put(lambda db: db.execute("INSERT OR REPLACE INTO policy_versions VALUES (?,?,?,?,?)", row))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,3 +109,43 @@ class MetricSummary:
         known = self.ci_low is not None and self.ci_high is not None
         interval = f"[{self.ci_low:.3f}, {self.ci_high:.3f}]" if known else "(interval unknown)"
         return f"{self.metric} {self.mean:.3f} {interval} on {self.num_examples} examples"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """One arm of an evaluation.
+
+    Attributes:
+        split: The examples it ran on.
+        epoch: The epoch it belongs to; -1 for the baseline.
+        scores: Metric -> example id -> mean score over its scored draws; missing examples are absent.
+        num_examples: Examples that were asked for.
+        outcomes: Outcome -> number of episodes.
+        reward_metric: The metric that is the reward.
+        error: Why there is no figure, where there is none.
+        summaries: Metric -> mean with its interval.
+    """
+
+    split: str
+    epoch: int
+    scores: dict[str, dict[str, float]]
+    num_examples: int
+    outcomes: dict[str, int]
+    reward_metric: str
+    error: str | None = None
+    summaries: dict[str, MetricSummary] = field(default_factory=dict)
+
+    def as_validation(self) -> dict[str, Any]:
+        """Returns the report as `run_validation_evaluation` gives it."""
+        summary = self.summaries.get(self.reward_metric)
+        return {
+            "avg_reward": summary.mean if summary else None,
+            "ci_low": summary.ci_low if summary else None,
+            "ci_high": summary.ci_high if summary else None,
+            "num_examples": summary.num_examples if summary else 0,
+            "num_unscored": summary.num_unscored if summary else self.num_examples,
+            "metrics": {name: s.mean for name, s in self.summaries.items()},
+            "summaries": {name: s.as_dict() for name, s in self.summaries.items()},
+            "outcomes": dict(self.outcomes),
+            "error": self.error,
+        }

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig, TrainerAdapterConfig
+from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BudgetReached, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.interfaces import TrainerAdapter
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
@@ -15,36 +14,7 @@ from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.store import RunStore
-from reinforge.types.job import TrainingJobRef, TrainingJobStatus
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
-
-
-class RecordingAdapter(TrainerAdapter):
-    """Takes every job and says what it was told to say."""
-
-    def __init__(self, policy, outcome="completed", num_updates=1):
-        super().__init__(TrainerAdapterConfig())
-        self.server, self.outcome, self.num_updates, self.jobs = policy, outcome, num_updates, []
-        self.healthy = True
-
-    async def is_healthy(self):
-        return self.healthy
-
-    async def submit(self, trajectories):
-        self.jobs.append(trajectories)
-        return TrainingJobRef(
-            run_id=trajectories.run_id, backend="recording", metadata={"job_key": trajectories.job_key}
-        )
-
-    async def status(self, ref):
-        metadata = {"num_updates": self.num_updates, "num_tokens": 10}
-        return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=self.outcome, metadata=metadata)
-
-    async def wait_until_complete(self, ref, poll_interval=10.0):
-        return await self.status(ref)
-
-    def policy(self):
-        return self.server
+from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
 
 
 async def ask(item, llm, context):

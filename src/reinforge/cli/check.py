@@ -1,0 +1,57 @@
+"""`reinforge check FILE`: everything that a run would meet, without running it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import click
+
+from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded
+
+
+@click.command("check", context_settings={"show_default": True})
+@click.argument("file", callback=existing_file)
+@click.option("--sample", "num_samples", type=click.IntRange(min=0), default=0, help="Examples to try the rewards on.")
+@OVERRIDE
+@JSON
+@DEBUG
+def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
+    r"""Check configuration, data, components, rewards and disk of a run. Starts nothing and loads no model.
+
+    With --sample N every evaluator scores the dataset's own expected answer and an empty one for N examples.
+
+    \b
+    Example:
+      reinforge check run.yml
+      reinforge check run.yml --sample 3 -o finetuning.seed 1
+    """
+    with guarded(as_json=as_json, debug=debug):
+        from reinforge.config.loader import load_config
+        from reinforge.errors import ConfigError
+        from reinforge.trainer.check import check_config
+
+        report = asyncio.run(check_config(load_config(file, overrides=overrides), num_samples=num_samples))
+        if as_json:
+            click.echo(json.dumps(report.as_dict(), ensure_ascii=False))
+            raise SystemExit(0 if report.ok else ConfigError.exit_code)
+        for row in report.rewards:
+            click.echo(
+                f"  {row.evaluator} on {row.example_id}: expected answer {_shown(row.on_expected)}, "
+                f"empty answer {_shown(row.on_empty)}"
+            )
+        if report.problems:
+            raise ConfigError(report.problems)
+        for name, value in report.settings:
+            click.echo(f"  {name:<10} {value}")
+        if report.disk is not None:
+            needed = "unknown" if report.disk.needed is None else f"{report.disk.needed / 2**30:.2f} GiB"
+            click.echo(f"  {'disk':<10} {report.disk.free / 2**30:.1f} GiB free, checkpoints take {needed}")
+        for note in report.notes:
+            click.echo(f"  note: {note}")
+        click.echo(f"{file} is valid")
+
+
+def _shown(score: float | str) -> str:
+    return score if isinstance(score, str) else f"{score:g}"

@@ -1,0 +1,91 @@
+"""What one call asks beyond the file: settings that are refused by name, and the small run of `--smoke`."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig
+from reinforge.errors import Problem
+from reinforge.types.evaluation import EvalInputItem
+
+PATH = "finetuning.run_configuration"
+
+NUM_EXAMPLES = 2
+SMALLEST_GROUP = 2
+"""What `--smoke` collects; a group of one has nothing to compare."""
+
+MAX_REFILLS = 16
+"""How often `--smoke` may draw further examples until one group carries signal, so that a step is really made."""
+
+
+def refuse_run_settings(run: FinetuneRunConfig) -> list[Problem]:
+    """Returns what is wrong with the settings of a call, and those that this version cannot honour."""
+    problems = _invalid(run)
+    defaults = FinetuneRunConfig()
+    remote = [name for name in ("endpoint", "endpoint_timeout", "result_json_path") if _differs(run, defaults, name)]
+    if not problems:
+        problems += [
+            Problem(
+                f"{PATH}.{name}",
+                f"--{name}: remote workflows are not supported in this version",
+                "name a workflow of this process under `workflow`, and leave the flag out",
+            )
+            for name in remote
+        ]
+    if run.validation_config_file is not None:
+        message = "--validation_config_file: another file's evaluation is not supported in this version"
+        fix = "use --validation_dataset; it is scored by this file's evaluators"
+        problems.append(Problem(f"{PATH}.validation_config_file", message, fix))
+    for name in ("config_file", "override"):
+        if _differs(run, defaults, name):
+            message = f"{name} belongs to the command line: reinforge finetune FILE -o PATH VALUE"
+            problems.append(Problem(f"{PATH}.{name}", message, "remove it from the file"))
+    return problems
+
+
+def _differs(run: FinetuneRunConfig, defaults: FinetuneRunConfig, name: str) -> bool:
+    return bool(getattr(run, name) != getattr(defaults, name))
+
+
+def _invalid(run: FinetuneRunConfig) -> list[Problem]:
+    problems = []
+    if run.endpoint is not None:
+        parts = urlsplit(run.endpoint)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            message = f'"{run.endpoint}" is not a URL'
+            problems.append(Problem(f"{PATH}.endpoint", message, "write http://host:port/path"))
+    if run.endpoint_timeout <= 0:
+        message = f"expected a number of seconds > 0, found {run.endpoint_timeout}"
+        problems.append(Problem(f"{PATH}.endpoint_timeout", message))
+    if not run.result_json_path.startswith("$"):
+        message = f'"{run.result_json_path}" is not a JSONPath'
+        problems.append(Problem(f"{PATH}.result_json_path", message, "begin with $, for example $.answer"))
+    return problems
+
+
+def make_small(config: Config) -> None:
+    """Changes a configuration into the smallest run that does everything once: `--smoke`.
+
+    One epoch, two examples, the smallest group, one optimizer step, one draw; nothing is replaced by a stand-in.
+    """
+    finetuning: FinetuneConfig = config.finetuning
+    finetuning.num_epochs = 1
+    finetuning.policy.batch.steps_per_job = finetuning.policy.batch.passes = 1
+    finetuning.gate.draws = 1
+    finetuning.limits.max_refills, finetuning.limits.min_groups = MAX_REFILLS, 1 / NUM_EXAMPLES
+    finetuning.limits.max_empty_updates = 1
+    builder = config.trajectory_builders[str(finetuning.trajectory_builder)]
+    fields = type(builder).model_fields
+    if "num_generations" in fields:
+        least = [getattr(bound, "ge", 0) or 0 for bound in fields["num_generations"].metadata]
+        builder.num_generations = min(builder.num_generations, max(SMALLEST_GROUP, *least, 0))
+    if "examples_per_epoch" in fields:
+        builder.examples_per_epoch = NUM_EXAMPLES
+
+
+def cut_splits(splits: dict[str, list[EvalInputItem]], builder_config: Any) -> None:
+    """Leaves two examples in each split; `train` stays whole where the builder itself takes only two."""
+    for name in splits:
+        if name != "train" or not hasattr(builder_config, "examples_per_epoch"):
+            splits[name] = splits[name][:NUM_EXAMPLES]

@@ -1,0 +1,77 @@
+"""The pages are true: configure.md is made from the classes, and every plugin of docs/extend is run."""
+
+import importlib
+import re
+import sys
+
+import pytest
+import yaml
+
+from reinforge.registry import REGISTRY
+from tests.configure_page import page
+from tests.e2e.conftest import project  # noqa: F401
+from tests.generated import DOCS, assert_page_is
+
+EXTEND = sorted((DOCS / "extend").glob("*.md"))
+MAX_LINES = 45
+
+
+def blocks(path, language):
+    """Returns the fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def merge(settings, change):
+    for key, value in change.items():
+        if isinstance(value, dict) and "_type" not in value and isinstance(settings.get(key), dict):
+            merge(settings[key], value)
+        else:
+            settings[key] = value
+
+
+def test_configure_is_made_from_the_classes():
+    assert_page_is("configure.md", page(REGISTRY))
+
+
+def test_there_is_a_page_for_each_kind():
+    assert [path.stem for path in EXTEND] == ["adapter", "builder", "dataset", "evaluator", "trainer", "workflow"]
+
+
+@pytest.mark.parametrize("path", EXTEND, ids=lambda path: path.stem)
+def test_the_plugin_of_a_page_trains(path, project):  # noqa: F811
+    """The page's module is imported as a plugin's would be, its YAML replaces what it names, and a run is made."""
+    [plugin], changes = blocks(path, "python"), blocks(path, "yaml")
+    assert sum(map(bool, map(str.strip, plugin.splitlines()))) <= MAX_LINES, "a page's plugin is to be short"
+    name = f"docs_extend_{path.stem}"
+    project.write(f"{name}.py", plugin)
+    sys.path.insert(0, str(project.folder))
+    importlib.invalidate_caches()
+    importlib.import_module(name)
+    project.set("finetuning.num_epochs", 2)
+    for change in changes:
+        merge(project.settings, yaml.safe_load(change))
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert len(project.summary["policy_versions"]) >= 2, "something was trained"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+\.md)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).is_file(), f"{path.name} links to {target}"
+
+
+def test_every_name_of_the_migration_page_is_there():
+    import reinforge.finetuning as harness
+
+    text = (DOCS / "coming-from-nat.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:ART|Trajectory|Trainer)\w+)`", text):
+        assert hasattr(harness, name), name
+
+
+def test_every_command_of_the_pages_exists():
+    from reinforge.cli import COMMANDS
+
+    for path in DOCS.rglob("*.md"):
+        for command in re.findall(r"`reinforge ([a-z]+)", path.read_text(encoding="utf-8")):
+            assert command in COMMANDS, f"{path.name} names reinforge {command}"

@@ -1,0 +1,283 @@
+"""The commands around a run: check, --dry_run, --smoke, components, config show, config schema."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.config.loader import load_config
+from reinforge.registry import REGISTRY
+from reinforge.trainer.check import check_config
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture
+def written(project):
+    """The project with its files on disk, ready for any command."""
+    project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
+    project.save = lambda: project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
+    project.save()
+    return project
+
+
+BROKEN = """\
+llms:
+  agent:
+    _type: polcy
+workflow:
+  _type: python
+  functon: task:agent
+evaluation: {}
+eval:
+  general:
+    max_concurrency: ${WORKERS}
+    dataset:
+      _type: jsonl
+      file_pth: data.jsonl
+  evaluators:
+    vowels:
+      _type: python
+trajectory_builders:
+  builder:
+    _type: group
+    num_generations: 0
+trainers:
+  trainer:
+    type: epoch
+finetuning:
+  trainer: trainr
+  num_epochs: none
+  reward_function:
+    name: vowls
+"""
+
+
+def test_check_lists_every_error_with_its_line_in_under_a_second_without_torch(written, monkeypatch):
+    written.write("broken.yml", BROKEN)
+    monkeypatch.delenv("WORKERS", raising=False)
+    code = (
+        "import sys\nfrom reinforge.cli import main\n"
+        "try: main(['check', 'broken.yml'], prog_name='reinforge')\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2
+    lines = "3:5 4:1 6:3 7:1 10:5 11:5 13:7 15:5 20:5 22:3 25:3 26:3 28:5"
+    for line in lines.split():
+        assert f"broken.yml:{line} " in done.stderr, f"{line} is not in\n{done.stderr}"
+    assert done.stderr.startswith("error: 13 problems:")
+    assert done.stderr.rstrip().endswith("False"), "torch was imported"
+    assert after.ru_utime - before.ru_utime < 1.0
+
+
+def test_check_of_a_valid_file_says_what_takes_effect(written):
+    result = call("check", "run.yml")
+    assert result.exit_code == 0, result.output
+    for said in ("38 train, 10 select, 16 confirm", "GiB free", "run.yml is valid", "num_generations 8"):
+        assert said in result.output
+    assert not (written.folder / "runs").exists(), "nothing is started"
+
+
+def test_check_finds_what_only_the_components_know(written):
+    written.set("workflow.function", "task:agnt").set("finetuning.policy.model", "./nowhere").save()
+    written.write("data.jsonl", '{"question": "a", "answer": "b"}\n{"qestion": "c", "answer": "d"}\n')
+    result = call("check", "run.yml")
+    assert result.exit_code == 2
+    for said in ("agnt", "nowhere", "data.jsonl:2", "question"):
+        assert said in result.output
+
+
+def test_check_tries_the_rewards_on_samples(written):
+    written.set("eval.evaluators.exact", {"_type": "exact_match"}).save()
+    result = call("check", "run.yml", "--sample", "2", "--json")
+    report = json.loads(result.output)
+    assert report["ok"] is True
+    assert [(row["evaluator"], row["on_expected"], row["on_empty"]) for row in report["rewards"]] == [
+        ("vowels", 1.0, 0.0), ("exact", 1.0, 0.0)
+    ] * 2  # fmt: skip
+    assert report["disk"]["needed"] > 0
+
+
+def test_check_says_where_a_reward_cannot_tell(written):
+    written.write("task.py", (written.folder / "task.py").read_text() + "\ndef flat(output, expected):\n    return 1\n")
+    written.set("eval.evaluators.vowels.function", "task:flat").save()
+    assert "cannot tell right from wrong" in call("check", "run.yml", "--sample", "3").output
+
+
+async def test_check_counts_the_room_on_the_disk(written):
+    report = await check_config(load_config("run.yml"), free_bytes=lambda folder: 1)
+    assert "the checkpoints take" in str(report.problems[0])
+    assert report.problems[0].path == "finetuning.output_dir"
+
+
+def test_check_of_a_disabled_file_says_so(written):
+    written.set("finetuning.enabled", False).save()
+    assert "finetuning.enabled: is false" in call("check", "run.yml").output
+
+
+def test_dry_run_writes_the_resolved_configuration_and_nothing_else(written):
+    result = call("finetune", "run.yml", "--dry_run", "--run_name", "r", "-o", "finetuning.num_epochs", "7")
+    assert result.exit_code == 0, result.output
+    assert [
+        str(path.relative_to(written.folder)) for path in (written.folder / "runs").rglob("*") if path.is_file()
+    ] == ["runs/r-dry/config.yml"]
+    resolved = yaml.safe_load((written.folder / "runs" / "r-dry" / "config.yml").read_text())
+    assert resolved["finetuning"]["num_epochs"] == 7
+    assert resolved["finetuning"]["algorithm"]["_type"] == "grpo"
+    assert json.loads(call("finetune", "run.yml", "--dry-run", "--run-name", "r", "--json").output)["ok"] is True
+
+
+def test_dry_run_refuses_what_a_run_would(written):
+    written.set("finetuning.policy.model", "./nowhere").save()
+    result = call("finetune", "run.yml", "--dry_run", "--run_name", "r")
+    assert result.exit_code == 2
+    assert "nowhere" in result.output
+    assert not (written.folder / "runs").exists()
+
+
+def test_smoke_does_everything_once_and_small(written):
+    result = call("finetune", "run.yml", "--smoke", "--run_name", "r")
+    assert result.exit_code == 0, result.output
+    summary = json.loads((written.folder / "runs" / "r-smoke" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert [version["num_updates"] for version in summary["policy_versions"]] == [0, 1]
+    assert (summary["baseline"]["num_examples"], summary["final"]["num_examples"]) == (2, 2)
+    assert sum(summary["episodes"].values()) <= 2 * 2 + 2 + 2 + 2 * 2
+    resolved = yaml.safe_load((written.folder / "runs" / "r-smoke" / "config.yml").read_text())
+    assert resolved["trajectory_builders"]["builder"]["num_generations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--endpoint", "http://x/run"], "--endpoint: remote workflows are not supported"),
+        (["--endpoint", "not a url"], '"not a url" is not a URL'),
+        (["--endpoint_timeout", "5"], "--endpoint_timeout: remote workflows are not supported"),
+        (["--endpoint-timeout", "-5"], "expected a number of seconds > 0, found -5"),
+        (["--result_json_path", "$.answer"], "--result_json_path: remote workflows are not supported"),
+        (["--result_json_path", "answer"], '"answer" is not a JSONPath'),
+        (["--validation_config_file", "other.yml"], "--validation_config_file: another file's evaluation"),
+        (["-o", "finetuning.run_configuration.override", "[[a, b]]"], "override belongs to the command line"),
+        (["--validation_interval", "0"], "expected a number ≥ 1, found 0"),
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_refused_by_name(written, flags, said):
+    result = call("finetune", "run.yml", "--run_name", "r", *flags)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert not (written.folder / "runs").exists()
+
+
+def test_a_validation_dataset_holds_out_and_all_of_the_other_is_trained_on(written):
+    rows = [{"id": str(i), "question": f"hear {i}", "answer": "a"} for i in range(16)]
+    written.write("validation.json", json.dumps(rows))
+    result = call("check", "run.yml", "-o", "finetuning.run_configuration.validation_dataset", "validation.json")
+    assert "64 train, 6 select, 10 confirm" in result.output, result.output
+    written.set("finetuning.num_epochs", 1).save()
+    result = call("finetune", "run.yml", "--run_name", "r", "--validation_dataset", "validation.json")
+    assert result.exit_code == 0, result.output
+    assert written.summary["final"]["num_examples"] == 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [{"question": "say 3", "answer": "a"}, {"question": "x", "answer": "a"}],
+            "1 rows are equal.*3 and validation:1",
+        ),
+        ([{"question": "x", "answer": "a"}], "no examples are left for confirm of 1"),
+        (None, "there is no file validation.jsonl"),
+    ],
+)
+def test_a_validation_dataset_that_proves_nothing_is_refused(written, rows, said):
+    import re
+
+    if rows is not None:
+        written.write("validation.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    result = call("finetune", "run.yml", "--run_name", "r", "--validation_dataset", "validation.jsonl")
+    assert result.exit_code == 2
+    assert re.search(said, result.output), result.output
+
+
+def test_every_flag_of_the_run_config_is_on_the_command_line():
+    from reinforge.cli.finetune import command
+    from reinforge.finetuning import FinetuneRunConfig
+
+    flags = {name for parameter in command.params for name in parameter.opts}
+    for name in FinetuneRunConfig.model_fields:
+        assert f"--{name}" in flags, name
+        assert f"--{name.replace('_', '-')}" in flags, name
+
+
+def test_config_show_gives_a_file_that_loads_again(written):
+    result = call("config", "show", "run.yml", "-o", "finetuning.seed", "3")
+    assert yaml.safe_load(result.output)["finetuning"]["seed"] == 3
+    written.write("again.yml", result.output)
+    assert call("config", "show", "again.yml").output == result.output
+    assert json.loads(call("config", "show", "run.yml", "--json").output)["llms"] == {"agent": {"_type": "policy"}}
+
+
+def test_config_show_origin_tells_file_command_line_and_default(written):
+    overrides = ["-o", "finetuning.seed", "3", "-o", "trainers.second", "{_type: epoch, save_every: 2}"]
+    result = call("config", "show", "run.yml", "--origin", "--json", *overrides)
+    origin = {row["path"]: row["origin"] for row in json.loads(result.output)}
+    assert origin["finetuning.seed"] == "-o finetuning.seed"
+    assert origin["trainers.second.save_every"] == "-o trainers.second"
+    assert origin["trainers.trainer.save_every"] == origin["finetuning.gate.draws"] == "default"
+    assert origin["finetuning.num_epochs"].startswith("run.yml:")
+    assert "default" in call("config", "show", "run.yml", "--origin").output
+
+
+def test_config_schema_describes_shipped_files(written):
+    import jsonschema
+
+    schema = json.loads(call("config", "schema").output)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    from reinforge.tasks.tic_tac_toe import DEMO
+
+    for text in (DEMO.read_text(), yaml.safe_dump(written.settings)):
+        from reinforge.config.document import parse_yaml
+
+        assert list(validator.iter_errors(parse_yaml(text).data)) == []
+    wrong = {"finetuning": {"num_epcohs": 1}, "trainers": {"t": {"_type": "epoc"}}}
+    assert len(list(validator.iter_errors(wrong))) == 2
+
+
+def test_components_lists_fields_defaults_and_origin():
+    result = call("components", "trajectory_builder", "--json")
+    listed = {component["name"]: component for component in json.loads(result.output)["components"]}
+    group = listed["group"]
+    assert group["origin"] == "reinforge.trainer.builder"
+    assert group["fields"][0] == {
+        "path": "num_generations", "kind": "whole number ≥ 1", "default": "8",
+        "description": "Episodes of each example: the siblings of a group.",
+    }  # fmt: skip
+    assert "openpipe_art_traj_builder" in call("components").output
+    assert 'did you mean "evaluator"' in call("components", "evaluators").output
+
+
+def test_a_plugin_that_fails_to_import_is_named_with_its_own_error(monkeypatch):
+    """ART 19: both of their plugins carry another's name, so that failures blame the wrong one."""
+    monkeypatch.setitem(REGISTRY._plugin_errors, "my_plugin", "ModuleNotFoundError: No module named 'nowhere'")
+    assert 'plugin "my_plugin" could not be imported: ModuleNotFoundError' in call("components").output
+    assert json.loads(call("components", "--json").output)["plugin_errors"] == {
+        "my_plugin": "ModuleNotFoundError: No module named 'nowhere'"
+    }
+
+
+def test_help_is_quick_and_names_an_example():
+    for command in ("check", "components", "config show", "config schema", "finetune"):
+        result = call(*command.split(), "--help")
+        assert "Example:" in result.output, command

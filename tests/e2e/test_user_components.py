@@ -1,0 +1,196 @@
+"""A user's own builder, adapter and trainer, each alone with our other two, through a whole run on a tiny model."""
+
+import asyncio
+import json
+import sqlite3
+
+import pytest
+
+from reinforge.algorithms.grpo import GRPO
+from reinforge.finetuning import (
+    Trainer,
+    TrainerAdapter,
+    TrainerAdapterConfig,
+    TrainerConfig,
+    TrainingJobRef,
+    TrainingJobStatus,
+    register_trainer,
+    register_trainer_adapter,
+)
+from tests.guide import register  # noqa: F401  registers the guide's components
+
+
+class EngineAdapterConfig(TrainerAdapterConfig, name="test_engine_adapter"):
+    """An adapter of a user's that wraps the engine."""
+
+
+class EngineAdapter(TrainerAdapter):
+    """GRPO on `reinforge.engine.Engine`, one job after the other, in a thread."""
+
+    engine = None
+
+    async def initialize(self, run_config):
+        from reinforge.engine import Engine
+
+        await super().initialize(run_config)
+        self.jobs = {}
+        self.engine = await asyncio.to_thread(Engine.load, run_config.policy, seed=run_config.seed, device="cpu")
+
+    def policy(self):
+        return self.engine.policy if self.engine is not None else None
+
+    async def is_healthy(self):
+        return self.engine is not None
+
+    async def submit(self, trajectories):
+        key = trajectories.resolved_job_key()
+        self.jobs[key] = await asyncio.to_thread(self._train, trajectories)
+        return TrainingJobRef(run_id=trajectories.run_id, backend="engine", metadata={"key": key})
+
+    def _train(self, trajectories):
+        grpo = GRPO()
+        samples = grpo.build_samples(trajectories.groups)
+        for sample, advantages in zip(samples, grpo.credit(samples), strict=True):
+            sample.advantages = advantages
+        self.engine.begin_job()
+        report = self.engine.update(samples, grpo.loss, progress_start=0.5, progress_end=0.5)
+        self.engine.end_job()
+        return {"num_updates": report.num_updates, "num_tokens": report.num_tokens}
+
+    async def status(self, ref):
+        metadata = self.jobs[ref.metadata["key"]]
+        return TrainingJobStatus(run_id=ref.run_id, backend="engine", status="completed", metadata=metadata)
+
+    async def wait_until_complete(self, ref, poll_interval=10.0):
+        return await self.status(ref)
+
+    async def save(self, folder, version):
+        await asyncio.to_thread(self.engine.save, folder, version)
+        return True
+
+    async def restore(self, folder, version):
+        await asyncio.to_thread(self.engine.load_weights, folder)
+        await self.engine.policy.publish(version)
+        return True
+
+    async def cleanup(self):
+        if self.engine is not None:
+            self.engine.close()
+
+
+@register_trainer_adapter(config_type=EngineAdapterConfig)
+async def engine_adapter(config, builder):
+    yield EngineAdapter(config)
+
+
+class ReorderedConfig(TrainerConfig, name="test_reordered"):
+    """A trainer of a user's with another order of the stages."""
+
+    fails: bool = False
+    cleanup_fails: bool = False
+
+
+class Reordered(Trainer):
+    """Collects twice, then trains on the second collection before the first."""
+
+    async def run(self, num_epochs):
+        collections = [await self.collect(epoch) for epoch in range(num_epochs)]
+        statuses = []
+        for epoch, collection in reversed(list(enumerate(collections))):
+            ref = await self.trainer_adapter.submit(collection.model_copy(update={"job_key": str(epoch)}))
+            statuses.append(await self.trainer_adapter.wait_until_complete(ref))
+        if self.trainer_config.fails:
+            statuses[-1] = statuses[-1].model_copy(update={"status": "failed", "message": "the pod was evicted"})
+        return statuses
+
+    async def collect(self, epoch):
+        await self.trajectory_builder.start_run(f"c{epoch}", {"epoch": epoch})
+        return await self.trajectory_builder.finalize(f"c{epoch}", {"epoch": epoch})
+
+    async def run_epoch(self, epoch, run_id):
+        raise NotImplementedError("this trainer has no epochs of its own")
+
+    async def get_metrics(self, run_id):
+        return {}
+
+    def log_progress(self, epoch, metrics, output_dir=None):
+        pass
+
+    async def cleanup(self):
+        await super().cleanup()
+        if self.trainer_config.cleanup_fails:
+            raise RuntimeError("the cleanup is broken, too")
+
+
+@register_trainer(config_type=ReorderedConfig)
+async def reordered(config, builder):
+    yield Reordered(config)
+
+
+def test_a_builder_with_start_run_and_finalize_on_run_eval_trains(project):
+    """The guide's builder, as it stands in tests/guide: the reward goes up and the verdict says so."""
+    project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})
+    project.set("finetuning.num_epochs", 4)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert len(project.summary["policy_versions"]) == 5
+    assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
+    assert project.summary["tokens"]["trained"] > 0
+    history = json.loads((project.run / "reward_history.json").read_text())
+    assert [row["num_missing"] for row in history] == [None] * 4, "what our builder does not count is unknown"
+
+
+def test_an_adapter_that_wraps_the_engine_trains(project):
+    project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"}).set("finetuning.num_epochs", 4)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert len({v["fingerprint"] for v in project.summary["policy_versions"]}) == 5
+    assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
+    assert project.summary["confirm_base"]["num_examples"] == 16
+
+
+def test_a_trainer_that_reorders_the_loop_trains(project):
+    """Its jobs are one opaque stage: what it leaves behind is published once, proved, saved and judged."""
+    project.set("trainers.trainer", {"_type": "test_reordered"}).set("finetuning.num_epochs", 2)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    versions = project.summary["policy_versions"]
+    assert [version["version"] for version in versions] == [0, 1]
+    assert versions[1]["num_updates"] == 8, "two jobs of four steps"
+    assert project.summary["best"] is not None
+    assert (project.run / "checkpoints" / "step-000001").is_dir()
+
+
+def test_the_guides_three_parts_train_together_over_our_engine(project):
+    """Builder and trainer of the guide, an adapter around the engine: nothing of ours but the run around them."""
+    project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})
+    project.set("trainers.trainer", {"_type": "my_trainer"}).set("finetuning.num_epochs", 2)
+    project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"})
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert len(project.summary["policy_versions"]) == 2
+    assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
+
+
+@pytest.mark.parametrize("cleanup_fails", [False, True])
+def test_a_failed_job_that_a_trainer_only_returns_fails_the_run(project, cleanup_fails):
+    """NAT core 2, ART 9: exit 3 with the job's own reason, also where the cleanup breaks afterwards."""
+    project.set("trainers.trainer", {"_type": "test_reordered", "fails": True, "cleanup_fails": cleanup_fails})
+    project.set("finetuning.num_epochs", 1)
+    result = project.finetune()
+    assert result.exit_code == 3, result.output
+    assert "ended as failed: the pod was evicted" in result.output
+    assert (project.summary["status"], project.summary["promoted"]) == ("failed", None)
+    assert ("the cleanup is broken" in (project.run / "run.log").read_text()) == cleanup_fails
+
+
+def test_the_journal_holds_the_episodes_of_a_users_builder(project):
+    project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 2})
+    project.set("finetuning.num_epochs", 1)
+    assert project.finetune().exit_code == 0
+    database = sqlite3.connect(project.run / "run.sqlite")
+    try:
+        query = "SELECT count(*), count(DISTINCT example_id) FROM episodes WHERE phase = 'collect'"
+        assert database.execute(query).fetchone() == (76, 38)
+    finally:
+        database.close()
