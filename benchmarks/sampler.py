@@ -1,6 +1,7 @@
 """Sampler against transformers' `generate`: the same model and prompts, in alternating pairs of one process.
 
 python benchmarks/sampler.py            hidden 192, 4 layers, batch 64, prompt 48, 64 new tokens
+python benchmarks/sampler.py --group 8  siblings share a prompt, which is prefilled once
 python benchmarks/sampler.py --game     prompts of about 25 tokens, replies of 2, asked from an event loop
 """
 
@@ -11,8 +12,10 @@ import asyncio
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -43,15 +46,19 @@ class Waiter:
     """Collects replies outside an event loop."""
 
     def __init__(self) -> None:
-        self.loop, self.left = self, 0
+        self.loop, self.left, self.done = self, 0, threading.Event()
 
     def call_soon_threadsafe(self, _: Callable, requests: list[SampleRequest]) -> None:
+        """Counts replies."""
         self.left -= len(requests)
+        if not self.left:
+            self.done.set()
 
 
-def make_prompts(count: int, length: int, vocab_size: int) -> torch.Tensor:
+def make_prompts(count: int, length: int, vocab_size: int, group: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(10, vocab_size, (count, length), generator=generator)
+    prompts = torch.randint(10, vocab_size, (-(-count // group), length), generator=generator)
+    return prompts.repeat_interleave(group, dim=0)[:count]
 
 
 def sample_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
@@ -59,8 +66,7 @@ def sample_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
     requests = [SampleRequest(tuple(row), new_tokens, SamplingParams(), owner=waiter) for row in prompts.tolist()]
     waiter.left = len(requests)
     engine.policy.sampler.submit(requests)
-    while waiter.left:
-        time.sleep(0.0005)
+    waiter.done.wait()
     return sum(len(request.token_ids) for request in requests)
 
 
@@ -85,7 +91,7 @@ def _generate(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
 
 
 def compare(engine: Engine, args: argparse.Namespace) -> None:
-    prompts = make_prompts(args.batch, args.prompt, engine.model.vocab_size)
+    prompts = make_prompts(args.batch, args.prompt, engine.model.vocab_size, args.group)
     engine.policy.sampler._eos[:] = False  # both sides draw every token
     ratios, ours, theirs = [], [], []
     sample_all(engine, prompts, 8)
@@ -99,7 +105,10 @@ def compare(engine: Engine, args: argparse.Namespace) -> None:
         ours.append(speeds[0])
         theirs.append(speeds[1])
         ratios.append(speeds[0] / speeds[1])
-    print(f"batch {args.batch}, prompt {args.prompt}, {args.new} new tokens, {engine.num_parameters:,} parameters")
+    print(
+        f"batch {args.batch} in groups of {args.group}, prompt {args.prompt}, {args.new} new tokens, "
+        f"{engine.num_parameters:,} parameters"
+    )
     for name, values in (("reinforge tokens/s", ours), ("generate tokens/s", theirs), ("ratio", ratios)):
         print(f"{name:20s} min {min(values):9.2f}  median {statistics.median(values):9.2f}  max {max(values):9.2f}")
 
@@ -139,6 +148,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=48)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--group", type=int, default=1, help="siblings that share a prompt")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--hidden", type=int, default=SIZE["hidden_size"])
@@ -152,7 +162,8 @@ def main() -> None:
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
         size = {**SIZE, "hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
-        make_tiny_model(Path(folder), "qwen2", **size)
+        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
+            thread.submit(make_tiny_model, Path(folder), "qwen2", **size).result()
         config = PolicyConfig(model=folder, max_batch=args.batch)
         with Engine.load(config, seed=0, device="cpu") as engine:
             assert end_tokens(engine.model, engine.tokenizer)

@@ -60,6 +60,8 @@ def make_tiny_model(path: Path, family: str = "llama", *, seed: int = 0, **confi
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from reinforge.engine.checkpoint import quiet
+
     sizes = {**SIZES, **config}
     tokenizer = make_tokenizer(sizes["vocab_size"])
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
@@ -68,7 +70,8 @@ def make_tiny_model(path: Path, family: str = "llama", *, seed: int = 0, **confi
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     path.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(path)
+    with quiet():
+        model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 

@@ -338,6 +338,11 @@ class PolicyServer(ABC):
     def model_name(self) -> str:
         """The model's name, for `target_model` and the record."""
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template's text, which tells how the model writes tool calls; None: not known."""
+        return None
+
     @abstractmethod
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Draws one reply; many may be asked for at once.

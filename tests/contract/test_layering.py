@@ -27,7 +27,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 NEIGHBOURS_MAY_IMPORT = {("errors", "types"), ("types", "errors")}
-MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+ENTRANCES = {ROOT / "__init__.py", ROOT / "__main__.py"}
+MODULES = sorted(set(ROOT.rglob("*.py")) - ENTRANCES)
 
 
 def imports(path):

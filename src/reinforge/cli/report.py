@@ -75,6 +75,8 @@ def _fail(error: Exception, code: int, as_json: bool, debug: bool) -> None:
     else:
         text = f"error: {type(error).__name__}: {error}\n    fix: this is a fault of reinforge; --debug shows where"
         click.echo(text, err=True)
+    for note in getattr(error, "__notes__", []):
+        click.echo(note, err=True)
     raise SystemExit(code)
 
 

@@ -55,7 +55,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         raise TrajectoryError("loss_mask[0] is True: the first token of a sample has no context to be predicted from")
 
     def pad(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> Tensor:
-        padded = np.full((len(rows), max(map(len, rows))), fill, dtype)
+        padded: np.ndarray = np.full((len(rows), max(map(len, rows))), fill, dtype)
         for target, row in zip(padded, rows, strict=True):
             target[: len(row)] = row
         return torch.from_numpy(padded).to(device)

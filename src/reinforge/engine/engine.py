@@ -12,11 +12,11 @@ await engine.policy.publish(version)         # or engine.rollback()
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from reinforge.errors import EngineError
 from reinforge.interfaces import Needs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
-
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)

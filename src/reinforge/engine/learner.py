@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Learner:
             order = usable.copy()
             stable_random(self.seed, "shuffle", epoch, number).shuffle(order)
             bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
-            steps += [sorted(order[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+            steps += [sorted(order[a:b]) for a, b in pairwise(bounds)]
         return steps
 
     def step(
@@ -134,7 +135,13 @@ class Learner:
 
         Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample.
         """
+        metrics = self._try_step(samples, loss, progress, entropy_grad)
         self.optimizer.zero_grad(set_to_none=True)
+        return metrics
+
+    def _try_step(
+        self, samples: Sequence[TrainingSample], loss: Any, progress: float, entropy_grad: bool
+    ) -> dict[str, float] | None:
         total_weight = sum(sample.weight * sample.num_trained for sample in samples)
         step_loss, sums = 0.0, Sums()
         for indices in micro_batches([len(sample) for sample in samples], self.config.batch.micro_batch_tokens):
@@ -144,23 +151,19 @@ class Learner:
             weights_BT = batch.weights[:, None] * batch.loss_mask / total_weight
             part = (torch.where(batch.loss_mask, output.loss, 0.0) * weights_BT).sum()
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
-                return self._refuse()
+                return None
             part.backward()
             step_loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optimizer.max_grad_norm)
         if not torch.isfinite(norm):
-            return self._refuse()
+            return None
         rate = self.config.optimizer.learning_rate * rate_factor(self.config.schedule, self.num_steps, progress)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
         return {"loss": step_loss, "grad_norm": norm.item(), "lr": rate, **sums.means()}
-
-    def _refuse(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """Returns the optimizer's tensors: `exp_avg.NAME`, `exp_avg_sq.NAME` and `step.NAME` of each parameter."""

@@ -53,10 +53,11 @@ def token_logprobs(model: CausalModel, batch: TokenBatch, *, entropy_grad: bool 
     for start in range(0, len(rows_N), size):
         part = (x[start : start + size] for x in (features_NH, targets_N, temperatures_N))
         parts.append(checkpoint(head, *part, use_reentrant=False) if recompute else head(*part))
-    empty = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
     if not parts:
+        empty = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
         return empty, empty
     logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
+    empty = logprobs_N.new_zeros(batch.token_ids.shape)
     return empty.index_put((rows_N, places_N), logprobs_N), empty.index_put((rows_N, places_N), entropies_N)
 
 

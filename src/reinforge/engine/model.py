@@ -33,11 +33,13 @@ class CausalModel:
         max_context: Most tokens of prompt and reply that the positions reach.
     """
 
-    def __init__(self, module: nn.Module, max_context: int | None = None):
-        self.module: Any = module.eval()
+    def __init__(self, module: Any, max_context: int | None = None):
+        self.module: Any = module
+        self.module.eval()
         self.device = next(module.parameters()).device
         self.config = self.module.config.get_text_config()
-        self.base, self.head = self.module.base_model, self.module.get_output_embeddings()
+        self.base: Any = module.base_model
+        self.head: Any = module.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(self.module.forward).parameters
         self.separable = self._is_separable()
         self.max_context = self._context(max_context)
@@ -78,8 +80,9 @@ class CausalModel:
         return self.module(input_ids=token_ids_BT, **kwargs).logits
 
     def logits(self, features_NH: Tensor) -> Tensor:
-        """Returns logits in float32, `[N, V]`."""
-        return (self.head(features_NH) if self.separable else features_NH).float()
+        """Returns logits, `[N, V]`, in float32 or better."""
+        logits = self.head(features_NH) if self.separable else features_NH
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
     def frozen_copy(self) -> CausalModel:
         """Returns a copy that never learns: the reference."""
@@ -154,10 +157,8 @@ def load_model(config: PolicyConfig, seed: int, device: str) -> CausalModel:
         message = f"{config.model!r} is no folder and no hub id"
         raise ConfigError(Problem("finetuning.policy.model", message, "give the folder of a Hugging Face model"))
     dtype, target = DTYPES[config.precision], pick_device(device)
-    if config.init == "random":
-        module = draw_module(config.model, dtype, seed)
-    else:
-        module = load_module(config.model, dtype)
+    is_random = config.init == "random"
+    module = draw_module(config.model, dtype, seed) if is_random else load_module(config.model, dtype)
     return CausalModel(module.to(target), config.max_context)
 
 

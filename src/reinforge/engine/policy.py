@@ -96,6 +96,11 @@ class EmbeddedPolicy(PolicyServer):
         """The model's name, for `target_model` and the record."""
         return self._name
 
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's template."""
+        return self.renderer.chat_template
+
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Draws one reply.
 
@@ -105,8 +110,6 @@ class EmbeddedPolicy(PolicyServer):
         """
         loop = asyncio.get_running_loop()
         drawing = self._prepare(request, Caller(loop, loop.create_future()))
-        if self._gate is Gate.ENDED:
-            self._publish_unless_published()
         self._post(loop, drawing)
         try:
             await drawing.owner.future  # type: ignore[attr-defined]
@@ -157,7 +160,7 @@ class EmbeddedPolicy(PolicyServer):
             self._gate = Gate.ENDED
             self._next_version = self.version + 1 if next_version is None else next_version
         if self.sampler.stats().waiting:
-            self._publish_unless_published()
+            self._publish_if_ended()
 
     def open(self, version: int) -> None:
         """Opens admission; replies begun from now on carry `version`."""
@@ -166,7 +169,7 @@ class EmbeddedPolicy(PolicyServer):
                 raise EngineError("publish: the job is still open; end_job() first")
             self._open(version)
 
-    def _publish_unless_published(self) -> None:
+    def _publish_if_ended(self) -> None:
         with self._lock:
             if self._gate is Gate.ENDED:
                 self._open(self._next_version)
@@ -211,6 +214,7 @@ class EmbeddedPolicy(PolicyServer):
             for request in requests:
                 request.error = error
             wake(requests)
+        self._publish_if_ended()
 
     def _reply(self, request: ModelRequest, drawn: SampleRequest) -> ModelReply:
         text = self.renderer.read(drawn.token_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections import OrderedDict
@@ -9,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.errors import EngineError, boundary
-from reinforge.types.request import ModelRequest
+from reinforge.types.request import Message, ModelRequest
 
 CACHED_PROMPTS = 4096
-"""Prompts kept; agents ask the same opening again and again."""
+"""Prompts, and replies, kept: agents ask the same opening again and again, and answer in a few tokens."""
 
 
 class PromptRenderer:
@@ -27,6 +28,13 @@ class PromptRenderer:
         self._cached: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
         self._texts: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._read = functools.lru_cache(CACHED_PROMPTS)(self._decode)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's text; of several, the one for tools."""
+        template = self.tokenizer.chat_template
+        return template.get("tool_use", template.get("default")) if isinstance(template, dict) else template
 
     def render(self, request: ModelRequest) -> tuple[int, ...]:
         """Returns the prompt's tokens, ready for the assistant's reply; tokenised exactly once.
@@ -41,7 +49,7 @@ class PromptRenderer:
                 return self._cached[key]
         with boundary(EngineError, "render the chat template"):
             text = self.tokenizer.apply_chat_template(
-                request.messages,
+                [_with_parsed_arguments(message) for message in request.messages],
                 tools=request.tools,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -56,6 +64,9 @@ class PromptRenderer:
 
     def read(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a reply, special tokens left out."""
+        return self._read(tuple(token_ids))
+
+    def _decode(self, token_ids: tuple[int, ...]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def texts(self, token_ids: Sequence[int]) -> tuple[str, ...]:
@@ -71,6 +82,26 @@ class PromptRenderer:
         if backend is not None:
             return backend.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    """Returns a message whose tool calls hold arguments as mappings, as templates expect; OpenAI's shape is text.
+
+    Arguments that are no JSON stay text, so that the model sees what was really said.
+    """
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_parsed_call(call) for call in calls]}
+
+
+def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", {})
+    try:
+        arguments = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def prompt_key(request: ModelRequest) -> Any:

@@ -31,7 +31,7 @@ class SampleRequest:
 
     prompt: tuple[int, ...]
     limit: int
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
     stops: Callable[[list[int]], bool] | None = None
     num_stop_tokens: int = 0
     owner: object = None

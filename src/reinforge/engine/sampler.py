@@ -33,8 +33,8 @@ from reinforge.errors import EngineError
 
 T = TypeVar("T")
 
-PREFILL_TOKENS = 8192
-"""Padded tokens of prompts in one forward."""
+PREFILL_TOKENS = 2048
+"""Padded tokens of prompts in one forward: memory is bounded, and activations stay near the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,11 @@ class Sampler:
         self._sampled, self._prompt, self._prefilled, self._steps = 0, 0, 0, 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
-        self.call(self._check)
+        try:
+            self.call(self._check)
+        except EngineError:
+            self.close()
+            raise
 
     # What other threads call.
 
@@ -200,7 +204,7 @@ class Sampler:
 
     def _advance(self) -> None:
         try:
-            with torch.no_grad():
+            with torch.inference_mode():
                 self._admit()
                 self._step()
         except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
@@ -222,19 +226,11 @@ class Sampler:
             self._deliver(requests)
 
     def _take(self) -> list[SampleRequest]:
-        """Returns the requests to begin now: as many as there are slots, within the bound of prompt tokens."""
+        """Returns the requests to begin now: as many as there are slots."""
         taken: list[SampleRequest] = []
-        new: set[tuple[int, ...]] = set()
-        num_tokens = 0
         with self._changed:
             while self._open and self._waiting and self._rows.count + len(taken) < self.max_batch:
-                request = self._waiting[0]
-                if request.prompt not in new:
-                    num_tokens += len(request.prompt)
-                    if taken and num_tokens > PREFILL_TOKENS:
-                        break
-                    new.add(request.prompt)
-                self._waiting.popleft()
+                request = self._waiting.popleft()
                 if not request.cancelled:
                     request.version = self.version
                     taken.append(request)
@@ -247,7 +243,7 @@ class Sampler:
         siblings: dict[tuple[int, ...], list[SampleRequest]] = {}
         for request in self._taken:
             siblings.setdefault(request.prompt, []).append(request)
-        for prompts in batches_by_length(list(siblings)):
+        for prompts in batches_by_length(list(siblings), PREFILL_TOKENS):
             self._prefill(prompts, siblings)
 
     def _prefill(self, prompts: list[tuple[int, ...]], siblings: dict[tuple[int, ...], list[SampleRequest]]) -> None:
@@ -338,7 +334,7 @@ class Sampler:
         if not leaving.any():
             return
         finished = []
-        for row in np.flatnonzero(leaving):
+        for row in np.flatnonzero(leaving).tolist():
             request, count = rows.requests[row], rows.drawn[row]
             request.token_ids = tuple(rows.token_ids[row, :count].tolist())
             request.logprobs = tuple(rows.logprobs[row, :count].tolist())
@@ -355,14 +351,17 @@ class Sampler:
         return tensor if self.model.device.type == "cpu" else tensor.to(self.model.device, non_blocking=True)
 
 
-def batches_by_length(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Returns the prompts in batches whose longest is at most twice the shortest, so that little is padding.
+def batches_by_length(prompts: list[tuple[int, ...]], max_tokens: int) -> list[list[tuple[int, ...]]]:
+    """Returns the prompts in batches of at most `max_tokens`, padding included; a longer one goes alone.
 
-    Example: lengths 30, 10, 12, 25 -> [10, 12] and [25, 30].
+    The longest of a batch is at most twice the shortest, so that little is padding.
+
+    Example: lengths 30, 10, 12, 25 and 60 tokens -> lengths [10, 12] and [25, 30].
     """
     batches: list[list[tuple[int, ...]]] = []
     for prompt in sorted(prompts, key=len):
-        if not batches or len(prompt) > 2 * len(batches[-1][0]):
+        batch = batches[-1] if batches else []
+        if not batch or len(prompt) > 2 * len(batch[0]) or len(prompt) * (len(batch) + 1) > max_tokens:
             batches.append([])
         batches[-1].append(prompt)
     return batches

@@ -164,35 +164,33 @@ class SlotCache(Cache):
 
 
 class DecodeMasks:
-    """Makes the explicit masks of a step, as the model's attention and kinds of layers want them."""
+    """Makes the explicit masks of a step, one by kind where a model's layers differ.
+
+    Masks are added to the scores, which every attention function takes; sdpa would turn a bool one into this in each
+    layer anew.
+    """
 
     def __init__(self, model: CausalModel):
-        self.is_bool = model.attention == "sdpa"
         if model.attention not in ("sdpa", "eager"):
             raise EngineError(f"the sampler knows the attention functions sdpa and eager, not {model.attention!r}")
-        kinds = set(getattr(model.config, "layer_types", None) or [])
-        unknown = kinds - {"full_attention", "sliding_attention"}
+        self.kinds = set(getattr(model.config, "layer_types", None) or [])
+        unknown = self.kinds - {"full_attention", "sliding_attention"}
         if unknown:
             raise EngineError(f"the sampler cannot cache layers of type {', '.join(sorted(unknown))}")
-        self.window = getattr(model.config, "sliding_window", None)
-        self.per_kind = len(kinds) > 1
-        self.slides = self.window is not None and (self.per_kind or kinds != {"full_attention"})
-        self.dtype = model.dtype
+        slides = self.kinds != {"full_attention"}
+        self.window: int | None = getattr(model.config, "sliding_window", None) if slides else None
+        self.zero = torch.zeros((), dtype=model.dtype, device=model.device)
 
     def make(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
-        """Returns which of `length` places each row sees, `[B, 1, 1, L]`; one by kind where layers differ."""
+        """Returns 0 where a row sees one of `length` places and the least number elsewhere, `[B, 1, 1, L]`."""
         places_L = torch.arange(length, device=positions_B.device)
-        full = places_L[None] <= positions_B[:, None]
-        if not self.slides:
-            return self._typed(full)
-        sliding = full & (places_L[None] > positions_B[:, None] - self.window)
-        if not self.per_kind:
-            return self._typed(sliding)
-        return {"full_attention": self._typed(full), "sliding_attention": self._typed(sliding)}
+        full_BL = places_L[None] <= positions_B[:, None]
+        if self.window is None:
+            return self._added(full_BL)
+        sliding_BL = full_BL & (places_L[None] > positions_B[:, None] - self.window)
+        if len(self.kinds) < 2:
+            return self._added(sliding_BL)
+        return {"full_attention": self._added(full_BL), "sliding_attention": self._added(sliding_BL)}
 
-    def _typed(self, mask_BL: Tensor) -> Tensor:
-        mask = mask_BL[:, None, None]
-        if self.is_bool:
-            return mask
-        zero = torch.zeros((), dtype=self.dtype, device=mask.device)
-        return torch.where(mask, zero, torch.finfo(self.dtype).min)
+    def _added(self, mask_BL: Tensor) -> Tensor:
+        return torch.where(mask_BL, self.zero, torch.finfo(self.zero.dtype).min)[:, None, None]

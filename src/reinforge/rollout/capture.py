@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -160,7 +160,7 @@ _ACCEPTED_AND_UNUSED = frozenset({"model", "logprobs", "top_logprobs", "user", "
 
 
 def build_request(
-    messages: list[Message],
+    messages: Sequence[Any],
     *,
     sampling: SamplingParams | None,
     seed: int,
@@ -204,7 +204,18 @@ def build_request(
     )
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
-    return ModelRequest([dict(m) for m in messages], replace(base, max_tokens=limit, stop=stops, seed=seed), tools)
+    return ModelRequest(
+        [as_message(m) for m in messages], replace(base, max_tokens=limit, stop=stops, seed=seed), tools
+    )
+
+
+def as_message(message: Any) -> Message:
+    """Returns a message as a mapping; agents may append `choices[0].message` itself, ours or another library's."""
+    if isinstance(message, ChatMessage):
+        message = {"role": message.role, "content": message.content, "tool_calls": message.tool_calls}
+    elif hasattr(message, "model_dump"):
+        message = message.model_dump()
+    return {key: value for key, value in dict(message).items() if value is not None or key == "content"}
 
 
 class _Completions:
@@ -234,7 +245,7 @@ class AsyncLLM:
         """The model's own name."""
         return self.model.model_name
 
-    async def _create(self, *, messages: list[Message], seed: int | None = None, **arguments: Any) -> ChatCompletion:
+    async def _create(self, *, messages: Sequence[Any], seed: int | None = None, **arguments: Any) -> ChatCompletion:
         capture = self._capture
         if seed is None or self._sampling is not None:  # a trained policy draws by the run's seed, not the agent's
             seed = call_seed(capture.seed, capture.num_started)
@@ -257,7 +268,7 @@ class BlockingLLM(AsyncLLM):
         self._loop = loop
         self.chat = _Chat(self._create_blocking)
 
-    def _create_blocking(self, *, messages: list[Message], **arguments: Any) -> ChatCompletion:
+    def _create_blocking(self, *, messages: Sequence[Any], **arguments: Any) -> ChatCompletion:
         return asyncio.run_coroutine_threadsafe(self._create(messages=messages, **arguments), self._loop).result()
 
 

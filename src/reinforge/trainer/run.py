@@ -50,14 +50,16 @@ class RunOptions:
         run_name: Name of the run folder; None: made from the date and a random word.
         progress: What a person sees.
         smoke: Run everything once, as small as it can be, under a name that says so.
+        folder: The run folder, set once it exists: where to look after a failure.
     """
 
     run_name: str | None = None
     progress: RunProgress | None = None
     smoke: bool = False
+    folder: Path | None = None
 
-    def folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
-        """Returns the run folder."""
+    def folder_for(self, config: FinetuneConfig, suffix: str = "") -> Path:
+        """Returns the folder of a run."""
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         return Path(config.output_dir).expanduser() / f"{name}{suffix}"
 
@@ -72,11 +74,12 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
         Interrupted: A signal stopped the run.
         ReinforgeError: The run failed; its folder holds a summary with the reason.
     """
+    options = options or RunOptions()
     with asyncio.Runner() as runner:
-        return runner.run(_with_signals(run_async(loaded, options or RunOptions(), registry)))
+        return runner.run(_with_signals(run_async(loaded, options, registry), options))
 
 
-async def _with_signals(work: Coroutine[Any, Any, RunSummary]) -> RunSummary:
+async def _with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOptions) -> RunSummary:
     task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
     seen: list[int] = []
@@ -95,7 +98,15 @@ async def _with_signals(work: Coroutine[Any, Any, RunSummary]) -> RunSummary:
     except asyncio.CancelledError:
         if not seen:
             raise
-        raise Interrupted(signal.Signals(seen[0]).name, 128 + seen[0]) from None
+        interrupted = Interrupted(signal.Signals(seen[0]).name, 128 + seen[0])
+        if options.folder is not None:
+            interrupted.add_note(kept_in(options.folder))
+        raise interrupted from None
+
+
+def kept_in(folder: Path) -> str:
+    """Returns the sentence that says where the work of a run that did not finish lies."""
+    return f"kept: episodes, metrics and checkpoints up to then, and report.md, in {folder}; its log is run.log"
 
 
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry = REGISTRY) -> RunSummary:
@@ -104,11 +115,12 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     refuse_disabled(loaded)
     if options.smoke:
         make_small(loaded.config)
-    folder = options.folder(config, "-smoke" if options.smoke else "")
+    folder = options.folder_for(config, "-smoke" if options.smoke else "")
     async with Builder(loaded, registry) as builder:
         parts = await make_parts(builder, folder)
         if options.smoke:
             cut_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
+        options.folder = folder
         context = RunContext(folder.name, RunStore(folder), options.progress or SilentProgress(), config.limits)
         run = _Run(loaded, parts, context)
         with _run_log(folder):
@@ -130,6 +142,7 @@ class _Run:
             self.summary.status = "completed"
         except BudgetReached as reached:
             self.summary.status, self.summary.reason = "stopped", str(reached)
+            reached.add_note(kept_in(self.context.folder))
             raise
         except asyncio.CancelledError:
             self.summary.status, self.summary.reason = "stopped", f"interrupted in stage {self.context.stage_name}"
@@ -137,6 +150,7 @@ class _Run:
         except Exception as error:
             self.summary.reason = f"{self.context.stage_name}: {error}"
             logging.getLogger("reinforge").exception("the run failed in stage %s", self.context.stage_name)
+            error.add_note(kept_in(self.context.folder))
             raise
         finally:
             self._write_files()

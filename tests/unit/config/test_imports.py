@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Iterator[Path]:
     (installed / "rfg_foreign.py").write_text("def f(): raise AssertionError\n")
     before = list(sys.path)
     yield tmp_path
-    assert sys.path[: len(before)] == before, "what is imported from later is added at the end"
+    assert sys.path[: len(before)] == before, "projects come last, so that they hide nothing"
     sys.path[:] = before
     for name in [name for name in sys.modules if name.startswith("rfg_")]:
         del sys.modules[name]

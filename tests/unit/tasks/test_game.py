@@ -7,6 +7,7 @@ import pytest
 from reinforge.tasks.tic_tac_toe.game import (
     EMPTY_BOARD,
     LINES,
+    completing_moves,
     is_over,
     legal_moves,
     other,
@@ -37,6 +38,14 @@ def test_a_game_is_over_when_won_or_full():
     assert is_over(board("OOO XX. X.."))
     assert is_over(board("XXO OOX XOX"))
     assert not is_over(board("XX. OO. ..."))
+
+
+def test_completing_moves_by_hand():
+    position = board("XX. OO. ..X")
+    assert completing_moves(position, "X") == [2]
+    assert completing_moves(position, "O") == [5]
+    assert completing_moves(board("X.X ... X.X"), "X") == [1, 3, 4, 5, 7]
+    assert completing_moves(board("XXO ... ..."), "X") == []
 
 
 def test_x_begins_and_sides_alternate():

@@ -8,7 +8,7 @@ import pytest
 from reinforge.rollout.workflow import PolicyFailure
 from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset, TicTacToeDatasetConfig
 from reinforge.tasks.tic_tac_toe.evaluators import Legal, Reward, RewardConfig, Win
-from reinforge.tasks.tic_tac_toe.game import LINES
+from reinforge.tasks.tic_tac_toe.game import EMPTY_BOARD, LINES, completing_moves, place
 from reinforge.tasks.tic_tac_toe.workflow import play
 from reinforge.types.evaluation import EvalInputItem
 
@@ -46,8 +46,8 @@ def attack(prompt):
     return first_empty(prompt)
 
 
-def example(side="X", world_seed=1):
-    question = {"side": side, "world_seed": world_seed}
+def example(side="X", world_seed=1, opponent="random"):
+    question = {"side": side, "opponent": opponent, "world_seed": world_seed}
     return EvalInputItem(id="t", input_obj=question, expected_output_obj=None, full_dataset_entry=question)
 
 
@@ -55,8 +55,8 @@ async def score(evaluator, game):
     return (await evaluator.evaluate(example().copy_with_updates(output_obj=game))).score
 
 
-async def games(answer, count=60):
-    return [await play(example("XO"[seed % 2], seed), ScriptedLLM(answer), None) for seed in range(count)]
+async def games(answer, count=60, opponent="random"):
+    return [await play(example("XO"[seed % 2], seed, opponent), ScriptedLLM(answer), None) for seed in range(count)]
 
 
 async def test_a_game_is_played_to_its_end_on_both_sides():
@@ -71,6 +71,19 @@ async def test_a_game_is_played_to_its_end_on_both_sides():
     wins = [game for game in finished if game["result"] == "win"]
     assert len(wins) > 30
     assert all(game["moves"][-1]["side"] == game["side"] for game in wins)
+
+
+async def test_a_sharp_opponent_completes_its_line_wherever_it_can():
+    def left_open(game):
+        board, seen = EMPTY_BOARD, 0
+        for move in game["moves"]:
+            if move["side"] != game["side"] and (ways := completing_moves(board, move["side"])):
+                seen += move["square"] - 1 not in ways
+            board = place(board, move["square"] - 1, move["side"])
+        return seen
+
+    assert sum(left_open(game) for game in await games(attack, opponent="sharp")) == 0
+    assert sum(left_open(game) for game in await games(attack)) > 0
 
 
 async def test_each_move_is_a_fresh_call_that_shows_the_board():
@@ -139,8 +152,15 @@ def test_rows_name_their_split_and_no_world_appears_twice():
     assert rows != TicTacToeDataset(config.model_copy(update={"seed": 2})).rows()
 
 
+def test_only_training_games_may_meet_a_sharp_opponent():
+    config = TicTacToeDatasetConfig(num_train=1000, num_select=50, num_confirm=50, sharp_train=0.7)
+    rows = TicTacToeDataset(config).rows()
+    assert {row["opponent"] for row in rows if row["split"] != "train"} == {"random"}
+    assert sum(row["opponent"] == "sharp" for row in rows) == pytest.approx(700, abs=50)
+
+
 def test_an_example_asks_for_a_side_and_a_world():
     item = TicTacToeDataset(TicTacToeDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
     assert item.id == "train-00001"
-    assert item.input_obj == {"side": "O", "world_seed": item.full_dataset_entry["world_seed"]}
+    assert item.input_obj == {"side": "O", "opponent": "random", "world_seed": item.full_dataset_entry["world_seed"]}
     assert item.full_dataset_entry["split"] == "train"

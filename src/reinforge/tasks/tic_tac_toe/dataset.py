@@ -22,13 +22,18 @@ class TicTacToeDatasetConfig(DatasetConfig, name="tic_tac_toe"):
     num_train: int = Field(default=8192, ge=1, description="Games to train on.")
     num_select: int = Field(default=200, ge=1, description="Games to choose the best checkpoint on.")
     num_confirm: int = Field(default=1000, ge=1, description="Games for the verdict.")
+    sharp_train: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the training games whose opponent completes its lines."
+    )
     seed: int = Field(default=0, ge=0, description="The seeds of the opponent are drawn from this one.")
 
 
 class TicTacToeDataset(DatasetLoader):
-    """Rows such as `{"id": "train-00017", "split": "train", "side": "O", "world_seed": 1804289383}`.
+    """Rows such as `{"id": "train-00017", "split": "train", "side": "O", "opponent": "random", "world_seed": 9383}`.
 
-    Sides alternate, so that each split plays both alike; no two rows share a world's seed.
+    Sides alternate, so that each split plays both alike; no two rows share a world's seed. `select` and `confirm`
+    meet a uniformly random opponent always: that is what the figures are about. A training game may meet a sharp
+    one, which punishes an open threat at once instead of one time in five.
     """
 
     def __init__(self, config: TicTacToeDatasetConfig):
@@ -38,18 +43,24 @@ class TicTacToeDataset(DatasetLoader):
         """Returns every row, in the order train, select, confirm."""
         sizes = {split: getattr(self.config, f"num_{split}") for split in ("train", "select", "confirm")}
         seeds = iter(random.Random(self.config.seed).sample(range(MAX_WORLD_SEED), sum(sizes.values())))
-        return [
-            {"id": f"{split}-{index:05}", "split": split, "side": "XO"[index % 2], "world_seed": next(seeds)}
-            for split, size in sizes.items()
-            for index in range(size)
-        ]
+        return [self._row(split, index, next(seeds)) for split, size in sizes.items() for index in range(size)]
+
+    def _row(self, split: str, index: int, world_seed: int) -> dict[str, Any]:
+        is_sharp = split == "train" and random.Random(world_seed).random() < self.config.sharp_train
+        return {
+            "id": f"{split}-{index:05}",
+            "split": split,
+            "side": "XO"[index % 2],
+            "opponent": "sharp" if is_sharp else "random",
+            "world_seed": world_seed,
+        }
 
     def load(self) -> list[EvalInputItem]:
-        """Returns every row as an example whose question is the side and the world's seed."""
+        """Returns every row as an example whose question is the side, the opponent and the world's seed."""
         return [
             EvalInputItem(
                 id=row["id"],
-                input_obj={"side": row["side"], "world_seed": row["world_seed"]},
+                input_obj={key: row[key] for key in ("side", "opponent", "world_seed")},
                 expected_output_obj=None,
                 full_dataset_entry=row,
             )

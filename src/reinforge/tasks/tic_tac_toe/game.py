@@ -55,6 +55,15 @@ def winner(board: Sequence[Square]) -> Side | None:
     return None
 
 
+def completing_moves(board: Sequence[Square], side: Side) -> list[int]:
+    """Returns the empty squares that would complete a line of `side`, in order.
+
+    Example: with X on squares 0 and 1 and square 2 empty -> `[2]` for X.
+    """
+    last = [[s for s in line if board[s] is None] for line in LINES if sum(board[s] == side for s in line) == 2]
+    return sorted({empty[0] for empty in last if empty})
+
+
 def is_over(board: Sequence[Square]) -> bool:
     """True if a side has won or no square is empty."""
     return winner(board) is not None or None not in board
@@ -78,7 +87,7 @@ def random_position(rng: random.Random) -> Board:
 
 
 def render(board: Sequence[Square]) -> str:
-    """Returns three lines for a person.
+    r"""Returns three lines for a person.
 
     Example: `render(("X", None, "O") + (None,) * 6)` -> `"X . O\n. . .\n. . ."`.
     """

@@ -1,4 +1,4 @@
-"""The agent: plays one whole game against an opponent that moves uniformly at random.
+"""The agent: plays one whole game against an opponent that moves at random.
 
 Each move is a fresh call that shows the board; the answer is the number of a square. A call:
 
@@ -22,6 +22,7 @@ from reinforge.tasks.tic_tac_toe.game import (
     EMPTY_BOARD,
     Board,
     Side,
+    completing_moves,
     is_over,
     legal_moves,
     other,
@@ -84,8 +85,8 @@ async def play(item: Any, llm: Any, context: Any) -> dict[str, Any]:
     """Plays one game and returns it (`Game.as_output`).
 
     Args:
-        item: The example; `input_obj` holds `side` and `world_seed`, from which the opponent's moves are drawn, so
-            that siblings meet the same opponent.
+        item: The example; `input_obj` holds `side`, `opponent` (`random`, or `sharp`: random, but it completes its
+            line where it can) and `world_seed`, from which its moves are drawn, so that siblings meet the same one.
         llm: The model that plays.
         context: Not needed.
 
@@ -93,10 +94,11 @@ async def play(item: Any, llm: Any, context: Any) -> dict[str, Any]:
         PolicyFailure: An answer was no legal move.
     """
     game = Game(side=item.input_obj["side"])
-    opponent = random.Random(item.input_obj["world_seed"])
+    rng, is_sharp = random.Random(item.input_obj["world_seed"]), item.input_obj["opponent"] == "sharp"
     while not is_over(game.board):
         if to_move(game.board) == other(game.side):
-            game.play(opponent.choice(legal_moves(game.board)))
+            completing = completing_moves(game.board, to_move(game.board)) if is_sharp else []
+            game.play(rng.choice(completing or legal_moves(game.board)))
         else:
             await _answer(game, llm)
     return game.as_output()

@@ -1,0 +1,1 @@
+"""How model families and services write the same thing."""

@@ -1,0 +1,110 @@
+"""Tool calls as model families write them in their text, and as OpenAI's shape holds them.
+
+hermes (Qwen, Hermes)   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>, as often as wanted
+llama3                  {"name": "add", "parameters": {"a": 1}}, perhaps after <|python_tag|>; several with ;
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from typing import Any
+
+from reinforge.types.request import Message
+
+_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class ToolFormat(StrEnum):
+    """How a model family writes tool calls."""
+
+    HERMES = "hermes"
+    LLAMA3 = "llama3"
+
+
+def tool_format_of(chat_template: str) -> ToolFormat | None:
+    """Returns the format that a chat template teaches, or None where it has no tools.
+
+    Args:
+        chat_template: The Jinja text; what it writes around calls tells the family.
+    """
+    if "<tool_call>" in chat_template:
+        return ToolFormat.HERMES
+    if _PYTHON_TAG in chat_template or ("tools" in chat_template and '"parameters"' in chat_template):
+        return ToolFormat.LLAMA3
+    return None
+
+
+def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Message:
+    """Returns the assistant message that a model's text means.
+
+    Text that looks like a call but cannot be read stays text: the agent sees what the model said and may fail.
+
+    Example: `parse_tool_calls('<tool_call>{"name": "f", "arguments": {}}</tool_call>', HERMES, "c1")` ->
+    `{"role": "assistant", "content": None, "tool_calls": [{"id": "c1-0", "type": "function", "function": {"name": "f",
+    "arguments": "{}"}}]}`.
+
+    Args:
+        text: The whole reply, special tokens left out.
+        tool_format: The family's.
+        call_id: Names the calls, with their number.
+    """
+    read = _read_hermes if tool_format is ToolFormat.HERMES else _read_llama3
+    content, calls = read(text)
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {
+        "role": "assistant",
+        "content": content or None,
+        "tool_calls": [
+            {
+                "id": f"{call_id}-{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+            }
+            for number, (name, arguments) in enumerate(calls)
+        ],
+    }
+
+
+def _read_hermes(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    calls = [_call(body, "arguments") for body in _HERMES.findall(text)]
+    if not calls or None in calls:
+        return text, []
+    return _HERMES.sub("", text).strip(), [call for call in calls if call is not None]
+
+
+def _read_llama3(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    before, tag, after = text.partition(_PYTHON_TAG)
+    body = after if tag else text
+    decoder, calls, position = json.JSONDecoder(), [], 0
+    body = body.strip()
+    while position < len(body):
+        try:
+            value, position = decoder.raw_decode(body, position)
+        except json.JSONDecodeError:
+            return text, []
+        call = _as_call(value, "parameters")
+        if call is None:
+            return text, []
+        calls.append(call)
+        while position < len(body) and body[position] in "; \n":
+            position += 1
+    return before.strip() if tag else "", calls
+
+
+def _call(body: str, key: str) -> tuple[str, Any] | None:
+    try:
+        return _as_call(json.loads(body), key)
+    except json.JSONDecodeError:
+        return None
+
+
+def _as_call(value: Any, key: str) -> tuple[str, Any] | None:
+    """Returns (name, arguments) of a call's JSON; families sometimes use the other's key, which is read too."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get(key, value.get("parameters" if key == "arguments" else "arguments", {}))
+    return (value["name"], arguments) if isinstance(arguments, dict) else None

@@ -1,0 +1,79 @@
+"""The program as a process: signals, the example, the wheel."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_for(condition, seconds, process):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_run_and_says_what_was_kept(project, number, code):
+    project.set("finetuning.num_epochs", 1000)
+    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    metrics = project.run / "training_metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, 60, process)
+    process.send_signal(number)
+    started = time.monotonic()
+    _, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - started < 10
+    assert process.returncode == code, stderr
+    assert project.summary["status"] == "stopped"
+    assert "interrupted in stage" in project.summary["reason"]
+    assert sum(project.summary["episodes"].values()) > 0
+    assert str(project.run.relative_to(project.folder)) in stderr, "it says where what was kept lies"
+    assert (project.run / "reward_plot.png").exists()
+
+
+def test_a_second_run_can_use_the_folder_of_a_killed_ones_name_only_after_it_is_removed(project):
+    project.set("finetuning.num_epochs", 1)
+    assert project.finetune().exit_code == 0
+    result = project.finetune()
+    assert (result.exit_code, "exists already" in result.output) == (2, True)
+
+
+def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
+    source = (ROOT / "examples" / "own_task.py").read_text()
+    assert len(source.splitlines()) <= 30
+    quick = tmp_path / "own_task.py"
+    quick.write_text(source.replace("epochs=30", "epochs=2"))
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = subprocess.run(
+        [sys.executable, str(quick), str(tiny_model_dir)], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    # a tiny random model hardly ever says a digit: either it trains, or the run says that there was no signal
+    assert out.returncode == 0 or "nothing to train on" in out.stderr, out.stderr
+    (folder,) = (tmp_path / ".reinforge" / "runs").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["baseline"]["num_examples"] > 0
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_demo_in_an_empty_environment(tmp_path):
+    subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    for requirement in (os.environ.get("TORCH", "torch==2.13.0"), f"reinforge[train] @ file://{wheel}"):
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", requirement], check=True)
+    env = {**os.environ, "REINFORGE_HOME": str(tmp_path / "home")}
+    command = [str(python), "-m", "reinforge", "demo", "-o", "finetuning.num_epochs", "2", "--run_name", "wheel"]
+    out = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert "before (" in out.stdout
+    assert "after (" in out.stdout

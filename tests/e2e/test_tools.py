@@ -1,0 +1,116 @@
+"""An agent with two tools trains end to end: calls are parsed in the family's format, results keep role and id."""
+
+import json
+
+import numpy as np
+import pytest
+
+import reinforge
+from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig
+from reinforge.trainer.progress import SilentProgress
+from reinforge.types.sample import LossSpec, TrainingSample
+from tests.models import make_tiny_model
+
+HERMES = (
+    "{% if tools %}<|tools|>{% for t in tools %}{{ t.function.name }} {% endfor %}as <tool_call>{% endif %}"
+    "{% for m in messages %}<|{{ m.role if m.role != 'tool' else 'user' }}|>{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+    "<tool_call>{{ {'name': f.name, 'arguments': f.arguments} | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("left", "right")]
+
+
+def call_of(name):
+    return f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tool_user(tmp_path_factory):
+    """A tiny model that calls one of two tools, at random, and then says "done"."""
+    from reinforge.engine import Engine
+
+    folder = make_tiny_model(tmp_path_factory.mktemp("tools") / "model", max_position_embeddings=512)
+    (folder / "chat_template.jinja").write_text(HERMES)
+    config = PolicyConfig(
+        model=str(folder), optimizer=OptimizerConfig(learning_rate=3e-3), batch=BatchConfig(batch_size=4)
+    )
+    engine = Engine.load(config, seed=0, device="cpu")
+    ask = [{"role": "user", "content": "go"}]
+    samples = []
+    for name in ("left", "right"):
+        tool_call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        history = [
+            *ask,
+            {"role": "assistant", "content": None, "tool_calls": [tool_call]},
+            {"role": "tool", "tool_call_id": "c", "content": name},
+        ]
+        samples += [sample_of(engine, ask, call_of(name)), sample_of(engine, history, "done")]
+    engine.begin_job()
+    engine.update(samples * 80, LossSpec("cross_entropy"), progress_start=0, progress_end=1)
+    engine.end_job()
+    engine.save(folder.with_name("primed"), 0)
+    engine.close()
+    return folder.with_name("primed")
+
+
+def sample_of(engine, messages, reply):
+    from reinforge.types.request import ModelRequest
+
+    prompt = engine.policy.renderer.render(ModelRequest(messages, tools=TOOLS))
+    ids = np.array([*prompt, *engine.tokenizer.encode(reply + "<|end|>", add_special_tokens=False)])
+    mask = np.arange(len(ids)) >= len(prompt)
+    zeros, count = np.zeros(len(ids), np.float32), len(ids)
+    return TrainingSample(
+        ids, mask, zeros, np.ones(count, np.float32), np.zeros(count, np.int64), np.zeros(count, np.int64),
+        advantages=mask.astype(np.float32),
+    )  # fmt: skip
+
+
+async def agent(item, llm, context):
+    messages = [{"role": "user", "content": "go"}]
+    reply = await llm.chat.completions.create(messages=messages, tools=TOOLS, max_tokens=80)
+    message = reply.choices[0].message
+    if not message.tool_calls:
+        raise reinforge.PolicyFailure(f"no tool call in {message.content!r}")
+    call = message.tool_calls[0]
+    messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["name"]}]
+    final = await llm.chat.completions.create(messages=messages, tools=TOOLS, max_tokens=8)
+    return {"tool": call["function"]["name"], "said": final.choices[0].message.content}
+
+
+def went_left(output, expected):
+    return float(output is not None and output["tool"] == "left")
+
+
+def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
+    summary = reinforge.finetune(
+        agent,
+        [{"id": str(i), "question": f"go {i}", "answer": ""} for i in range(96)],
+        went_left,
+        tool_user,
+        epochs=5,
+        num_generations=8,
+        examples_per_epoch=16,
+        output_dir=tmp_path,
+        run_name="tools",
+        settings={"policy": {"optimizer": {"learning_rate": 2e-3}, "batch": {"steps_per_job": 2}}},
+        progress=SilentProgress(),
+    )
+    assert summary.confirm_tuned.mean - summary.confirm_base.mean > 0.2
+    assert summary.promoted
+    episode = first_episode(summary.folder)
+    first, second = episode["calls"]
+    assert first["finish_reason"] == "tool_calls"
+    tool_call = first["reply"]["tool_calls"][0]
+    result = second["messages"][2]
+    assert (result["role"], result["tool_call_id"]) == ("tool", tool_call["id"])
+    assert first["tools"] == TOOLS
+    assert second["prompt_token_ids"][: len(first["prompt_token_ids"])] == first["prompt_token_ids"]
+
+
+def first_episode(folder):
+    from reinforge.trainer.store import read_rows
+
+    query = "SELECT data FROM episodes WHERE phase = 'collect' AND outcome = 'ok' ORDER BY key LIMIT 1"
+    return json.loads(read_rows(folder, query)[0][0])

@@ -1,0 +1,196 @@
+"""Optimizer steps: how a step is cut does not change it, chunks do not change log-probs, NaN changes nothing."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.engine import LossOutput, logprobs, register_loss
+from reinforge.engine.batch import collate, micro_batches
+from reinforge.engine.learner import Learner, Progress, rate_factor
+from reinforge.engine.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.model import CausalModel, load_module
+from reinforge.errors import TrajectoryError
+from reinforge.types.sample import LossSpec
+from tests.samples import random_samples
+
+CLIPPED = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
+ALL = Progress(0.0, 1.0)
+
+
+def make_learner(folder, **batch) -> Learner:
+    config = PolicyConfig(
+        optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
+        schedule=ScheduleConfig(warmup_steps=0),
+        batch=BatchConfig(**batch),
+    )
+    return Learner(CausalModel(load_module(folder, torch.float32)), config, seed=0)
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in learner.parameters.items()}
+
+
+@register_loss("test_nan_for_token_7")
+def nan_for_token_7(batch, logprobs_BT):
+    return LossOutput(torch.where(batch.token_ids == 7, torch.nan, -logprobs_BT))
+
+
+@register_loss("test_nan_gradient")
+def nan_gradient(batch, logprobs_BT):
+    return LossOutput((logprobs_BT - logprobs_BT.detach()).abs().sqrt())  # 0, but its slope is infinite
+
+
+def test_one_step_by_hand(tiny_model_dir):
+    """The step's gradient is that of sum_t w_s l_t / sum_t w_s over the whole step."""
+    samples = random_samples(5)
+    learner = make_learner(tiny_model_dir, steps_per_job=1)
+    module, total, weight_sum = learner.model.module, 0.0, 0.0
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids)[None]
+        logits = module(input_ids=ids).logits[0]
+        for t in np.flatnonzero(sample.loss_mask):
+            logp = torch.log_softmax(logits[t - 1] / float(sample.temperatures[t]), -1)[ids[0, t]]
+            ratio = (logp - float(sample.sampling_logprobs[t])).exp()
+            a = float(sample.advantages[t])
+            total = total - sample.weight * torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
+            weight_sum += sample.weight
+    loss = total / weight_sum
+    expected = torch.autograd.grad(loss, list(learner.parameters.values()))
+    norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in expected))
+    before = weights(learner)
+    report = learner.update(samples, CLIPPED, ALL)
+    assert report.metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert report.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert (report.num_updates, report.num_samples) == (1, 5)
+    assert report.num_tokens == sum(sample.num_trained for sample in samples)
+    # AdamW's first step moves each weight by lr * sign(gradient), after decaying matrices by lr * 0.1
+    for (name, p), g in zip(learner.parameters.items(), expected, strict=True):
+        decay = 1e-2 * 0.1 if p.ndim >= 2 else 0.0
+        clear = g.abs() > 1e-4 * norm
+        moved = before[name] * (1 - decay) - 1e-2 * g.sign()
+        assert torch.allclose(p[clear], moved[clear], atol=2e-4), name
+
+
+@pytest.mark.parametrize("loss", [CLIPPED, LossSpec("cross_entropy"), LossSpec("clipped_pg", {"entropy_coef": 0.1})])
+def test_micro_batches_do_not_change_the_step(tiny_model_dir, loss):
+    samples = random_samples(9, seed=1)
+    gradients, reports = [], []
+    for tokens in (10_000, 40, 1):
+        learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=tokens)
+        captured = {}
+        learner.optimizer.register_step_pre_hook(
+            lambda *_, learner=learner, captured=captured: captured.update(
+                {name: p.grad.clone() for name, p in learner.parameters.items()}
+            )
+        )
+        reports.append(learner.update(samples, loss, ALL))
+        gradients.append(captured)
+    for other, report in zip(gradients[1:], reports[1:], strict=True):
+        for name, gradient in gradients[0].items():
+            assert torch.allclose(gradient, other[name], atol=1e-6), name
+        assert report.metrics == pytest.approx(reports[0].metrics, rel=1e-4, abs=1e-6)
+
+
+def test_gradient_of_the_whole_path_equals_finite_differences(tiny_model_dir):
+    learner = make_learner(tiny_model_dir)
+    model, samples = learner.model, random_samples(3, seed=2)
+    model.module.double()  # but norms compute in float32
+    batch = collate(samples)
+    learned = token_logprobs(model, batch)[0]
+    learned.sum().backward()
+    parameter = model.module.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        for row, column in ((0, 0), (5, 17), (100, 63)):
+            values = []
+            for step in (1e-3, -2e-3):
+                parameter[row, column] += step
+                values.append(token_logprobs(model, batch)[0].sum().item())
+            parameter[row, column] += 1e-3
+            assert parameter.grad[row, column].item() == pytest.approx((values[0] - values[1]) / 2e-3, rel=5e-3)
+
+
+def test_chunks_of_the_head_change_neither_logprobs_nor_gradient(tiny_model_dir, monkeypatch):
+    results = []
+    for chunk in (2**22, 320 * 4):
+        monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+        learner = make_learner(tiny_model_dir)
+        values, entropies = token_logprobs(learner.model, collate(random_samples(6)), entropy_grad=True)
+        (values.sum() + entropies.sum()).backward()
+        results.append((values, entropies, learner.model.head.weight.grad.clone()))
+    for whole, chunked in zip(*results, strict=True):
+        assert torch.allclose(whole, chunked, atol=1e-5)
+
+
+def test_entropy_is_that_of_the_tempered_distribution(tiny_model_dir):
+    learner = make_learner(tiny_model_dir)
+    samples = random_samples(2)
+    with torch.no_grad():
+        entropies = token_logprobs(learner.model, collate(samples))[1]
+        for i, sample in enumerate(samples):
+            logits = learner.model.module(input_ids=torch.from_numpy(sample.token_ids)[None]).logits[0]
+            t = int(np.flatnonzero(sample.loss_mask)[0])
+            p = torch.softmax(logits[t - 1] / float(sample.temperatures[t]), -1)
+            assert entropies[i, t].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["test_nan_for_token_7", "test_nan_gradient"])
+def test_a_step_that_is_not_finite_changes_no_bit(tiny_model_dir, loss):
+    learner = make_learner(tiny_model_dir, steps_per_job=1)
+    samples = random_samples(4)
+    learner.update(samples, CLIPPED, ALL)
+    samples[2].token_ids[-1] = 7
+    before, moments = weights(learner), {name: value.clone() for name, value in learner.state().items()}
+    report = learner.update(samples, LossSpec(loss), ALL)
+    assert (report.num_updates, report.num_skipped_steps, report.skipped_samples) == (0, 1, [0, 1, 2, 3])
+    assert (report.num_samples, report.num_tokens, report.metrics) == (0, 0, {})
+    assert all(torch.equal(before[name], p) for name, p in learner.parameters.items())
+    assert all(torch.equal(moments[name], value) for name, value in learner.state().items())
+    assert learner.update(samples, CLIPPED, ALL).num_updates == 1
+
+
+def test_only_the_step_that_is_not_finite_is_refused(tiny_model_dir):
+    learner = make_learner(tiny_model_dir, batch_size=1)
+    samples = random_samples(4)
+    samples[2].token_ids[-1] = 7
+    report = learner.update(samples, LossSpec("test_nan_for_token_7"), ALL)
+    assert (report.num_updates, report.skipped_samples, report.num_samples) == (3, [2], 3)
+
+
+def test_steps_are_shuffled_by_seed_and_epoch_and_split_evenly(tiny_model_dir):
+    learner = make_learner(tiny_model_dir, batch_size=4, passes=2)
+    samples = random_samples(10)
+    samples[3].loss_mask[:] = False
+    plan = learner.plan(samples, epoch=0)
+    assert [len(step) for step in plan] == [3, 3, 3, 3, 3, 3]
+    assert sorted(chain(*plan[:3])) == sorted(chain(*plan[3:])) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert plan == learner.plan(samples, epoch=0)
+    assert plan[:3] != plan[3:]
+    assert plan != learner.plan(samples, epoch=1)
+
+
+def test_rates_follow_warm_up_and_progress():
+    linear = ScheduleConfig(name="linear", warmup_steps=10, final_fraction=0.1)
+    assert rate_factor(linear, 0, 0.0) == pytest.approx(0.1)
+    assert rate_factor(linear, 50, 0.5) == pytest.approx(0.55)
+    cosine = ScheduleConfig(name="cosine", warmup_steps=0, final_fraction=0.1)
+    assert [rate_factor(cosine, 9, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.55, 0.1])
+    assert rate_factor(ScheduleConfig(warmup_steps=0), 0, 0.9) == 1.0
+
+
+def test_micro_batches_hold_rows_of_like_length():
+    assert micro_batches([3, 9, 4, 8], 16) == [[0, 2], [3], [1]]
+    assert micro_batches([3, 9, 4, 8], 20) == [[0, 2], [3, 1]]
+    assert micro_batches([50, 2], 10) == [[1], [0]]
+
+
+def test_a_first_token_cannot_be_trained(tiny_model_dir):
+    sample = random_samples(1)[0]
+    sample.loss_mask[0] = True
+    with pytest.raises(TrajectoryError, match="first token"):
+        sample_logprobs(make_learner(tiny_model_dir).model, [sample], 100)

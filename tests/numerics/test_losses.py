@@ -1,0 +1,127 @@
+"""Each loss against arithmetic written here, on and off policy, and its gradient against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.engine.batch import TokenBatch
+from reinforge.engine.losses import LossOutput, clipped_pg, cross_entropy, find_loss, register_loss
+from reinforge.errors import ConfigError
+from reinforge.types.sample import LossSpec
+
+
+def make_batch(old: list[float], advantages: list[float], ref: list[float] | None = None) -> TokenBatch:
+    """One row: a prompt token, then a trained token for each entry."""
+    n = len(old) + 1
+
+    def row(values: list[float]) -> torch.Tensor:
+        return torch.tensor([[0.0, *values]])
+
+    return TokenBatch(
+        token_ids=torch.arange(n)[None],
+        lengths=torch.tensor([n]),
+        loss_mask=torch.tensor([[False] + [True] * len(old)]),
+        temperatures=torch.ones(1, n),
+        sampling_logprobs=row(old),
+        old_logprobs=row(old),
+        ref_logprobs=None if ref is None else row(ref),
+        advantages=row(advantages),
+        weights=torch.ones(1),
+    )
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([[0.0, *values]])
+
+
+def test_cross_entropy_is_the_negative_logprob():
+    output = cross_entropy(make_batch([0, 0], [0, 0]), row(-0.5, -2.0))
+    assert output.loss[0, 1:].tolist() == [0.5, 2.0]
+
+
+def test_on_policy_the_surrogate_is_minus_the_advantage():
+    output = clipped_pg(make_batch([-1.0, -2.0], [0.7, -0.3]), row(-1.0, -2.0))
+    assert output.loss[0, 1:].tolist() == pytest.approx([-0.7, 0.3])
+    assert output.metrics["clip_fraction"].sum() == 0
+    assert output.metrics["ratio"][0, 1:].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.5, 1.0, -1.28),  # up with a gain: stops at 1 + clip_high
+        (1.5, -1.0, 1.5),  # up with a loss: counts in full
+        (0.5, 1.0, -0.5),  # down with a gain: counts in full
+        (0.5, -1.0, 0.8),  # down with a loss: stops at 1 - clip_low
+        (1.1, 2.0, -2.2),  # inside
+    ],
+)
+def test_off_policy_the_ratio_is_clipped_on_the_pessimistic_side(ratio, advantage, expected):
+    batch = make_batch([-1.0], [advantage])
+    output = clipped_pg(batch, row(-1.0 + math.log(ratio)), clip_low=0.2, clip_high=0.28)
+    assert output.loss[0, 1].item() == pytest.approx(expected, abs=1e-6)
+    assert output.metrics["clip_fraction"][0, 1].item() == float(expected in (-1.28, 0.8))
+
+
+def test_kl_penalty_is_the_k3_estimator():
+    batch = make_batch([-1.0], [0.0], ref=[-1.5])
+    output = clipped_pg(batch, row(-1.0), kl_coef=0.1)
+    k3 = math.exp(-0.5) + 0.5 - 1  # p_ref / p - log(p_ref / p) - 1, with log(p_ref / p) = -0.5
+    assert output.loss[0, 1].item() == pytest.approx(0.1 * k3, abs=1e-7)
+    assert output.metrics["kl_ref"][0, 1].item() == pytest.approx(k3, abs=1e-7)
+
+
+def test_entropy_bonus_lowers_the_loss():
+    batch = make_batch([-1.0], [0.0])
+    batch.entropies = row(2.0)
+    assert clipped_pg(batch, row(-1.0), entropy_coef=0.01).loss[0, 1].item() == pytest.approx(-0.02)
+
+
+def test_positions_without_mask_do_not_matter():
+    batch = make_batch([-1.0], [1.0])
+    batch.old_logprobs[0, 0] = float("-inf")
+    output = clipped_pg(batch, row(-1.0))
+    assert torch.isfinite(output.loss).all()
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "clipped_pg"])
+def test_gradient_equals_finite_differences(name):
+    rng = np.random.default_rng(0)
+    old = rng.uniform(-3, -1, 6)
+    batch = make_batch(old.tolist(), rng.normal(size=6).tolist(), ref=rng.uniform(-3, -1, 6).tolist())
+    for field in ("old_logprobs", "ref_logprobs", "advantages"):
+        setattr(batch, field, getattr(batch, field).double())
+    params = {"kl_coef": 0.3} if name == "clipped_pg" else {}
+    loss = find_loss(LossSpec(name, params))
+    start = torch.tensor([[0.0, *(old + rng.uniform(-0.5, 0.5, 6))]], dtype=torch.float64, requires_grad=True)
+    loss(batch, start, **params).loss.sum().backward()
+    for token in range(1, 7):
+        step = torch.zeros_like(start)
+        step[0, token] = 1e-6
+        with torch.no_grad():
+            up, down = (loss(batch, start + sign * step, **params).loss.sum() for sign in (1, -1))
+        assert start.grad[0, token].item() == pytest.approx((up - down).item() / 2e-6, abs=1e-6)
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r'no loss named "cliped_pg", did you mean "clipped_pg"\?'):
+        find_loss(LossSpec("cliped_pg"))
+    with pytest.raises(ConfigError, match=r'takes no "clip_hig", did you mean "clip_high"\?'):
+        find_loss(LossSpec("clipped_pg", {"clip_hig": 0.2}))
+
+
+def test_kl_without_reference_is_refused():
+    with pytest.raises(ConfigError, match="ref_logprobs"):
+        clipped_pg(make_batch([-1.0], [1.0]), row(-1.0), kl_coef=0.1)
+
+
+def test_a_user_registers_a_loss():
+    @register_loss("test_squares")
+    def squares(batch, logprobs_BT, *, scale: float = 1.0):
+        return LossOutput(scale * logprobs_BT**2)
+
+    assert find_loss(LossSpec("test_squares", {"scale": 2.0})) is squares

@@ -1,0 +1,56 @@
+"""Training samples and requests for the engine's tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.sample import TrainingSample
+
+
+def request(text: str = "hello", **params: Any) -> ModelRequest:
+    """A request of one user message."""
+    return ModelRequest([{"role": "user", "content": text}], SamplingParams(**{"max_tokens": 12, **params}))
+
+
+def ask(policy: Any, requests: Sequence[ModelRequest]) -> list[ModelReply]:
+    """Asks all at once and waits for the replies."""
+
+    async def gather() -> list[ModelReply]:
+        return list(await asyncio.gather(*(policy.sample(request) for request in requests)))
+
+    return asyncio.run(gather())
+
+
+def sample_of(tokens: TokenLogprobs, advantage: float = 1.0, weight: float = 1.0) -> TrainingSample:
+    """One reply as a sample that trains every sampled token."""
+    prompt, reply = tokens.prompt_token_ids, tokens.token_ids
+    mask = np.arange(len(prompt) + len(reply)) >= len(prompt)
+    logprobs = np.zeros(len(mask), np.float32)
+    logprobs[mask] = tokens.logprobs
+    return TrainingSample(
+        token_ids=np.array(prompt + reply),
+        loss_mask=mask,
+        sampling_logprobs=logprobs,
+        temperatures=np.where(mask, tokens.temperature, 1.0).astype(np.float32),
+        policy_versions=np.where(mask, tokens.policy_version, -1),
+        turn_ids=np.where(mask, 0, -1),
+        weight=weight,
+        advantages=np.where(mask, advantage, 0.0).astype(np.float32),
+    )
+
+
+def random_samples(count: int, seed: int = 0, vocab_size: int = 320) -> list[TrainingSample]:
+    """Samples of different lengths, weights and advantages."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for _ in range(count):
+        prompt, reply = (tuple(rng.integers(6, vocab_size, rng.integers(2, 12)).tolist()) for _ in range(2))
+        logprobs = tuple(rng.uniform(-6, -5, len(reply)).tolist())
+        tokens = TokenLogprobs(prompt, reply, logprobs, temperature=float(rng.choice([0.7, 1.0])))
+        samples.append(sample_of(tokens, float(rng.normal()), float(rng.uniform(0.2, 2))))
+    return samples

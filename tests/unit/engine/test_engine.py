@@ -1,0 +1,238 @@
+"""Jobs, versions, rollback, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.checkpoint import copy_model
+from reinforge.errors import ConfigError, EngineError
+from reinforge.interfaces import Needs
+from reinforge.types.sample import LossSpec
+from tests.models import make_tiny_model
+from tests.samples import ask, random_samples, request, sample_of
+
+CLIPPED = LossSpec("clipped_pg")
+
+
+def load(folder, seed=0, keep_reference=False, **config) -> Engine:
+    config = PolicyConfig(model=str(folder), batch=BatchConfig(steps_per_job=2), **{"max_batch": 8, **config})
+    return Engine.load(config, seed=seed, device="cpu", keep_reference=keep_reference)
+
+
+@pytest.fixture
+def engine(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
+        yield engine
+
+
+def train(engine: Engine, seed: int = 0, end: bool = True):
+    engine.begin_job()
+    report = engine.update(random_samples(6, seed), CLIPPED, progress_start=0.0, progress_end=0.1)
+    if end:
+        engine.end_job()
+    return report
+
+
+def test_a_job_changes_weights_and_publish_their_version(engine):
+    before = engine.fingerprint()
+    assert before == engine.fingerprint() == asyncio.run(engine.policy.fingerprint())
+    report = train(engine)
+    assert report.num_updates == 2
+    assert {"loss", "grad_norm", "lr", "entropy", "clip_fraction", "ratio", "approx_kl"} <= set(report.metrics)
+    assert engine.fingerprint() != before
+    asyncio.run(engine.policy.publish(7))
+    reply = ask(engine.policy, [request()])[0]
+    assert (engine.policy.version, reply.tokens.policy_version) == (7, 7)
+
+
+def test_begin_job_drains_and_requests_wait_for_publish(engine):
+    async def run() -> None:
+        early = [asyncio.create_task(engine.policy.sample(request(f"{i}", max_tokens=100))) for i in range(8)]
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(engine.begin_job)
+        assert engine.policy.stats().running == 0
+        late = asyncio.create_task(engine.policy.sample(request("late")))
+        await asyncio.sleep(0.05)
+        assert all(task.done() for task in early)
+        assert not late.done()
+        await asyncio.to_thread(engine.update, random_samples(4), CLIPPED, progress_start=0, progress_end=1)
+        assert not late.done()
+        with pytest.raises(EngineError, match="job is still open"):
+            await engine.policy.publish(1)
+        engine.end_job()  # nobody publishes, so the waiting request does
+        assert (await late).tokens.policy_version == 1
+        assert {task.result().tokens.policy_version for task in early} == {0}
+
+    asyncio.run(run())
+
+
+def test_the_first_request_after_a_job_publishes_if_nobody_has(engine):
+    train(engine)
+    assert ask(engine.policy, [request()])[0].tokens.policy_version == 1
+    train(engine)
+    asyncio.run(engine.policy.publish(5))
+    assert ask(engine.policy, [request()])[0].tokens.policy_version == 5
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_rollback_restores_weights_optimizer_and_version(engine, ended):
+    train(engine)
+    asyncio.run(engine.policy.publish(1))
+    before = engine.fingerprint()
+    moments = {name: value.clone() for name, value in engine.learner.state().items()}
+    train(engine, seed=1, end=ended)
+    assert engine.fingerprint() != before
+    engine.rollback()
+    assert engine.fingerprint() == before
+    assert engine.learner.num_steps == 2
+    assert all(torch.equal(value, moments[name]) for name, value in engine.learner.state().items())
+    assert ask(engine.policy, [request()])[0].tokens.policy_version == 1
+    with pytest.raises(EngineError, match="rollback"):
+        engine.rollback()
+
+
+def test_jobs_are_opened_and_ended_once(engine):
+    with pytest.raises(EngineError, match="no job is open"):
+        engine.update([], CLIPPED, progress_start=0, progress_end=1)
+    with pytest.raises(EngineError, match="no job is open"):
+        engine.end_job()
+    engine.begin_job()
+    with pytest.raises(EngineError, match="open already"):
+        engine.begin_job()
+    engine.rollback()
+
+
+def test_score_fills_what_is_asked_for(tiny_model_dir):
+    with load(tiny_model_dir, keep_reference=True) as engine:
+        replies = ask(engine.policy, [request(f"{i}", temperature=0.7) for i in range(6)])
+        samples = [sample_of(reply.tokens) for reply in replies]
+        train(engine)
+        engine.score(samples, Needs(old_logprobs=True, ref_logprobs=True))
+        for sample in samples:
+            assert np.abs(sample.ref_logprobs - sample.sampling_logprobs).max() <= 1e-5
+            assert np.abs(sample.old_logprobs - sample.sampling_logprobs).max() > 1e-4
+            assert not sample.old_logprobs[~sample.loss_mask].any()
+        with pytest.raises(EngineError, match="critic"):
+            engine.score(samples, Needs(values=True))
+
+
+def test_ref_logprobs_need_a_reference(engine):
+    with pytest.raises(EngineError, match="keep_reference"):
+        engine.score(random_samples(1), Needs(ref_logprobs=True))
+
+
+def test_training_raises_what_is_rewarded(engine):
+    samples = random_samples(6)
+    for sample in samples:
+        sample.advantages[sample.loss_mask] = 1.0
+        sample.sampling_logprobs[:] = 0
+        sample.old_logprobs = None
+    before = engine.logprobs(samples)
+    for sample, old in zip(samples, before, strict=True):
+        sample.old_logprobs = old
+    engine.begin_job()
+    engine.update(samples, CLIPPED, progress_start=0, progress_end=1)
+    after = engine.logprobs(samples)
+    assert sum(a.sum() - b.sum() for a, b in zip(after, before, strict=True)) > 0
+
+
+def test_a_checkpoint_loads_as_it_is_and_goes_on_bit_by_bit(engine, tiny_model_dir, tmp_path):
+    train(engine)
+    folder = tmp_path / "step-000001"
+    engine.save(folder, version=3)
+    engine.save(folder, version=3)  # replaces
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    saved = engine.fingerprint()
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    assert all(torch.equal(p, engine.learner.parameters[name]) for name, p in module.named_parameters())
+    assert AutoTokenizer.from_pretrained(folder).chat_template == engine.tokenizer.chat_template
+    assert json.loads((folder / "training/state.json").read_text())["version"] == 3
+    asyncio.run(engine.policy.publish(3))
+    train(engine, seed=1)
+    with load(tiny_model_dir) as other:
+        other.load_weights(folder)
+        assert other.fingerprint() == saved
+        assert ask(other.policy, [request()])[0].tokens.policy_version == 3
+        train(other, seed=1)
+        assert other.fingerprint() == engine.fingerprint()
+
+
+def test_load_weights_within_a_job_can_be_rolled_back(engine, tiny_model_dir, tmp_path):
+    before = engine.fingerprint()
+    other = make_tiny_model(tmp_path / "other", seed=9)
+    engine.begin_job()
+    engine.load_weights(other)
+    assert engine.fingerprint() != before
+    engine.rollback()
+    assert engine.fingerprint() == before
+    wrong = make_tiny_model(tmp_path / "wrong", hidden_size=32)
+    with pytest.raises(EngineError, match="another model"):
+        engine.load_weights(wrong)
+    assert engine.fingerprint() == before
+    assert ask(engine.policy, [request()])[0].tokens.policy_version == 0
+
+
+def test_copy_model_leaves_the_training_files(engine, tmp_path):
+    engine.save(tmp_path / "checkpoint", version=0)
+    copy_model(tmp_path / "checkpoint", tmp_path / "model")
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= names
+    assert "training" not in names
+
+
+def test_random_weights_are_drawn_by_the_seed(tiny_model_dir, tmp_path):
+    (tmp_path / "m").mkdir()
+    for path in tiny_model_dir.iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / "m" / path.name).write_bytes(path.read_bytes())
+    prints = []
+    for seed in (0, 0, 1):
+        with load(tmp_path / "m", seed=seed, init="random") as engine:
+            prints.append(engine.fingerprint())
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_bfloat16_samples_and_learns(tiny_model_dir):
+    with load(tiny_model_dir, precision="bfloat16") as engine:
+        reply = ask(engine.policy, [request()])[0]
+        sample = sample_of(reply.tokens)
+        assert np.abs(engine.logprobs([sample])[0] - sample.sampling_logprobs).max() < 0.2
+        assert train(engine).num_updates == 2
+
+
+def test_configurations_that_cannot_work_are_refused(tiny_model_dir):
+    with pytest.raises(ConfigError, match="positions end at 256"):
+        load(tiny_model_dir, max_context=999)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"finetuning\.device"):
+            Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cuda")
+
+
+def test_a_chat_template_can_be_given(tiny_model_dir, tmp_path):
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    (tmp_path / "t.jinja").write_text(template)
+    for given in (template, str(tmp_path / "t.jinja")):
+        with load(tiny_model_dir, chat_template=given) as engine:
+            reply = ask(engine.policy, [request("hello")])[0]
+            assert engine.tokenizer.decode(reply.tokens.prompt_token_ids) == "hello"
+
+
+def test_families_without_a_key_value_cache_are_refused(tmp_path):
+    folder = make_tiny_model(tmp_path / "mamba", "mamba", state_size=4, expand=1)
+    with pytest.raises(EngineError, match="cannot cache layers of type linear_attention"):
+        load(folder)
+
+
+def test_the_package_imports_no_torch():
+    code = "import sys, reinforge.engine; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,224 @@
+"""How replies are drawn: seeds, greedy, restricted support, stops, limits, versions, loops and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.errors import EngineError
+from reinforge.interfaces import ContextOverflow, PolicyServer
+from reinforge.types.request import ModelRequest
+from tests.samples import ask, request
+
+
+def load(folder, **config) -> Engine:
+    return Engine.load(PolicyConfig(model=str(folder), **{"max_batch": 8, **config}), seed=0, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
+        yield engine
+
+
+def tokens_of(reply) -> tuple[int, ...]:
+    return reply.tokens.token_ids
+
+
+def test_the_port_is_implemented(engine):
+    assert isinstance(engine.policy, PolicyServer)
+    assert engine.policy.model_name.endswith("tiny-llama")
+    assert engine.policy.version == 0
+
+
+def test_a_reply_tells_its_exact_tokens(engine):
+    reply = ask(engine.policy, [request("what is the capital", temperature=0.8)])[0]
+    tokens = reply.tokens
+    prompt = engine.tokenizer.decode(tokens.prompt_token_ids)
+    assert prompt == "<|user|>what is the capital<|end|><|assistant|>"
+    assert len(tokens.token_ids) == len(tokens.logprobs) == len(tokens.texts) == reply.num_completion_tokens
+    assert reply.num_prompt_tokens == len(tokens.prompt_token_ids)
+    assert reply.message == {
+        "role": "assistant",
+        "content": engine.tokenizer.decode(tokens.token_ids, skip_special_tokens=True),
+    }
+    assert (tokens.temperature, tokens.restricted, tokens.policy_version) == (0.8, False, 0)
+
+
+def test_tools_reach_the_template(engine):
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    asked = ModelRequest(request().messages, request().sampling, tools=[tool])
+    assert "<|tools|>1" in engine.tokenizer.decode(ask(engine.policy, [asked])[0].tokens.prompt_token_ids)
+
+
+def test_a_seed_makes_a_reply_reproducible(engine):
+    first, second = (ask(engine.policy, [request(seed=s) for s in (1, 2, 1)]) for _ in range(2))
+    assert tokens_of(first[0]) == tokens_of(first[2]) == tokens_of(second[0])
+    assert tokens_of(first[0]) != tokens_of(first[1])
+
+
+def test_without_a_seed_siblings_differ_and_runs_repeat(tiny_model_dir):
+    runs = []
+    for _ in range(2):
+        with load(tiny_model_dir) as engine:
+            runs.append([tokens_of(reply) for reply in ask(engine.policy, [request()] * 4)])
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 4
+
+
+def test_temperature_zero_takes_the_most_likely_token(engine):
+    reply = ask(engine.policy, [request("greedy", temperature=0)])[0]
+    ids = list(reply.tokens.prompt_token_ids)
+    with torch.no_grad():
+        for token in tokens_of(reply):
+            assert engine.model.module(input_ids=torch.tensor([ids])).logits[0, -1].argmax().item() == token
+            ids.append(token)
+    assert reply.tokens.restricted
+
+
+@pytest.mark.parametrize("restriction", [{"top_k": 2}, {"top_p": 0.05}])
+def test_top_k_and_top_p_cut_the_support(engine, restriction):
+    replies = ask(engine.policy, [request("cut", **restriction, max_tokens=1, temperature=3.0) for _ in range(60)])
+    ids = torch.tensor([replies[0].tokens.prompt_token_ids])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(engine.model.module(input_ids=ids).logits[0, -1] / 3.0, -1)
+    order = logprobs.argsort(descending=True)
+    count = restriction.get("top_k") or int((logprobs[order].exp().cumsum(0) < 0.05).sum()) + 1
+    assert {tokens_of(reply)[0] for reply in replies} <= set(order[:count].tolist())
+    assert len({tokens_of(reply) for reply in replies}) > 1
+    assert all(reply.tokens.restricted for reply in replies)
+    token = tokens_of(replies[0])[0]
+    assert replies[0].tokens.logprobs[0] == pytest.approx(logprobs[token].item(), abs=1e-5)
+
+
+def test_draws_follow_the_probabilities(engine):
+    """300 first tokens against the model's distribution: mean log p within five standard errors of minus entropy."""
+    replies = ask(engine.policy, [request("draw", max_tokens=1) for _ in range(300)])
+    ids = torch.tensor([replies[0].tokens.prompt_token_ids])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(engine.model.module(input_ids=ids).logits[0, -1], -1)
+    p = logprobs.exp()
+    entropy = -(p * logprobs).sum().item()
+    spread = ((p * logprobs**2).sum().item() - entropy**2) ** 0.5
+    mean = np.mean([reply.tokens.logprobs[0] for reply in replies])
+    assert abs(mean + entropy) < 5 * spread / 300**0.5
+
+
+def test_stop_texts_end_and_cut_the_reply(engine):
+    whole = ask(engine.policy, [request("stop", seed=3, max_tokens=30)])[0]
+    content = whole.message["content"]
+    stop = content[len(content) // 2 :][:3]
+    assert stop
+    reply = ask(engine.policy, [request("stop", seed=3, max_tokens=30, stop=("never", stop))])[0]
+    assert reply.message["content"] == content[: content.find(stop)]
+    assert reply.finish_reason == "stop"
+    assert tokens_of(reply) == tokens_of(whole)[: len(tokens_of(reply))]
+    assert len(tokens_of(reply)) < len(tokens_of(whole))
+
+
+def test_the_end_token_ends_a_reply_and_is_kept(engine):
+    replies = ask(engine.policy, [request(f"end {i}", max_tokens=200, temperature=2.0) for i in range(40)])
+    ended = [reply for reply in replies if reply.finish_reason == "stop"]
+    assert ended
+    assert all(tokens_of(reply)[-1] == engine.tokenizer.eos_token_id for reply in ended)
+    assert all("<|end|>" not in reply.message["content"] for reply in ended)
+    assert all(len(tokens_of(reply)) == 200 for reply in replies if reply.finish_reason == "length")
+
+
+def test_without_max_tokens_a_reply_fills_the_context(tiny_model_dir):
+    with load(tiny_model_dir, max_context=24) as engine:
+        replies = ask(engine.policy, [request("x", max_tokens=None, seed=s) for s in range(8)])
+        longest = max(replies, key=lambda reply: reply.num_completion_tokens)
+        assert longest.num_prompt_tokens + longest.num_completion_tokens == 24
+        assert longest.finish_reason == "length"
+        with pytest.raises(ContextOverflow, match="context 24"):
+            ask(engine.policy, [request("many " * 30)])
+
+
+def test_many_more_requests_than_slots(engine):
+    replies = ask(engine.policy, [request("q" * (i % 9), max_tokens=1 + i % 7) for i in range(90)])
+    assert len(replies) == 90
+    stats = engine.policy.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
+def test_several_loops_in_threads_ask_at_once(engine):
+    counts = []
+
+    def work() -> None:
+        counts.append(sum(reply.num_completion_tokens for reply in ask(engine.policy, [request(seed=5)] * 5)))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(counts) == 3
+    assert len(set(counts)) == 1
+
+
+def test_replies_wake_a_loop_once_a_step(engine):
+    wakes = []
+
+    async def count() -> None:
+        loop = asyncio.get_running_loop()
+        original = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *args: (wakes.append(args), original(*args))[1]
+        await asyncio.gather(*(engine.policy.sample(request(f"{i}", max_tokens=1)) for i in range(8)))
+
+    asyncio.run(count())
+    assert len(wakes) == 1
+
+
+async def test_a_cancelled_request_frees_its_slot(engine):
+    task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240, temperature=0.1)))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.policy.sample(request(max_tokens=3))
+    assert engine.policy.stats().running == 0
+
+
+def test_a_failure_in_the_thread_reaches_every_caller(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
+        engine.policy.sampler.call(lambda: engine.model.head.weight.data.fill_(float("nan")))
+        for _ in range(2):  # and the thread lives on
+            with pytest.raises(EngineError, match="not finite"):
+                ask(engine.policy, [request()] * 20)
+
+
+def test_after_close_requests_fail(tiny_model_dir):
+    engine = load(tiny_model_dir)
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        ask(engine.policy, [request()])
+    with pytest.raises(EngineError, match="closed"):
+        engine.begin_job()
+
+
+async def test_close_fails_what_is_in_flight(tiny_model_dir):
+    engine = load(tiny_model_dir)
+    task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240)))
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(EngineError, match="closed"):
+        await task
+
+
+def test_equal_prompts_are_rendered_once(engine, monkeypatch):
+    calls = []
+    original = engine.tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        engine.tokenizer, "apply_chat_template", lambda *a, **k: (calls.append(a), original(*a, **k))[1], raising=False
+    )
+    ask(engine.policy, [request("again and again", seed=s) for s in range(5)])
+    assert len(calls) == 1
+    ask(engine.policy, [ModelRequest([{"role": "system", "content": "again and again"}], request().sampling)])
+    assert len(calls) == 2
