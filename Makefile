@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,data,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)

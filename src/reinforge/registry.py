@@ -27,6 +27,7 @@ BUILTIN_MODULES = (
     "reinforge.algorithms.sft",
     "reinforge.rollout.workflow",
     "reinforge.rollout.llms",
+    "reinforge.rollout.openai_llm",
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",

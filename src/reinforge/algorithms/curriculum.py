@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reinforge.config.schema import CurriculumLearningConfig
@@ -75,7 +75,7 @@ def percentile_at(config: CurriculumLearningConfig, epoch: int) -> float:
 
 
 def within_curriculum(
-    groups: Sequence[TrajectoryGroup], share: float, *, hardest_first: bool
+    groups: Sequence[TrajectoryGroup], share: float, *, hardest_first: bool, num_spared: int = 0
 ) -> tuple[list[TrajectoryGroup], list[TrajectoryGroup]]:
     """Returns (included, outside): the first `share` of the groups by mean reward, at least one.
 
@@ -83,10 +83,67 @@ def within_curriculum(
         groups: Groups with signal.
         share: In (0, 1].
         hardest_first: Lowest mean reward first (`sort_ascending`).
+        num_spared: Groups that were not collected since they would be outside; the share is of them too.
     """
     ordered = sorted(groups, key=lambda group: group.mean_reward, reverse=not hardest_first)
-    count = max(1, math.ceil(share * len(ordered) - 1e-9)) if ordered else 0
+    count = _num_included(share, len(ordered) + num_spared)
     return ordered[:count], ordered[count:]
+
+
+def outside_curriculum(
+    ids: Sequence[str], mean_rewards: Mapping[str, float], share: float, *, hardest_first: bool
+) -> set[str]:
+    """Returns the examples whose group would be outside, going by what their last group was worth.
+
+    Example: share 0.5, easiest first, {"a": 0.9, "b": 0.2, "c": 0.5}: of a, b, c, d the curriculum includes a and c;
+    b is outside; d is unknown and so never outside.
+
+    Args:
+        ids: The examples of an epoch.
+        mean_rewards: Mean reward of each example's last group, if that group carried signal.
+        share: In (0, 1].
+        hardest_first: Lowest mean reward first (`sort_ascending`).
+    """
+    known = sorted((id_ for id_ in ids if id_ in mean_rewards), key=mean_rewards.__getitem__, reverse=not hardest_first)
+    return set(known[_num_included(share, len(known)) :])
+
+
+@dataclass(slots=True)
+class Sparing:
+    """Which examples `collect_only_included` saves, going by what was collected before.
+
+    Attributes:
+        config: The curriculum; None or without the option: nothing is ever spared.
+        mean_rewards: Mean reward of each example's last group, if that group carried signal.
+        spared: The examples of this epoch that are not collected.
+    """
+
+    config: CurriculumLearningConfig | None = None
+    mean_rewards: dict[str, float] = field(default_factory=dict)
+    spared: set[str] = field(default_factory=set)
+
+    def begin(self, ids: Sequence[str], epoch: int) -> list[str]:
+        """Returns the examples of an epoch to collect, and remembers the others as spared."""
+        self.spared = self.outside(ids, epoch)
+        return [id_ for id_ in ids if id_ not in self.spared]
+
+    def outside(self, ids: Sequence[str], epoch: int) -> set[str]:
+        """Returns those of the examples whose group would be outside the epoch's share."""
+        config = self.config
+        if config is None or not config.enabled or not config.collect_only_included:
+            return set()
+        share = percentile_at(config, epoch)
+        return outside_curriculum(ids, self.mean_rewards, share, hardest_first=config.sort_ascending)
+
+    def learn(self, groups: Sequence[TrajectoryGroup], with_signal: Sequence[TrajectoryGroup]) -> None:
+        """Remembers what groups were worth; those without signal say nothing of how hard their example is."""
+        for group in groups:
+            self.mean_rewards.pop(group.group_id, None)
+        self.mean_rewards.update({group.group_id: group.mean_reward for group in with_signal})
+
+
+def _num_included(share: float, total: int) -> int:
+    return max(1, math.ceil(share * total - 1e-9)) if total else 0
 
 
 def subsample(group: TrajectoryGroup, share: float, rng: random.Random) -> TrajectoryGroup:

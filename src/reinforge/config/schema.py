@@ -75,6 +75,11 @@ class CurriculumLearningConfig(Block):
     random_subsample: float | None = Field(
         default=None, gt=0, le=1, description="Share of trajectories kept in each group."
     )
+    collect_only_included: bool = Field(
+        default=False,
+        description="Save episodes: do not collect an example whose last group would be outside the share. Examples "
+        "that are new, or whose last group carried no signal, are always collected.",
+    )
 
 
 class FinetuneRunConfig(BaseModel):

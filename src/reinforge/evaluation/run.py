@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from reinforge.config.schema import OutcomesConfig
 from reinforge.errors import EvaluationError
 from reinforge.evaluation.evaluators.base import score_item
+from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationReport, EvaluationRunner, Evaluator
 from reinforge.rollout.episode import steps_of
@@ -66,19 +67,32 @@ class DatasetEvaluation(EvaluationRunner):
             record.outcome, record.reason = Outcome.OK, None
 
     async def _score_once(self, record: EpisodeRecord) -> None:
-        failed = record.outcome.is_policy_failure
-        for name, evaluator in self.evaluators.items():
-            if failed and name == self.reward_metric:
-                penalty = getattr(self.outcomes, record.outcome.value)
-                reason = f"{record.outcome}: {record.reason}"
-                record.scores[name] = EvalOutputItem(id=record.item.id, score=penalty, reasoning=reason)
-            else:
-                record.scores[name] = await score_item(evaluator, record.item)
+        """Scores by every evaluator, each once; scores that an earlier attempt gave are kept."""
+        known = {name: output for name, output in record.scores.items() if output.error is None}
+        for name in self.evaluators:
+            await self._score_by(name, record, known)
+        record.scores = {name: known[name] for name in self.evaluators}
         reward = record.scores[self.reward_metric]
         if reward.error is not None:
             record.outcome, record.reason = Outcome.JUDGE_ERROR, reward.error
         else:
             record.reward = float(reward.score)
+
+    async def _score_by(self, name: str, record: EpisodeRecord, known: dict[str, EvalOutputItem]) -> EvalOutputItem:
+        """Returns one evaluator's score; a weighted one is made of the scores of its parts."""
+        if name in known:
+            return known[name]
+        evaluator = self.evaluators[name]
+        if record.outcome.is_policy_failure and name == self.reward_metric:
+            penalty = getattr(self.outcomes, record.outcome.value)
+            reason = f"{record.outcome}: {record.reason}"
+            known[name] = EvalOutputItem(id=record.item.id, score=penalty, reasoning=reason)
+        elif isinstance(evaluator, Weighted) and evaluator.weights.keys() <= self.evaluators.keys():
+            parts = {part: await self._score_by(part, record, known) for part in evaluator.weights}
+            known[name] = evaluator.combine(record.item, parts)
+        else:
+            known[name] = await score_item(evaluator, record.item)
+        return known[name]
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
         """Runs every example of a split and summarises the scores; the world's failures are missing, never 0."""

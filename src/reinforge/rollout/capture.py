@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -157,6 +157,8 @@ def completion_of(call_id: str, model: str, started_s: float, reply: ModelReply)
 
 
 _ACCEPTED_AND_UNUSED = frozenset({"model", "logprobs", "top_logprobs", "user", "metadata", "store", "timeout"})
+_NEVER = frozenset({"extra_headers", "extra_query"})  # where it goes and with which key is the configuration's to say
+_NOT_PASSED_ON = frozenset({"model", "logprobs", "top_logprobs", "timeout", "tools", "n", "stream"})
 
 
 def build_request(
@@ -172,6 +174,7 @@ def build_request(
     tools: list[dict[str, Any]] | None = None,
     n: int = 1,
     stream: bool = False,
+    passes_through: bool = False,
     **other: Any,
 ) -> ModelRequest:
     """Returns the request for one call in OpenAI's arguments.
@@ -188,12 +191,13 @@ def build_request(
         tools: Function definitions.
         n: Must be 1.
         stream: Must be False.
+        passes_through: The model behind takes any argument of OpenAI's.
         other: Arguments of OpenAI's that do not change the reply are accepted; any other is refused.
 
     Raises:
         TypeError: An argument that would change the reply cannot be honoured.
     """
-    refused = sorted(set(other) - _ACCEPTED_AND_UNUSED)
+    refused = sorted(set(other) & _NEVER if passes_through else set(other) - _ACCEPTED_AND_UNUSED)
     if refused or n != 1 or stream:
         what = ", ".join(refused + (["n > 1"] if n != 1 else []) + (["stream"] if stream else []))
         raise TypeError(f"chat.completions.create cannot honour: {what}")
@@ -218,6 +222,13 @@ def as_message(message: Any) -> Message:
     return {key: value for key, value in dict(message).items() if value is not None or key == "content"}
 
 
+def passed_on(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what an agent asked of a model that is no policy, as its endpoint is asked."""
+    given = {key: value for key, value in arguments.items() if value is not None and key not in _NOT_PASSED_ON}
+    further = given.pop("extra_body", {})
+    return {**given, **further}
+
+
 class _Completions:
     """`llm.chat.completions`."""
 
@@ -238,6 +249,7 @@ class AsyncLLM:
     def __init__(self, name: str, model: ChatModel, capture: Capture, sampling: SamplingParams | None):
         self.name, self.model, self._capture = name, model, capture
         self._sampling = sampling if model.is_policy else None
+        self._passes_through: bool = getattr(model, "passes_through", False)
         self.chat = _Chat(self._create)
 
     @property
@@ -247,6 +259,10 @@ class AsyncLLM:
 
     async def _create(self, *, messages: Sequence[Any], seed: int | None = None, **arguments: Any) -> ChatCompletion:
         capture = self._capture
+        if self._passes_through:
+            asked = passed_on({**arguments, "seed": seed})
+            request = build_request(messages, sampling=None, seed=seed or 0, passes_through=True, **arguments)
+            return await capture.call(self.name, self.model, replace(request, arguments=asked))
         if seed is None or self._sampling is not None:  # a trained policy draws by the run's seed, not the agent's
             seed = call_seed(capture.seed, capture.num_started)
         request = build_request(messages, sampling=self._sampling, seed=seed, **arguments)

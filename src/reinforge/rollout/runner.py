@@ -114,8 +114,7 @@ class EpisodeRunner:
         for attempt in range(self.outcomes.retries + 1):
             record = await self._attempt(key, item, attempt)
             if not record.outcome.is_missing:
-                await score(record)
-            if not record.outcome.is_missing:
+                await score(record)  # which tries a failed judge again by itself: the episode is not to blame
                 break
         return record
 

@@ -17,7 +17,7 @@ from reinforge.trainer.run import RunOptions, run_async, run_config
 
 LLM = "agent"
 REWARD = "reward"
-DATASETS = {".json": "json", ".jsonl": "jsonl"}
+DATASETS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -47,7 +47,8 @@ def finetune(
 
     Args:
         workflow: The agent: `async def agent(item, llm, context)`, or the same without `async`.
-        dataset: A JSON or JSONL file, or rows such as `{"id": "1", "question": ..., "answer": ...}`.
+        dataset: A JSON, JSONL, CSV or Parquet file, a folder that Hugging Face's `save_to_disk` wrote, or rows such as
+            `{"id": "1", "question": ..., "answer": ...}`.
         reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
         model: A folder, a hub id, or `bundled:NAME`.
         epochs: Times to collect and train.
@@ -109,6 +110,8 @@ def _python(function: Callable[..., Any]) -> dict[str, Any]:
 def _dataset(dataset: str | Path | Rows) -> dict[str, Any]:
     if not isinstance(dataset, str | Path):
         return {"_type": "rows", "rows": list(dataset)}
+    if Path(dataset).is_dir():
+        return {"_type": "hf_dataset", "file_path": str(dataset)}
     suffix = Path(dataset).suffix.lower()
     if suffix not in DATASETS:
         raise ConfigError(

@@ -16,10 +16,12 @@ import numpy as np
 from reinforge.errors import JobFailed
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
+from reinforge.types.trajectory import EpisodeItem, TrajectoryGroup
 
 TOLERANCE = {"floor": 1e-4, "factor": 10.0}
 """Sampler and learner may differ by `factor` x the noise of scoring twice, and never by less than `floor` nats."""
 
+NUM_CANARY_PROMPTS = 4
 PROBE_TOKENS = 8
 PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
 """Asked where no prompt of the agent's is known yet."""
@@ -91,3 +93,17 @@ def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
     served = {reply.tokens.policy_version for reply in replies if reply.tokens}
     if served - {version}:
         raise JobFailed(f"version {version} was published, but replies carry version {sorted(served)}")
+
+
+def short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
+    """Returns the shortest opening histories among a job's trajectories, for the canary."""
+    openings: dict[str, list[Message]] = {}
+    for group in groups:
+        opening: list[Message] = []
+        for item in group.trajectories[0].episode:
+            if not isinstance(item, EpisodeItem) or item.role == "assistant":
+                break
+            opening.append({"role": item.role.value, "content": item.content})
+        if opening:
+            openings[str(opening)] = opening
+    return sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]

@@ -7,7 +7,6 @@ final validation, gate and summary are not its business: `trainer/run.py` does t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -16,7 +15,14 @@ from typing import Any
 
 from pydantic import Field
 
-from reinforge.algorithms.curriculum import Selection, percentile_at, subsample, with_signal, within_curriculum
+from reinforge.algorithms.curriculum import (
+    Selection,
+    Sparing,
+    percentile_at,
+    subsample,
+    with_signal,
+    within_curriculum,
+)
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.errors import EvaluationError, JobFailed
 from reinforge.evaluation.run import refuse_too_many_missing
@@ -25,20 +31,18 @@ from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
+from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import append_line, replace_file, to_json
+from reinforge.trainer.store import append_line, write_json
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
-from reinforge.types.trajectory import EpisodeItem, TrajectoryCollection, TrajectoryGroup
+from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
 IDENTICAL_SHARE = 0.98
 IDENTICAL_EPOCHS = 3
 """More than this share of groups with word-for-word equal siblings, in this many epochs in a row, is an error."""
-
-NUM_CANARY_PROMPTS = 4
 
 
 class EpochTrainerConfig(TrainerConfig, name="epoch"):
@@ -66,6 +70,7 @@ class EpochTrainer(Trainer):
         self._reward_history: list[dict[str, Any]] = []
         self._validation_history: list[dict[str, Any]] = []
         self._selection = Selection()
+        self._sparing = Sparing()
         self._num_empty = 0
         self._num_identical_epochs = 0
 
@@ -76,6 +81,7 @@ class EpochTrainer(Trainer):
             JobFailed: The backend says that it is not healthy.
         """
         await super().initialize(run_config)
+        self._sparing = Sparing(run_config.curriculum_learning)
         if not await self.trainer_adapter.is_healthy():
             raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy; nothing was started")
 
@@ -103,7 +109,8 @@ class EpochTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group carries signal, so nothing was submitted."""
-        collection = await self._collect(epoch, run_id, {"epoch": epoch, "trainer_run_id": run_id})
+        meta = {"epoch": epoch, "trainer_run_id": run_id, **self._only_included(epoch)}
+        collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
             self._refuse_untrainable(collection)
         self._refuse_identical(collection, epoch)
@@ -120,6 +127,13 @@ class EpochTrainer(Trainer):
         self._job_refs.append(ref)
         self._end_stage({"job": ref.model_dump(mode="json")})
         return ref
+
+    def _only_included(self, epoch: int) -> dict[str, Any]:
+        """Returns the examples to collect, where the curriculum spares those that it would leave out anyway."""
+        if not isinstance(self.trajectory_builder, GroupTrajectoryBuilder):
+            return {}
+        ids = self._sparing.begin(self.trajectory_builder.examples_of(epoch), epoch)
+        return {"example_ids": ids} if self._sparing.spared else {}
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
         name = f"{run_id}-epoch-{epoch}-round-{meta.get('round', 0)}"
@@ -146,7 +160,7 @@ class EpochTrainer(Trainer):
         if not isinstance(builder, GroupTrajectoryBuilder) or not self.compares:
             return collection, chosen
         used = builder.examples_of(epoch)
-        asked = len(used)
+        asked = len(used) - len(self._sparing.spared)
         for round_ in range(1, limits.max_refills + 1):
             if len(chosen.groups) >= limits.min_groups * asked:
                 break
@@ -154,6 +168,10 @@ class EpochTrainer(Trainer):
             if not extra:
                 break
             used = used + extra
+            outside = self._sparing.outside(used, epoch)
+            extra = [id_ for id_ in extra if id_ not in outside]
+            if not extra:
+                continue
             meta = {"epoch": epoch, "trainer_run_id": run_id, "example_ids": extra, "round": round_}
             more = await self._collect(epoch, run_id, meta)
             merged = [*collection.trajectories, *more.trajectories]
@@ -168,11 +186,13 @@ class EpochTrainer(Trainer):
         config = self.curriculum_config
         selection = with_signal(trajectory_collection.groups, config.min_reward_diff, self.compares)
         kept = selection.kept
+        self._sparing.learn(trajectory_collection.groups, kept)
         outside: list[TrajectoryGroup] = []
         state = self._curriculum_state
         share = percentile_at(config, epoch) if config.enabled else 1.0
         if config.enabled:
-            kept, outside = within_curriculum(kept, share, hardest_first=config.sort_ascending)
+            num_spared = len(self._sparing.spared)
+            kept, outside = within_curriculum(kept, share, hardest_first=config.sort_ascending, num_spared=num_spared)
             if share > state["current_percentile"]:
                 state["last_expansion_epoch"] = epoch
             state["current_percentile"] = share
@@ -181,6 +201,8 @@ class EpochTrainer(Trainer):
             kept = [subsample(group, config.random_subsample, rng) for group in kept]
         state["total_groups"] = len(trajectory_collection.groups)
         state["included_groups"] = {group.group_id for group in kept}
+        if config.collect_only_included:
+            state["mean_rewards"] = dict(self._sparing.mean_rewards)
         self._selection = Selection(kept, selection.zero_variance, selection.low_spread, selection.untrainable, outside)
         return TrajectoryCollection(
             trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
@@ -206,7 +228,7 @@ class EpochTrainer(Trainer):
             self._reward_history[-1]["policy_version"] = None
             return
         self._stage("ADOPT", epoch)
-        prompts = _short_prompts(self._selection.kept)
+        prompts = short_prompts(self._selection.kept)
         canary = await stages.adopt(self.context, policy, prompts=prompts, num_updates=status.num_updates or 0)
         self._reward_history[-1].update(policy_version=canary.version, canary_difference=canary.max_difference)
         if self.context is not None:
@@ -295,6 +317,7 @@ class EpochTrainer(Trainer):
             "num_groups_zero_variance": len(selection.zero_variance),
             "num_groups_low_spread": len(selection.low_spread),
             "num_groups_outside": len(selection.outside),
+            "num_groups_spared": len(self._sparing.spared),
             "num_trajectories": collection.num_trajectories,
             "num_missing": sum(r.outcome.is_missing for r in records) if known else None,
             "curriculum_percentile": self._curriculum_state["current_percentile"]
@@ -340,7 +363,7 @@ class EpochTrainer(Trainer):
             ("validation_history.json", self.context.validations if self.context else self._validation_history),
             ("curriculum_state.json", self.get_curriculum_state()),
         ):
-            replace_file(output_dir / name, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
+            write_json(output_dir / name, value)
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
         """Draws `reward_plot.png` from the histories up to an epoch."""
@@ -365,20 +388,6 @@ def _all_equal(group: TrajectoryGroup) -> bool:
         tuple(turn.tokens.token_ids if turn.tokens else turn.content for turn in t.turns) for t in group.trajectories
     }
     return len(said) == 1
-
-
-def _short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
-    """Returns the shortest opening histories among a job's trajectories, for the canary."""
-    openings: dict[str, list[Message]] = {}
-    for group in groups:
-        opening: list[Message] = []
-        for item in group.trajectories[0].episode:
-            if not isinstance(item, EpisodeItem) or item.role == "assistant":
-                break
-            opening.append({"role": item.role.value, "content": item.content})
-        if opening:
-            openings[str(opening)] = opening
-    return sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]
 
 
 @register_trainer(config_type=EpochTrainerConfig)

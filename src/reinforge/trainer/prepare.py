@@ -31,6 +31,7 @@ class Parts:
         splits: Examples by split: `train`, `select`, `confirm`.
         llms: Models by entry of `llms`.
         evaluators: By name.
+        shape: What the dataset's rows looked like; None where the loader does not tell.
     """
 
     config: FinetuneConfig
@@ -42,6 +43,7 @@ class Parts:
     adapter: TrainerAdapter
     trajectory_builder: TrajectoryBuilder
     trainer: Trainer
+    shape: str | None = None
 
     @property
     def reward_metric(self) -> str:
@@ -130,7 +132,9 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     llms = {}
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
-    return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer)
+    dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
+    shape = getattr(dataset, "shape", None)
+    return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer, shape)
 
 
 async def _load_splits(builder: Builder) -> dict[str, list[EvalInputItem]]:
@@ -163,11 +167,14 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
     optimizer, batch = config.policy.optimizer, config.policy.batch
     steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
+    remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
     algorithm = getattr(parts.algorithm, "config", None)
     chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
     return [
         ("agent", getattr(parts.workflow.function, "__qualname__", type(parts.workflow.function).__name__)),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
+        *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
+        *([("sends to", ", ".join(remote))] if remote else []),
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (
             "collect",

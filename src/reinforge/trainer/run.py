@@ -32,7 +32,7 @@ from reinforge.trainer.prepare import Parts, effective_settings, make_parts, ref
 from reinforge.trainer.progress import RunProgress, SilentProgress
 from reinforge.trainer.report import RunSummary, write_report, write_summary
 from reinforge.trainer.run_settings import cut_splits, make_small
-from reinforge.trainer.store import RunStore, replace_file, to_json
+from reinforge.trainer.store import RunStore
 from reinforge.types.evaluation import MetricSummary
 
 WATCHDOG_S = 5.0
@@ -291,8 +291,6 @@ class _Run:
         summary.policy_versions = context.policy_versions
         history = getattr(self.trainer, "_reward_history", [])
         context.store.set_run(status=summary.status, reason=summary.reason)
-        if context.validations:  # the trainer wrote those of its epochs; here is the final model's
-            replace_file(context.folder / "validation_history.json", to_json(context.validations) + "\n")
         write_summary(context.folder / "summary.json", summary)
         write_report(context.folder / "report.md", summary, history, context.validations)
         arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}

@@ -12,6 +12,7 @@ from reinforge.errors import JobFailed, StorageError, boundary
 from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
 from reinforge.trainer.canary import CanaryReport, probe
 from reinforge.trainer.gate import choose_best
+from reinforge.trainer.store import write_json
 from reinforge.types.job import TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message
 
@@ -46,6 +47,7 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int, gate_metri
     checkpoint = context.folder / "checkpoints" / f"step-{version:06d}"
     row = {**report, "epoch": epoch, "version": version, "checkpoint": str(checkpoint) if checkpoint.exists() else None}
     context.validations.append(row)
+    write_json(context.folder / "validation_history.json", context.validations)
     context.end_stage(row)
     context.progress.validation(epoch, row)
     drop_checkpoints(context, gate_metric)

@@ -317,6 +317,11 @@ def replace_file(path: Path, content: bytes | str) -> None:
         os.replace(temporary, path)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as indented JSON, whole."""
+    replace_file(path, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
+
+
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """Appends one JSON line.
 

@@ -85,12 +85,15 @@ class ModelRequest:
         sampling: How the reply is drawn, the run's overrides already applied.
         tools: Function definitions in OpenAI's shape, or None.
         template_kwargs: Further arguments of the chat template.
+        arguments: What the caller itself asked for, in OpenAI's arguments, for a model behind an endpoint of its own;
+            None: `sampling` says everything.
     """
 
     messages: list[Message]
     sampling: SamplingParams = SamplingParams()
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from reinforge.algorithms.curriculum import percentile_at, subsample, with_signal, within_curriculum
+from reinforge.algorithms.curriculum import (
+    Sparing,
+    outside_curriculum,
+    percentile_at,
+    subsample,
+    with_signal,
+    within_curriculum,
+)
 from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.unit.algorithms.test_algorithms import group, turn
@@ -60,3 +67,31 @@ def test_subsampling_is_within_the_group():
     assert len(half.trajectories) == 4
     assert half.rewards == sorted(half.rewards), "the order stays"
     assert len(subsample(whole, 0.01, random.Random(0)).trajectories) == 2, "fewer than two cannot be compared"
+
+
+def test_known_examples_outside_the_share_are_named_and_unknown_ones_never():
+    known = {"a": 0.9, "b": 0.2, "c": 0.5, "elsewhere": 1.0}
+    assert outside_curriculum(["a", "b", "c", "d"], known, 0.5, hardest_first=False) == {"b"}
+    assert outside_curriculum(["a", "b", "c", "d"], known, 0.5, hardest_first=True) == {"a"}
+    assert outside_curriculum(["a", "b", "c", "d"], known, 0.1, hardest_first=False) == {"b", "c"}
+    assert outside_curriculum(["a", "b", "c", "d"], known, 1.0, hardest_first=False) == set()
+    assert outside_curriculum(["d"], known, 0.1, hardest_first=False) == set()
+
+
+def test_the_share_is_of_the_spared_groups_too():
+    """4 of 10 were collected since the share was 0.4: all 4 are inside, not 0.4 of them."""
+    groups = [group(1, n / 10, name=str(n)) for n in range(4)]
+    assert len(within_curriculum(groups, 0.4, hardest_first=False)[0]) == 2
+    assert len(within_curriculum(groups, 0.4, hardest_first=False, num_spared=6)[0]) == 4
+
+
+def test_an_example_whose_group_lost_its_signal_is_collected_again():
+    config = CurriculumLearningConfig(enabled=True, initial_percentile=0.5, collect_only_included=True)
+    sparing = Sparing(config)
+    groups = [group(1, 0.8, name="easy"), group(0.3, 0, name="hard")]
+    sparing.learn(groups, groups)
+    assert sparing.begin(["easy", "hard"], 0) == ["easy"]
+    sparing.learn([groups[1]], [])
+    assert sparing.begin(["easy", "hard"], 0) == ["easy", "hard"]
+    assert Sparing(config.model_copy(update={"collect_only_included": False})).outside(["easy"], 0) == set()
+    assert Sparing().begin(["easy"], 0) == ["easy"]

@@ -251,6 +251,73 @@ async def test_the_curriculum_is_in_the_history_and_the_files(loop):
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
 
 
+def graded(item):
+    """Example 0 is the hardest, 9 the easiest; siblings differ by what was sampled, which is worth less than a rank."""
+    return int(item.id) + by_answer(item) / 100
+
+
+@pytest.mark.parametrize(("hardest_first", "collected"), [(False, {"6", "7", "8", "9"}), (True, {"0", "1", "2", "3"})])
+async def test_examples_outside_the_curriculum_are_not_collected_once_they_are_known(loop, hardest_first, collected):
+    """10 examples of 4 episodes: 40 in the first epoch, then 0.4, 0.8 and all of them."""
+    it = loop(
+        score=graded,
+        count=10,
+        builder=GroupTrajectoryBuilderConfig(num_generations=4),
+        limits={"max_refills": 0},
+        curriculum_learning={
+            "enabled": True,
+            "initial_percentile": 0.4,
+            "increment_percentile": 0.4,
+            "expansion_interval": 2,
+            "sort_ascending": hardest_first,
+            "min_reward_diff": 0,
+            "collect_only_included": True,
+        },
+    )
+    await it.run(5)
+    counts = dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes GROUP BY epoch"))
+    assert counts == {0: 40, 1: 16, 2: 32, 3: 32, 4: 40}
+    ids = {row[0] for row in it.context.store.rows("SELECT example_id FROM episodes WHERE epoch = 1")}
+    assert ids == collected
+    assert [row["num_groups_spared"] for row in it.history] == [0, 6, 2, 2, 0]
+    assert [row["num_groups_kept"] for row in it.history] == [4, 4, 8, 8, 10], "what is collected is trained on"
+    assert set(it.trainer.get_curriculum_state()["mean_rewards"]) == {str(i) for i in range(10)}
+
+
+async def test_unknown_examples_are_always_collected(loop):
+    """Stretches of 5 out of 20: nothing is known before the fifth epoch, when the second pass begins."""
+    curriculum = {"enabled": True, "initial_percentile": 0.2, "expansion_interval": 99, "min_reward_diff": 0}
+    it = loop(
+        score=graded,
+        limits={"max_refills": 0},
+        curriculum_learning={**curriculum, "collect_only_included": True},
+    )
+    await it.run(5)
+    counts = dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes GROUP BY epoch"))
+    assert counts == {0: 20, 1: 20, 2: 20, 3: 20, 4: 4}
+
+
+async def test_a_refill_spares_what_is_outside_too(loop):
+    curriculum = {"enabled": True, "initial_percentile": 0.2, "expansion_interval": 99, "min_reward_diff": 0}
+    it = loop(
+        score=graded,
+        limits={"max_refills": 1, "min_groups": 1.0},
+        curriculum_learning={**curriculum, "collect_only_included": True},
+    )
+    await it.run(6)
+    counts = dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes WHERE round = 1 GROUP BY epoch"))
+    assert counts.get(0) == 20, "nothing was known: as many as were asked for"
+    assert all(counts.get(epoch, 0) <= 8 for epoch in (4, 5)), "the best fifth of what is known"
+
+
+async def test_without_the_option_every_example_is_collected(loop):
+    curriculum = {"enabled": True, "initial_percentile": 0.2, "expansion_interval": 99, "min_reward_diff": 0}
+    it = loop(score=graded, limits={"max_refills": 0}, curriculum_learning=curriculum)
+    await it.run(5)
+    assert dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes GROUP BY epoch"))[4] == 20
+    assert "mean_rewards" not in it.trainer.get_curriculum_state()
+
+
 async def test_status_is_a_pure_read_so_the_final_metrics_know_every_job(loop):
     it = loop()
     await it.run()

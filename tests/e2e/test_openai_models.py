@@ -1,0 +1,137 @@
+"""Models behind an endpoint in whole runs: a second model, a judge, an agent; and a key that is nowhere afterwards."""
+
+import json
+import logging
+
+import pytest
+import stamina
+import yaml
+
+from reinforge.config.loader import load_config
+from reinforge.errors import BackendUnavailable
+from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+from reinforge.trainer.progress import SilentProgress
+from reinforge.trainer.run import RunOptions, run_async
+from tests.openai_server import OpenAIServer, fails, says
+
+KEY = "sk-canary-e2e-51c7"
+
+ADVISED = """
+async def agent(item, llm, context):
+    advice = await context.llm("advisor").chat.completions.create(
+        messages=[{"role": "user", "content": item.input_obj}], temperature=0.3)
+    history = [{"role": "user", "content": advice.choices[0].message.content}]
+    reply = await llm.chat.completions.create(messages=history, max_tokens=4)
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+VERDICT = json.dumps({"reason": "fine", "score": 0.5})
+
+
+@pytest.fixture(autouse=True)
+def _no_backoff(monkeypatch):
+    monkeypatch.setenv("CANARY_KEY", KEY)
+    with stamina.set_testing(True, attempts=10, cap=True):
+        yield
+
+
+def write(project):
+    project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
+    project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
+    return load_config(project.folder / "run.yml")
+
+
+def endpoint(server):
+    return {"_type": "openai", "model_name": "gpt", "base_url": server.url, "api_key": "${CANARY_KEY}"}
+
+
+class Settings(SilentProgress):
+    """Keeps what the run says that took effect."""
+
+    def start(self, run_id, folder, num_epochs, settings):
+        self.settings = dict(settings)
+
+
+async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keeps_the_key(project, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    project.write("task.py", ADVISED)
+    project.rows = project.rows[:24]
+    project.set("finetuning.num_epochs", 1).set("workflow.llm", "agent")
+    async with (
+        OpenAIServer(says("say aaa")) as advisor,
+        OpenAIServer(fails(503, f"the key {KEY} is fine"), says(VERDICT)) as judge,
+    ):
+        project.settings["llms"] |= {"advisor": endpoint(advisor), "judge": endpoint(judge)}
+        project.settings["eval"]["evaluators"] |= {
+            "liked": {"_type": "llm_judge", "llm": "judge", "rubric": "is it kind?"},
+            "reward": {"_type": "weighted", "weights": {"vowels": 1.0, "liked": 0.2}},
+        }
+        project.set("finetuning.reward_function.name", "reward")
+        progress = Settings()
+        summary = await run_async(write(project), RunOptions(run_name="r", progress=progress))
+        told = f"advisor: {advisor.url}, judge: {judge.url}"
+        assert progress.settings["sends to"] == told, "what leaves the machine is said before it does"
+        assert progress.settings["dataset"] == "rows of the shape question/answer"
+    assert summary.status == "completed"
+    assert summary.episodes == {"ok": sum(summary.episodes.values())}
+    assert len(judge.bodies) == summary.episodes["ok"] + 1, "each episode is judged once, and the 503 once more"
+    assert {body["temperature"] for body in advisor.bodies} == {0.3}
+    assert all(headers["Authorization"] == f"Bearer {KEY}" for headers in advisor.headers + judge.headers)
+
+    (row,) = project_rows(project, "SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1")
+    episode = json.loads(row[0])
+    assert [call["token_ids"] is None for call in episode["calls"]] == [True, False], "only the policy's are known"
+    scores = episode["scores"]
+    assert episode["reward"] == pytest.approx(scores["vowels"]["score"] + 0.2 * 0.5)
+    assert scores["reward"]["reasoning"]["liked"] == {"score": 0.5, "weight": 0.2, "reasoning": "fine"}
+
+    config = (project.run / "config.yml").read_text()
+    assert config.count("${CANARY_KEY}") == 2
+    for path in project.run.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
+    seen = capfd.readouterr()
+    assert KEY not in caplog.text + seen.out + seen.err
+
+
+def project_rows(project, query):
+    from reinforge.trainer.store import read_rows
+
+    return read_rows(project.run, query)
+
+
+async def test_an_agent_on_an_endpoint_is_evaluated_without_torch_or_adapter(project):
+    project.settings.pop("trainer_adapters")
+    project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
+    project.set("eval.evaluators", {"has_a": {"_type": "contains", "texts": "a"}})
+    async with OpenAIServer(says("aaa"), says("bbb")) as server:
+        project.settings["llms"] = {"agent": endpoint(server)}
+        found = await evaluate(write(project), EvaluationOptions(limit=4))
+    assert (found.model, found.split) == ("as configured", "all")
+    assert found.as_dict()["metrics"]["has_a"]["mean"] == 0.25
+    assert found.as_dict()["tokens"] == {"prompt": 28, "completion": 12}
+    async with OpenAIServer(fails(500)) as server:
+        project.settings["llms"] = {"agent": endpoint(server)}
+        with pytest.raises(BackendUnavailable, match=r"2 of 2 episodes are missing because of backend_error.*500"):
+            await evaluate(write(project), EvaluationOptions(limit=2))
+
+
+async def test_a_judge_that_is_down_leaves_scores_missing_and_figures_without_them(project):
+    project.settings.pop("trainer_adapters")
+    project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
+    async with OpenAIServer(says("aaa")) as agent, OpenAIServer(fails(500)) as judge:
+        project.settings["llms"] = {"agent": endpoint(agent), "judge": endpoint(judge)}
+        project.set("workflow.llm", "agent")
+        project.settings["eval"]["evaluators"] = {
+            "has_a": {"_type": "contains", "texts": "a"},
+            "liked": {"_type": "llm_judge", "llm": "judge", "rubric": "is it kind?"},
+        }
+        found = await evaluate(write(project), EvaluationOptions(limit=3))
+    metrics = found.as_dict()["metrics"]
+    assert (metrics["has_a"]["mean"], metrics["has_a"]["num_examples"]) == (1.0, 3)
+    assert (metrics["liked"]["mean"], metrics["liked"]["num_unscored"]) == (None, 3)
+    assert "liked unknown (3 examples unscored)" in "\n".join(found.lines())
+    errors = {record.scores["liked"].error for record in found.records}
+    assert all(error and error.startswith("BackendUnavailable: ") for error in errors)

@@ -1,0 +1,97 @@
+"""A stand-in for an OpenAI-compatible endpoint, over real HTTP on the loopback, with scripted faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+Step = Callable[[web.Request, dict[str, Any]], Any]
+
+
+def says(text: str | None = "hello", **message: Any) -> Step:
+    """A chat completion; keywords add to the message."""
+
+    def step(request: web.Request, body: dict[str, Any]) -> web.Response:
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        return web.json_response({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage})
+
+    return step
+
+
+def fails(status: int, text: str = "", **headers: str) -> Step:
+    """An error; underscores in the headers' names become dashes."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    body = text or json.dumps({"error": {"message": f"broken {status}", "type": "x", "code": None}})
+    return lambda request, _: web.Response(status=status, text=body, headers=named)
+
+
+def page(status: int = 200) -> Step:
+    """What a proxy says."""
+    text = "<html><body><h1>Bad gateway</h1></body></html>"
+    return lambda request, _: web.Response(status=status, text=text, content_type="text/html")
+
+
+async def cut(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Half an answer, then the connection is gone."""
+    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"choices": [')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+def slow(seconds: float) -> Step:
+    """An answer that comes late."""
+
+    async def step(request: web.Request, body: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(seconds)
+        return web.json_response({})
+
+    return step
+
+
+class OpenAIServer:
+    """Answers with the steps of its script in order, the last one for ever.
+
+    Attributes:
+        bodies: What was asked.
+        headers: The headers of each call.
+        times: When each call came, in seconds of the loop.
+    """
+
+    def __init__(self, *script: Step):
+        self.script = list(script)
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.times: list[float] = []
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post("/v1/chat/completions", self._answer)
+        self._server = TestServer(app)
+
+    async def __aenter__(self) -> OpenAIServer:
+        await self._server.start_server()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._server.close()
+
+    @property
+    def url(self) -> str:
+        """The endpoint, up to /v1."""
+        return str(self._server.make_url("/v1"))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        step = self.script[min(len(self.bodies), len(self.script) - 1)]
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        self.times.append(asyncio.get_running_loop().time())
+        answer = step(request, body)
+        return await answer if asyncio.iscoroutine(answer) else answer

@@ -1,0 +1,141 @@
+"""CSV, Parquet and Hugging Face datasets: the same examples, and bad files named by line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reinforge.errors import ConfigError
+from reinforge.evaluation.datasets import (
+    CsvDatasetConfig,
+    HuggingFaceDatasetConfig,
+    ParquetDatasetConfig,
+    csv_dataset,
+    hf_dataset,
+    parquet_dataset,
+)
+from reinforge.types.evaluation import EvalInputItem
+
+ROWS = [{"id": "a", "question": "2+3?", "answer": "5"}, {"id": "b", "question": "1+1?", "answer": "2"}]
+Factory = Callable[[Any, Any], AsyncIterator[Any]]
+
+
+async def read(factory: Factory, config: Any) -> list[EvalInputItem]:
+    async for loader in factory(config, SimpleNamespace(project_root=Path.cwd())):
+        return loader.load()
+    raise AssertionError("the factory yields a loader")
+
+
+async def refused(factory: Factory, config: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        await read(factory, config)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def triples(items: list[EvalInputItem]) -> list[tuple[Any, Any, Any]]:
+    return [(item.id, item.input_obj, item.expected_output_obj) for item in items]
+
+
+EXPECTED = [("a", "2+3?", "5"), ("b", "1+1?", "2")]
+
+
+def csv_file(folder: Path, text: str, **settings: Any) -> CsvDatasetConfig:
+    (folder / "d.csv").write_bytes(text.encode())
+    return CsvDatasetConfig(file_path=folder / "d.csv", **settings)
+
+
+async def test_csv(tmp_path: Path) -> None:
+    text = "\ufeffid,question,answer\r\na,2+3?,5\r\n\r\nb,1+1?,2\r\n"
+    assert triples(await read(csv_dataset, csv_file(tmp_path, text))) == EXPECTED
+    text = 'key;q;label\n1;"two\nlines; ""quoted""";x\n'
+    config = csv_file(tmp_path, text, delimiter=";", id_key="key", question_key="q", answer_key="label")
+    assert triples(await read(csv_dataset, config)) == [("1", 'two\nlines; "quoted"', "x")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "d.csv: the dataset is empty"),
+        ("question,answer\n", "d.csv: the dataset is empty"),
+        ("question,question\nx,y\n", "d.csv:1: the header names question twice"),
+        ("question,\nx,y\n", "d.csv:1: the header has a column without a name"),
+        ('question,answer\n"a\nb",c\nx\n', "d.csv:4: 1 cells where the header has 2"),
+        ("question,answer\nx,1\ny,\n", 'd.csv:3: the field "answer" is null; some rows have an answer'),
+        ('question,answer\n"a"b,c\n', "d.csv:2: not CSV: ',' expected after '\"'"),
+        ('question\n"a\n', "d.csv:2: not CSV: unexpected end of data"),
+        ("text\nx\n", 'd.csv:2: no field "question"; the row has text'),
+    ],
+)
+async def test_a_bad_csv_file_is_named_by_line(tmp_path: Path, text: str, message: str) -> None:
+    (found,) = await refused(csv_dataset, csv_file(tmp_path, text))
+    assert message in found
+
+
+async def test_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "d.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    assert triples(await read(parquet_dataset, ParquetDatasetConfig(file_path=path))) == EXPECTED
+    messages = [{"role": "user", "content": "hi", "name": None}, {"role": "assistant", "content": "ho", "name": "x"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages}]), path)
+    (item,) = await read(parquet_dataset, ParquetDatasetConfig(file_path=path))
+    assert (item.input_obj, item.expected_output_obj) == ([{"role": "user", "content": "hi"}], "ho")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROWS[0], {"id": "c", "question": None}]), path)
+    found = await refused(parquet_dataset, ParquetDatasetConfig(file_path=path))
+    assert f'{path}: row 2: the field "question" is null' in found[0]
+    path.write_bytes(b"not a table")
+    (found,) = await refused(parquet_dataset, ParquetDatasetConfig(file_path=path))
+    assert f"{path}: not Parquet: " in found
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    whole = datasets.Dataset.from_list(ROWS)
+    whole.save_to_disk(str(tmp_path / "whole"))
+    datasets.DatasetDict({"train": whole, "test": whole.select([1])}).save_to_disk(str(tmp_path / "split"))
+    return tmp_path
+
+
+async def test_a_saved_hugging_face_dataset(saved: Path) -> None:
+    def of(name: str, **settings: Any) -> HuggingFaceDatasetConfig:
+        return HuggingFaceDatasetConfig(file_path=saved / name, **settings)
+
+    assert triples(await read(hf_dataset, of("whole"))) == EXPECTED
+    assert triples(await read(hf_dataset, of("split", split="test"))) == EXPECTED[1:]
+    (found,) = await refused(hf_dataset, of("split"))
+    assert "needs a split; it has train, test" in found
+    assert "fix: set split: train" in found
+    (found,) = await refused(hf_dataset, of("split", split="tst"))
+    assert 'has no split "tst", did you mean "test"?' in found
+    (found,) = await refused(hf_dataset, of("whole", split="train"))
+    assert 'has no splits, so there is no "train"' in found
+    (found,) = await refused(hf_dataset, of("whol"))
+    assert f'there is no folder {saved / "whol"}, did you mean "whole"?' in found
+    (saved / "other").mkdir()
+    (found,) = await refused(hf_dataset, of("other"))
+    assert "cannot be loaded" in found
+    assert "fix: give a folder that `save_to_disk` wrote, or the id of a dataset on the hub" in found
+
+
+@pytest.mark.parametrize(
+    ("factory", "config", "module"),
+    [(parquet_dataset, ParquetDatasetConfig, "pyarrow"), (hf_dataset, HuggingFaceDatasetConfig, "datasets")],
+)
+async def test_without_the_extra_its_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: Factory, config: Any, module: str
+) -> None:
+    path = tmp_path / "there"
+    path.write_text("x") if module == "pyarrow" else path.mkdir()
+    monkeypatch.setitem(sys.modules, module, None)  # what `import` sees where a package is not installed
+    (found,) = await refused(factory, config(file_path=path))
+    assert f"eval.general.dataset._type: `_type: {config.static_type}` needs {module}, which is not installed" in found
+    assert "fix: pip install 'reinforge[data]'" in found
