@@ -274,7 +274,13 @@ class Evaluator(ABC):
 
 
 class EvaluationRunner(ABC):
-    """Runs the workflow over examples and scores what it did; one concurrency limit for all calls."""
+    """Runs the workflow over examples and scores what it did; one concurrency limit for all calls.
+
+    Attributes:
+        epoch: The epoch that the episodes of `run_eval` belong to; the loop sets it.
+    """
+
+    epoch: int = 0
 
     @abstractmethod
     async def run_eval(self) -> EvaluationRunOutput:

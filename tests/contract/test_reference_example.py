@@ -37,7 +37,7 @@ def test_the_examples_adapter_is_refused_by_name_when_a_run_starts(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["finetune", str(EXAMPLE)])
     assert result.exit_code == 2
-    assert "art_example.yml:34:5 trainer_adapters.openpipe_trainer_adapter._type: remote ART servers" in result.output
+    assert "art_example.yml:35:5 trainer_adapters.openpipe_trainer_adapter._type: remote ART servers" in result.output
     assert "use trainer_adapters._type: local" in result.output
     assert list(tmp_path.iterdir()) == []
 

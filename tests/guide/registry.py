@@ -6,11 +6,5 @@ from . import register  # noqa: F401  the guide's components
 
 
 def guide_registry() -> Registry:
-    """Returns a registry that knows `_type: openai` too; ours where it is there already."""
-    if "openai" in REGISTRY.names("llm"):
-        return REGISTRY
-    from tests.unit.config.components import OpenAIConfig, component
-
-    registry = REGISTRY.child()
-    registry.add("llm", OpenAIConfig, component)
-    return registry
+    """Returns the registry with the guide's components in it."""
+    return REGISTRY

@@ -12,11 +12,11 @@ from reinforge import __version__
 COMMANDS = {
     "finetune": ("reinforge.cli.finetune", "Train the model behind an agent from a YAML file."),
     "train": ("reinforge.cli.finetune", "The same as finetune."),
-    "eval": ("reinforge.cli.eval", "Evaluate an agent, as it is or with the model of a run, with intervals."),
-    "chat": ("reinforge.cli.chat", "Talk to the model of a run or of a folder."),
     "check": ("reinforge.cli.check", "Check configuration, data, components and rewards without running."),
     "components": ("reinforge.cli.components", "List what a configuration may name, with fields and defaults."),
     "config": ("reinforge.cli.config", "Show a resolved configuration, or the schema of the file."),
+    "eval": ("reinforge.cli.eval", "Evaluate an agent, as it is or with the model of a run, with intervals."),
+    "chat": ("reinforge.cli.chat", "Talk to the model of a run or of a folder."),
     "demo": ("reinforge.cli.demo", "Make the bundled agent better, on this machine's CPU, in minutes."),
 }
 

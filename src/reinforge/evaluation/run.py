@@ -49,7 +49,7 @@ class DatasetEvaluation(EvaluationRunner):
         self.outcomes, self.listener, self.draws = outcomes, listener, dict(draws or {})
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
-        self._num_evals = 0
+        self._num_evals: Counter[int] = Counter()
 
     def example_ids(self, split: str) -> list[str]:
         """Returns the ids of a split's examples."""
@@ -127,8 +127,9 @@ class DatasetEvaluation(EvaluationRunner):
 
         Missing scores have `score=None` and say why in `error`.
         """
-        generation, self._num_evals = self._num_evals, self._num_evals + 1
-        keys = [EpisodeKey("collect", 0, example, generation) for example in self.example_ids("train")]
+        generation = self._num_evals[self.epoch]
+        self._num_evals[self.epoch] += 1
+        keys = [EpisodeKey("collect", self.epoch, example, generation) for example in self.example_ids("train")]
         records = await self.collect(keys)
         items = [record.item.copy_with_updates(trajectory=steps_of(record)) for record in records]
         return EvaluationRunOutput(

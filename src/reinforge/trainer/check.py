@@ -141,7 +141,7 @@ async def dry_run(loaded: LoadedConfig, options: RunOptions, registry: Registry 
         ConfigError: Everything that is wrong.
     """
     refuse_disabled(loaded)
-    folder = options.choose_folder(loaded.config.finetuning, DRY)
+    folder = options.folder_for(loaded.config.finetuning, DRY)
     async with Builder(loaded, registry, makes_models=False) as builder:
         await make_parts(builder, None)
     folder.mkdir(parents=True, exist_ok=True)

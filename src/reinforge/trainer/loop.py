@@ -143,6 +143,8 @@ class EpochTrainer(Trainer):
             ids = meta.get("example_ids") or builder.examples_of(epoch)
             total = len(ids) * builder.trajectory_builder_config.num_generations
         self._stage("COLLECT", epoch, total)
+        if builder.evaluation is not None:
+            builder.evaluation.epoch = epoch
         await builder.start_run(name, meta)
         collection = await builder.finalize(name, meta)
         records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
@@ -294,8 +296,8 @@ class EpochTrainer(Trainer):
         if (share == 1.0 and epoch == 0) or self._num_identical_epochs >= IDENTICAL_EPOCHS:
             raise EvaluationError(
                 f"the siblings of {share:.0%} of the groups are word for word the same, so their rewards teach "
-                f"nothing: finetuning.sampling.temperature is {self.run_config.sampling.temperature:g}; a cache in "
-                "the agent, a model that has become certain, or temperature 0 does this"
+                f"nothing: finetuning.sampling.temperature is {self.run_config.sampling.temperature:g}; a cache in the "
+                "agent, a model that has become certain, or temperature 0 does this"
             )
 
     def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:

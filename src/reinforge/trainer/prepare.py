@@ -132,7 +132,8 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     llms = {}
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
-    shape = None if attempt.problems else getattr(await builder.get_dataset(), "shape", None)
+    dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
+    shape = getattr(dataset, "shape", None)
     return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer, shape)
 
 

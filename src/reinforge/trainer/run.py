@@ -32,7 +32,7 @@ from reinforge.trainer.prepare import Parts, effective_settings, make_parts, ref
 from reinforge.trainer.progress import RunProgress, SilentProgress
 from reinforge.trainer.report import RunSummary, write_report, write_summary
 from reinforge.trainer.run_settings import cut_splits, make_small
-from reinforge.trainer.store import RunStore, replace_file, to_json
+from reinforge.trainer.store import RunStore
 from reinforge.types.evaluation import MetricSummary
 
 WATCHDOG_S = 5.0
@@ -58,8 +58,8 @@ class RunOptions:
     smoke: bool = False
     folder: Path | None = None
 
-    def choose_folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
-        """Returns the run folder that this run will make."""
+    def folder_for(self, config: FinetuneConfig, suffix: str = "") -> Path:
+        """Returns the folder of a run."""
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         return Path(config.output_dir).expanduser() / f"{name}{suffix}"
 
@@ -115,7 +115,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     refuse_disabled(loaded)
     if options.smoke:
         make_small(loaded.config)
-    folder = options.choose_folder(config, "-smoke" if options.smoke else "")
+    folder = options.folder_for(config, "-smoke" if options.smoke else "")
     async with Builder(loaded, registry) as builder:
         parts = await make_parts(builder, folder)
         if options.smoke:
@@ -291,8 +291,6 @@ class _Run:
         summary.policy_versions = context.policy_versions
         history = getattr(self.trainer, "_reward_history", [])
         context.store.set_run(status=summary.status, reason=summary.reason)
-        if context.validations:  # the trainer wrote those of its epochs; here is the final model's
-            replace_file(context.folder / "validation_history.json", to_json(context.validations) + "\n")
         write_summary(context.folder / "summary.json", summary)
         write_report(context.folder / "report.md", summary, history, context.validations)
         arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}

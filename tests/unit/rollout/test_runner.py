@@ -273,3 +273,21 @@ async def test_run_eval_gives_steps_and_missing_scores_with_their_reason():
 def test_a_workflow_that_cannot_be_called_is_refused(bad):
     with pytest.raises(ConfigError, match="workflow"):
         bind_workflow(bad)
+
+
+async def test_generations_of_run_eval_are_siblings_within_an_epoch():
+    """A user's builder calls run_eval once a generation: same world within an epoch, another one in the next."""
+    seeds = []
+
+    async def look(item, llm, context):
+        seeds.append(context.seed)
+
+    evaluation = evaluation_of(look, count=1)
+    keys = []
+    evaluation.listener = lambda record: keys.append((record.key.epoch, record.key.generation))
+    for epoch in (0, 1):
+        evaluation.epoch = epoch
+        await evaluation.run_eval()
+        await evaluation.run_eval()
+    assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
