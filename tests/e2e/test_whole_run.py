@@ -151,3 +151,26 @@ def _rows(project, query):
         return database.execute(query).fetchall()
     finally:
         database.close()
+
+
+def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
+    project.write("task.py", _SLOW)
+    project.set("finetuning.limits", {"stage_timeout_s": 0.3}).set("finetuning.num_epochs", 1)
+    assert project.finetune().exit_code == 0
+    log = (project.run / "run.log").read_text()
+    assert "no progress for" in log
+    assert "in stage BASELINE" in log
+    assert "episodes are running" in log
+
+
+_SLOW = """
+import asyncio
+
+async def agent(item, llm, context):
+    await asyncio.sleep(0.8)
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""

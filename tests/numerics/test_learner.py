@@ -15,7 +15,7 @@ from reinforge.engine.batch import collate, micro_batches
 from reinforge.engine.learner import Learner, Progress, rate_factor
 from reinforge.engine.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.model import CausalModel, load_module
-from reinforge.errors import TrajectoryError
+from reinforge.errors import EngineError, TrajectoryError
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples
 
@@ -194,3 +194,13 @@ def test_a_first_token_cannot_be_trained(tiny_model_dir):
     sample.loss_mask[0] = True
     with pytest.raises(TrajectoryError, match="first token"):
         sample_logprobs(make_learner(tiny_model_dir).model, [sample], 100)
+
+
+def test_an_update_that_is_told_to_stop_ends_at_the_next_micro_batch(tiny_model_dir):
+    """What an interrupted run relies on: nobody waits for the rest of a long job."""
+    learner = make_learner(tiny_model_dir)
+    before = weights(learner)
+    learner.stopping.set()
+    with pytest.raises(EngineError, match="closed"):
+        learner.update(random_samples(4), LossSpec("cross_entropy"), Progress(0.0, 1.0, 0))
+    assert all(torch.equal(before[name], value) for name, value in weights(learner).items())

@@ -232,7 +232,8 @@ class Engine:
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
-        """Fails what waits and joins the sampler's thread."""
+        """Ends a job at its next micro-batch, fails what waits and joins the sampler's thread."""
+        self.learner.stopping.set()
         self.policy.sampler.close()
 
     def __enter__(self) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from reinforge.engine.batch import collate, micro_batches
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.losses import LossOutput, find_loss
 from reinforge.engine.model import CausalModel
+from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_random
 
@@ -58,10 +60,12 @@ class Learner:
 
     Attributes:
         num_steps: Optimizer steps made since the weights were loaded.
+        stopping: Set from any thread to end an update at the next micro-batch, with an error.
     """
 
     def __init__(self, model: CausalModel, config: PolicyConfig, seed: int):
         self.model, self.config, self.seed = model, config, seed
+        self.stopping = threading.Event()
         self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self.reset()
 
@@ -145,6 +149,8 @@ class Learner:
         total_weight = sum(sample.weight * sample.num_trained for sample in samples)
         step_loss, sums = 0.0, Sums()
         for indices in micro_batches([len(sample) for sample in samples], self.config.batch.micro_batch_tokens):
+            if self.stopping.is_set():
+                raise EngineError("the engine is closed")
             batch = collate([samples[i] for i in indices], self.model.device)
             logprobs_BT, batch.entropies = token_logprobs(self.model, batch, entropy_grad=entropy_grad)
             output: LossOutput = loss(batch, logprobs_BT)

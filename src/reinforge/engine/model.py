@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from reinforge.config.schema import PolicyConfig
+from reinforge.engine.attention import use_grouped_attention
 from reinforge.errors import ConfigError, EngineError, Problem, boundary
 from reinforge.types.seeding import stable_seed
 
@@ -159,6 +160,7 @@ def load_model(config: PolicyConfig, seed: int, device: str) -> CausalModel:
     dtype, target = DTYPES[config.precision], pick_device(device)
     is_random = config.init == "random"
     module = draw_module(config.model, dtype, seed) if is_random else load_module(config.model, dtype)
+    use_grouped_attention(module)
     return CausalModel(module.to(target), config.max_context)
 
 

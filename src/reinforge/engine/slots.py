@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from reinforge.engine.attention import NAME
 from reinforge.engine.model import CausalModel
 from reinforge.errors import EngineError
 
@@ -171,7 +172,7 @@ class DecodeMasks:
     """
 
     def __init__(self, model: CausalModel):
-        if model.attention not in ("sdpa", "eager"):
+        if model.attention not in (NAME, "sdpa", "eager"):
             raise EngineError(f"the sampler knows the attention functions sdpa and eager, not {model.attention!r}")
         self.kinds = set(getattr(model.config, "layer_types", None) or [])
         unknown = self.kinds - {"full_attention", "sliding_attention"}
