@@ -124,3 +124,28 @@ def test_text_of_every_shape_of_content():
     assert text_of(None) == ""
     assert text_of("a") == "a"
     assert text_of([{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]) == "ab"
+
+
+def test_marked_rewards_reach_the_samples_by_turn():
+    marks = [Mark(1, 0.5, None, (), 0.0), Mark(2, 0.25, None, (), 0.0)]
+    record = record_of(([user("a")], "x", [1], [4]), ([user("b")], "y", [2], [5]), marks=marks)
+    first, second = to_samples(trajectory_of(record, 1.0, [True, True]))
+    assert first.turn_rewards == second.turn_rewards == [0.5, 0.25]
+    assert first.turn_rewards[first.turn_ids[first.loss_mask][0]] == 0.5
+    assert second.turn_rewards[second.turn_ids[second.loss_mask][0]] == 0.25
+
+
+def test_several_system_prompts_consecutive_roles_and_input_after_a_tool_result_stay():
+    system = {"role": "system", "content": "be brief"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "t", "function": {"name": "f"}}]}
+    history = [
+        system,
+        system,
+        user("a"),
+        user("a"),
+        call,
+        {"role": "tool", "tool_call_id": "t", "content": "1"},
+        user("go on"),
+    ]
+    roles = [role for role, _ in said(record_of((history, "x", [1], [4])))]
+    assert roles == ["system", "system", "user", "user", "assistant", "tool", "user", "assistant"]
