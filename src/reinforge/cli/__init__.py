@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="reinforge")
 def main() -> None:
-    r"""Improves the model behind an LLM agent from the agent's own runs, and proves that it did.
+    """Improves the model behind an LLM agent from the agent's own runs, and proves that it did.
 
     \b
     Example:

@@ -112,7 +112,7 @@ def _read_line() -> str | None:
 
 
 def plain_text(text: str) -> str:
-    r"""Returns text that cannot steer a terminal: `\x1b[31m` is shown as those characters, and so are bidi marks.
+    """Returns text that cannot steer a terminal: `\x1b[31m` is shown as those characters, and so are bidi marks.
 
     Line breaks, tabs and the joiner inside emoji stay.
     """

@@ -18,7 +18,7 @@ from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded
 @JSON
 @DEBUG
 def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
-    r"""Check configuration, data, components, rewards and disk of a run. Starts nothing and loads no model.
+    """Check configuration, data, components, rewards and disk of a run. Starts nothing and loads no model.
 
     With --sample N every evaluator scores the dataset's own expected answer and an empty one for N examples.
 

@@ -15,7 +15,7 @@ from reinforge.cli.report import DEBUG, JSON, guarded
 @JSON
 @DEBUG
 def command(kind: str | None, as_json: bool, debug: bool) -> None:
-    r"""List what a configuration may name as a `_type`: fields, defaults, and the module that it comes from.
+    """List what a configuration may name as a `_type`: fields, defaults, and the module that it comes from.
 
     A plugin that could not be imported is named with its own error.
 
@@ -42,7 +42,7 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
                 click.echo(("" if component is listed[0] else "\n") + click.style(last, bold=True))
             click.echo(f"  {component['name']:<28} {component['origin']}")
             for line in component["fields"]:
-                default = "required" if line["default"] is None else line["default"]
+                default = "required" if line["default"] is None else _on_one_line(str(line["default"]))
                 click.echo(f"      {line['path']} = {default}   {line['description']}")
         for name, why in errors.items():
             click.echo(f'plugin "{name}" could not be imported: {why}', err=True)
@@ -60,3 +60,9 @@ def _described(component: Any) -> dict[str, Any]:
         "config_type": component.config_type.__name__,
         "fields": [asdict(line) for line in field_lines(component.config_type)],
     }
+
+
+def _on_one_line(text: str) -> str:
+    """Returns a default's first line; a prompt of many lines is in the schema whole."""
+    first, *rest = text.splitlines() or [""]
+    return f"{first} …" if rest else first

@@ -22,7 +22,7 @@ def command() -> None:
 @JSON
 @DEBUG
 def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
-    r"""Show the resolved configuration: every default that takes effect, secrets as variables.
+    """Show the resolved configuration: every default that takes effect, secrets as variables.
 
     \b
     Example:
@@ -59,7 +59,7 @@ def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], 
 @JSON
 @DEBUG
 def schema(as_json: bool, debug: bool) -> None:
-    r"""Write the JSON schema of a configuration file, registered components included.
+    """Write the JSON schema of a configuration file, registered components included.
 
     \b
     Example:

@@ -31,7 +31,7 @@ def command(
     as_json: bool,
     debug: bool,
 ) -> None:
-    r"""Make the bundled tic-tac-toe agent better, on this machine's CPU, in minutes.
+    """Make the bundled tic-tac-toe agent better, on this machine's CPU, in minutes.
 
     The small model that it starts from is made on first use and cached below REINFORGE_HOME.
 

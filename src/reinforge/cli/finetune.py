@@ -60,7 +60,7 @@ def command(
     run_name: str | None,
     **options: Any,
 ) -> None:
-    r"""Train the model behind an agent, as a YAML file says.
+    """Train the model behind an agent, as a YAML file says.
 
     \b
     Example:
