@@ -32,7 +32,8 @@ BUILTIN_MODULES = (
     "reinforge.adapters.local",
     "reinforge.trainer.builder",
     "reinforge.trainer.loop",
-    # "reinforge.tasks.tic_tac_toe",
+    "reinforge.tasks.tic_tac_toe",
+    "reinforge.tasks.tickets",
 )
 
 KINDS = (
