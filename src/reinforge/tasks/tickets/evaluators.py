@@ -25,7 +25,8 @@ class TicketEvaluator(Evaluator):
             return EvalOutputItem(id=item.id, score=None, reasoning=None, error="the agent filed nothing")
         expected = item.expected_output_obj
         ticket = "no valid ticket" if filed["ticket"] is None else write_ticket(filed["ticket"])
-        reason = f"{ticket} after {filed['num_answers']} answers, expected {write_ticket(expected)}"
+        count = filed["num_answers"]
+        reason = f"{ticket} after {count} answer{'s' * (count > 1)}, expected {write_ticket(expected)}"
         return EvalOutputItem(id=item.id, score=self.score(filed, expected), reasoning=reason)
 
     @abstractmethod

@@ -19,9 +19,11 @@ are denied, a refund that is declined, an urgency of another day.
 
 from __future__ import annotations
 
+import math
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from reinforge.tasks.tickets.ticket import FIELDS, Ticket
 
@@ -153,45 +155,56 @@ def random_ticket(rng: random.Random) -> Ticket:
     return {name: rng.choice(values) for name, values in FIELDS.items()}
 
 
-def write_email(rng: random.Random) -> Email:
-    """Returns a random e-mail; all four fields of its ticket can be told from the text."""
+def write_email(rng: random.Random, known: float = 1.0) -> Email:
+    """Returns a random e-mail; all four fields of its ticket can be told from the text.
+
+    Args:
+        rng: Decides everything.
+        known: Share of the wordings of each thing that may be used, the first ones; those after them are new to
+            whoever has learnt from such e-mails only.
+    """
     ticket = random_ticket(rng)
-    sentences = [_story(rng, ticket)]
+    writer = _Writer(rng, known, ticket)
+    sentences = [writer.pick(STORIES[ticket["issue"]])]
     if rng.random() < 0.5:
-        sentences.insert(rng.randrange(2), _aside(rng, ticket))
-    ending = [rng.choice(ASKS[ticket["refund"]]), rng.choice(URGENCY[ticket["priority"]])]
-    rng.shuffle(ending)
+        sentences.insert(rng.randrange(2), writer.aside())
     if rng.random() < 0.4:
         sentences.insert(rng.randrange(len(sentences) + 1), rng.choice(CHATTER))
+    ending = [writer.pick(ASKS[ticket["refund"]]), writer.pick(URGENCY[ticket["priority"]])]
+    rng.shuffle(ending)
     body = " ".join(sentence for sentence in sentences + ending if sentence)
-    subject, name = rng.choice(SUBJECTS), rng.choice(NAMES)
-    text = f"Subject: {subject}\n{rng.choice(GREETINGS)}\n{body}\n{rng.choice(CLOSINGS)} {name}"
-    return Email(_filled(rng, text, ticket), ticket)
+    subject, closing = rng.choice(SUBJECTS), f"{rng.choice(CLOSINGS)} {rng.choice(NAMES)}"
+    text = f"Subject: {subject}\n{rng.choice(GREETINGS)}\n{body}\n{closing}"
+    return Email(writer.filled(text), ticket)
 
 
-def _story(rng: random.Random, ticket: Ticket) -> str:
-    return rng.choice(STORIES[ticket["issue"]])
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Who writes one e-mail, from the share of the wordings that is known."""
 
+    rng: random.Random
+    known: float
+    ticket: Ticket
 
-def _aside(rng: random.Random, ticket: Ticket) -> str:
-    """Returns praise of another product, or another trouble denied."""
-    if rng.random() < 0.5:
-        return rng.choice(PRAISE)
-    return rng.choice(DENIALS[rng.choice([issue for issue in DENIALS if issue != ticket["issue"]])])
+    def pick(self, wordings: Sequence[str]) -> str:
+        return self.rng.choice(wordings[: math.ceil(len(wordings) * self.known)])
 
+    def aside(self) -> str:
+        """Returns praise of another product, or another trouble denied."""
+        if self.rng.random() < 0.5:
+            return self.pick(PRAISE)
+        return self.pick(DENIALS[self.rng.choice([issue for issue in DENIALS if issue != self.ticket["issue"]])])
 
-def _filled(rng: random.Random, text: str, ticket: Ticket) -> str:
-    """Returns the text with its gaps filled; every mention is worded anew."""
-    others = [product for product in PRODUCTS if product != ticket["product"]]
-    words: dict[str, Any] = {
-        "it": lambda: rng.choice(PRODUCTS[ticket["product"]]),
-        "other": lambda: rng.choice(PRODUCTS[rng.choice(others)]),
-        "day": lambda: rng.choice(DAYS),
-        "month": lambda: rng.choice(MONTHS),
-        "number": lambda: str(rng.randrange(1000, 10000)),
-        "price": lambda: str(rng.randrange(20, 100)),
-    }
-    for gap, word in words.items():
-        while f"{{{gap}}}" in text:
-            text = text.replace(f"{{{gap}}}", word(), 1)
-    return text
+    def filled(self, text: str) -> str:
+        """Returns the text with its gaps filled; every mention is worded anew."""
+        rng, product = self.rng, self.ticket["product"]
+        others = [other for other in PRODUCTS if other != product]
+        words = {
+            "it": lambda: self.pick(PRODUCTS[product]),
+            "other": lambda: self.pick(PRODUCTS[rng.choice(others)]),
+            "day": lambda: rng.choice(DAYS),
+            "month": lambda: rng.choice(MONTHS),
+            "number": lambda: str(rng.randrange(1000, 10000)),
+            "price": lambda: str(rng.randrange(20, 100)),
+        }
+        return re.sub(r"{(\w+)}", lambda gap: words[gap[1]](), text)

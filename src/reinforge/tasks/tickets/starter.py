@@ -30,13 +30,16 @@ class DeskRecipe(Recipe):
     """The recipe, and how careless the desk is; measured in docs/lab-notes-tickets.md.
 
     Attributes:
+        known: Share of the wordings that the desk has seen; the task's e-mails use all of them.
         right: Chance that a field is copied from the true ticket; otherwise it is drawn uniformly from its values.
         faulty: Chance that the first answer breaks the schema.
     """
 
     max_context: int = 192
     num_steps: int = 300
-    right: float = 0.7
+    batch_size: int = 32
+    known: float = 0.75
+    right: float = 0.85
     faulty: float = 0.1
 
 
@@ -72,7 +75,7 @@ def careless_filing(recipe: DeskRecipe, tokenizer: Any) -> Iterator[Trajectory]:
     """Yields episodes without end: an e-mail and a careless ticket, some after an answer that broke the schema."""
     rng = stable_random(recipe.seed, "tickets", "starter")
     while True:
-        email = write_email(rng)
+        email = write_email(rng, recipe.known)
         messages = [{"role": "user", "content": email.text}]
         if rng.random() < recipe.faulty:
             text = break_ticket(rng, careless_ticket(rng, email.ticket, recipe.right))

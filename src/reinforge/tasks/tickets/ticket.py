@@ -1,8 +1,8 @@
 """The ticket: four fields with closed vocabularies, and what is wrong with a text that should be one.
 
-    {"product":"kettle","issue":"defect","priority":"high","refund":true}      ->  None
-    {"product":"kettle","issue":"defect","priority":"high"}                    ->  "refund is missing"
-    {"product":"kettle","issue":"defect","priority":"urgent","refund":true}    ->  "priority must be low, normal or high"
+{"product":"kettle","issue":"defect","priority":"high","refund":true}      ->  None
+{"product":"kettle","issue":"defect","priority":"high"}                    ->  "refund is missing"
+{"product":"kettle","issue":"defect","priority":"urgent","refund":true}    ->  "priority must be low, normal or high"
 """
 
 from __future__ import annotations
