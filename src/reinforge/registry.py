@@ -36,6 +36,7 @@ BUILTIN_MODULES = (
     "reinforge.trainer.loop",
     "reinforge.trainer.art",
     "reinforge.tasks.tic_tac_toe",
+    "reinforge.tasks.tickets",
 )
 
 KINDS = (

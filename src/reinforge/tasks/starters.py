@@ -1,0 +1,244 @@
+"""Starters: small Llamas that the bundled tasks begin with, made on first use by one supervised job.
+
+`ensure()` returns a starter's folder, in Hugging Face's layout. It is cached below `home()` under the hash of its
+`Recipe`, so that another recipe is another model. A task gives the recipe, the tokenizer and the episodes to imitate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from reinforge.algorithms.sft import SFT
+from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.types.request import Message, TokenLogprobs
+from reinforge.types.sample import TrainingSample
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+
+PAD, END = "<|pad|>", "<|end|>"
+SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+STEPS_PER_UPDATE = 25
+"""Steps whose samples are made ahead."""
+
+Progress = Callable[[int, int, float], None]
+"""Called with steps done, steps in all, and the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides a starter's weights, but for the task's tokenizer and episodes.
+
+    Attributes:
+        hidden_size, intermediate_size, num_layers, num_heads: Shape of the Llama.
+        max_context: Tokens that its positions reach.
+        initializer_range: Standard deviation of the drawn weights; about 1 / sqrt(hidden_size), without which words
+            that mean nearly the same to the supervised job stay the same word.
+        num_steps, batch_size, learning_rate: Of the supervised job; the rate falls by a cosine.
+        seed: Of weights and episodes.
+        version: Raised when the code changes what the other values mean.
+    """
+
+    hidden_size: int = 128
+    intermediate_size: int = 256
+    num_layers: int = 2
+    num_heads: int = 8
+    max_context: int = 128
+    initializer_range: float = 0.08
+    num_steps: int = 600
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    seed: int = 0
+    version: int = 1
+
+    @property
+    def sha256(self) -> str:
+        """Hash of every value."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """One task's starter.
+
+    Attributes:
+        name: The task's.
+        recipe: Its recipe.
+        make_tokenizer: Returns its tokenizer.
+        episodes: Yields the episodes to imitate, without end, for that tokenizer.
+    """
+
+    name: str
+    recipe: Recipe
+    make_tokenizer: Callable[[], Any]
+    episodes: Callable[[Any], Iterator[Trajectory]]
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or will be."""
+        return home() / "models" / f"{self.name}-{self.recipe.sha256[:12]}"
+
+
+def home() -> Path:
+    """Returns the folder of what reinforge caches: `$REINFORGE_HOME`, or the user's cache folder."""
+    return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_cache_dir("reinforge"))
+
+
+def ensure(starter: Starter, progress: Progress | None = None) -> Path:
+    """Returns a starter's folder; makes it if it is not there.
+
+    Any number of processes may ask at once: one makes it, the others wait.
+
+    Args:
+        starter: The starter.
+        progress: Told how far the supervised job is.
+    """
+    from filelock import FileLock
+
+    folder = starter.folder
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            unfinished = folder.with_name(f"{folder.name}.making")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _make(unfinished, starter, progress)
+            (unfinished / "trained").rename(folder)
+            shutil.rmtree(unfinished)
+    return folder
+
+
+def make_bpe_tokenizer(texts: Iterable[str], words: str, vocab_size: int = 1000) -> Any:
+    """Returns a byte-level BPE tokenizer that can encode any text, and the task's own in few tokens.
+
+    Args:
+        texts: What it is trained on; a word becomes one token if it occurs twice and the vocabulary has room.
+        words: Regular expression of the pieces that no token reaches beyond.
+        vocab_size: Most tokens.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def supervised_episode(tokenizer: Any, messages: Sequence[Message]) -> Trajectory:
+    """Returns a conversation whose assistant turns are supervised: their log-probs are not known and not needed."""
+    turns = []
+    for index, message in enumerate(messages):
+        tokens = None
+        if message["role"] == "assistant":
+            prompt = tokenizer.apply_chat_template(messages[:index], add_generation_prompt=True, tokenize=False)
+            answer = _encode(tokenizer, message["content"] + END)
+            tokens = TokenLogprobs(_encode(tokenizer, prompt), answer, (0.0,) * len(answer))
+        turns.append(EpisodeItem(role=EpisodeItemRole(message["role"]), content=message["content"], logprobs=tokens))
+    return Trajectory(episode=turns, reward=1.0)
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _make(folder: Path, starter: Starter, progress: Progress | None) -> None:
+    """Trains the starter into `folder / "trained"`."""
+    from reinforge.engine import Engine
+    from reinforge.engine.checkpoint import TRAINING
+
+    recipe, tokenizer = starter.recipe, starter.make_tokenizer()
+    blank = folder / "blank"
+    tokenizer.save_pretrained(blank)
+    _model_config(recipe, tokenizer).save_pretrained(blank)
+    policy = PolicyConfig(
+        model=str(blank),
+        init="random",
+        optimizer=OptimizerConfig(learning_rate=recipe.learning_rate),
+        schedule=ScheduleConfig(name="cosine", warmup_steps=30, final_fraction=0.05),
+        batch=BatchConfig(batch_size=recipe.batch_size, micro_batch_tokens=4096),
+    )
+    with Engine.load(policy, seed=recipe.seed, device="cpu") as engine:
+        _train(engine, recipe, starter.episodes(engine.tokenizer), progress)
+        engine.save(folder / "trained", version=0)
+    shutil.rmtree(folder / "trained" / TRAINING)  # a plain model: no run continues this job
+
+
+def _model_config(recipe: Recipe, tokenizer: Any) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads,
+        max_position_embeddings=recipe.max_context,
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory], progress: Progress | None) -> None:
+    """One supervised job, its samples made a few steps ahead."""
+    algorithm = SFT()
+    engine.begin_job()
+    for done in range(0, recipe.num_steps, STEPS_PER_UPDATE):
+        num_steps = min(STEPS_PER_UPDATE, recipe.num_steps - done)
+        samples = _samples(algorithm, [next(episodes) for _ in range(num_steps * recipe.batch_size)])
+        report = engine.update(
+            samples,
+            algorithm.loss,
+            progress_start=done / recipe.num_steps,
+            progress_end=(done + num_steps) / recipe.num_steps,
+            epoch=done,
+        )
+        if progress is not None:
+            progress(done + num_steps, recipe.num_steps, report.metrics["loss"])
+    engine.end_job()
+
+
+def _samples(algorithm: SFT, episodes: list[Trajectory]) -> list[TrainingSample]:
+    """Returns the job's samples with their credit, as an adapter would make them."""
+    group = TrajectoryGroup.model_construct(group_id="starter", trajectories=episodes)
+    samples = algorithm.build_samples([group])
+    for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):
+        sample.advantages = advantages
+    return samples

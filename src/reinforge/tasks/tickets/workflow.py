@@ -1,0 +1,88 @@
+"""The agent: reads a support e-mail and files it as a ticket; a ticket that breaks the schema may be corrected once.
+
+The history grows, so that both answers train in one sample:
+
+    user       Subject: order 4821 ...
+    assistant  {"product":"lamp","issue":"wrong_item","priority":"low"}
+    user       Invalid ticket: refund is missing.
+    assistant  {"product":"lamp","issue":"wrong_item","priority":"low","refund":true}
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.config.schema import WorkflowConfig
+from reinforge.registry import register_workflow
+from reinforge.rollout.workflow import BoundWorkflow, PolicyFailure, bind_workflow
+from reinforge.tasks.tickets.ticket import read_ticket
+
+MAX_ANSWERS = 2
+
+
+def correction_for(problem: str) -> str:
+    """Returns what the agent is told about a ticket that breaks the schema."""
+    return f"Invalid ticket: {problem}."
+
+
+@dataclass(frozen=True, slots=True)
+class TicketAgent:
+    """The agent as a callable workflow.
+
+    Attributes:
+        instructions: System prompt; None for a model that has learnt the format, as the starter has.
+        max_tokens: Length of an answer.
+    """
+
+    instructions: str | None = None
+    max_tokens: int = 32
+
+    async def __call__(self, item: Any, llm: Any, context: Any) -> dict[str, Any]:
+        """Files one e-mail and returns `{"ticket": {...}, "num_answers": 1 or 2}`.
+
+        Args:
+            item: The example; `input_obj` is the e-mail.
+            llm: The model that answers.
+            context: Not needed.
+
+        Raises:
+            PolicyFailure: The second answer is no valid ticket either.
+        """
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = [*messages, {"role": "user", "content": item.input_obj}]
+        text, problem = "", ""
+        for number in range(1, MAX_ANSWERS + 1):
+            reply = await llm.chat.completions.create(messages=messages, max_tokens=self.max_tokens)
+            text = reply.choices[0].message.content or ""
+            ticket, found = read_ticket(text)
+            if found is None:
+                return {"ticket": ticket, "num_answers": number}
+            problem = found
+            messages = [
+                *messages,
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": correction_for(problem)},
+            ]
+        raise PolicyFailure(
+            f"answer {MAX_ANSWERS} was {text!r}: {problem}", output={"ticket": None, "num_answers": MAX_ANSWERS}
+        )
+
+
+class TicketsWorkflowConfig(WorkflowConfig, name="tickets"):
+    """The agent that files support e-mails."""
+
+    llm: str | None = Field(default=None, description="Entry of llms that answers; null: the only one.")
+    instructions: str | None = Field(
+        default=None, description="System prompt; the starter needs none, a model from elsewhere needs the schema."
+    )
+    max_tokens: int = Field(default=32, ge=1, description="Length of an answer.")
+
+
+@register_workflow(config_type=TicketsWorkflowConfig)
+async def tickets_workflow(config: TicketsWorkflowConfig, builder: Any) -> AsyncIterator[BoundWorkflow]:
+    """Yields the agent."""
+    yield bind_workflow(TicketAgent(config.instructions, config.max_tokens), config.llm)

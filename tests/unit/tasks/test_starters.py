@@ -1,0 +1,92 @@
+"""What all starters share: the tokenizer, supervised episodes, and the cache, with a toy task in a few steps."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from reinforge.tasks.starters import Recipe, Starter, ensure, home, make_bpe_tokenizer, supervised_episode
+
+TINY = Recipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=12, batch_size=8)
+SAID = [{"role": "user", "content": "say five"}, {"role": "assistant", "content": "five"}]
+
+
+def toy_tokenizer():
+    return make_bpe_tokenizer(["say five"] * 2, words=r" ?\S+|\s+")
+
+
+def toy(recipe=TINY):
+    return Starter("toy", recipe, toy_tokenizer, lambda t: itertools.repeat(supervised_episode(t, SAID)))
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return toy_tokenizer()
+
+
+def test_home_is_the_variable_or_the_users_cache(tmp_path, monkeypatch):
+    assert home() == tmp_path
+    monkeypatch.delenv("REINFORGE_HOME")
+    assert home().name == "reinforge"
+
+
+@pytest.mark.parametrize("text", ["½ ünïcode\n\ttabs", "日本 5", "", "  two  spaces ", "say five", "\x00\x7f"])
+def test_any_text_survives_the_round_trip(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_the_template_marks_roles_and_asks_for_a_reply(tokenizer):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == "<|system|>s<|end|><|user|>q<|end|><|assistant|>"
+    assert tokenizer.eos_token == "<|end|>"
+
+
+def test_every_assistant_turn_is_supervised_with_the_prompt_before_it(tokenizer):
+    again = [{"role": "user", "content": " five"}, {"role": "assistant", "content": "say"}]
+    turns = supervised_episode(tokenizer, [*SAID, *again]).episode
+    assert [turn.tokens is not None for turn in turns] == [False, True, False, True]
+    assert tokenizer.decode(turns[1].tokens.prompt_token_ids) == "<|user|>say five<|end|><|assistant|>"
+    assert tokenizer.decode(turns[1].tokens.token_ids) == "five<|end|>"
+    assert tokenizer.decode(turns[3].tokens.prompt_token_ids) == (
+        "<|user|>say five<|end|><|assistant|>five<|end|><|user|> five<|end|><|assistant|>"
+    )
+
+
+def test_it_is_made_once_and_loads_in_transformers(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    steps = []
+    folder = ensure(toy(), lambda done, total, loss: steps.append((done, total, loss)))
+    assert folder.parent == tmp_path / "models"
+    assert steps[-1][:2] == (12, 12)
+    assert ensure(toy(), lambda *_: pytest.fail("made twice")) == folder
+    assert sorted(path.name for path in folder.parent.iterdir() if path.is_dir()) == [folder.name]
+    assert not (folder / "training").exists()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert tokenizer.chat_template
+
+
+def test_makers_at_the_same_time_make_one():
+    made = []
+    with ThreadPoolExecutor(3) as pool:
+        folders = list(pool.map(lambda _: ensure(toy(), lambda done, *_: made.append(done)), range(3)))
+    assert len(set(folders)) == 1
+    assert made == [12]
+
+
+def test_another_recipe_is_another_model():
+    assert toy().folder == toy().folder
+    assert toy(Recipe(num_steps=601)).folder != toy(Recipe()).folder
+
+
+def test_the_same_recipe_gives_the_same_weights(tmp_path, monkeypatch):
+    first = (ensure(toy()) / "model.safetensors").read_bytes()
+    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path / "elsewhere"))
+    assert (ensure(toy()) / "model.safetensors").read_bytes() == first

@@ -1,0 +1,136 @@
+"""E-mails by hand and by the hundred, and the rows made of them."""
+
+import random
+
+import pytest
+
+from reinforge.tasks.tickets import grammar
+from reinforge.tasks.tickets.dataset import TicketsDataset, TicketsDatasetConfig
+from reinforge.tasks.tickets.grammar import ASKS, DENIALS, PRODUCTS, STORIES, URGENCY, write_email
+from reinforge.tasks.tickets.ticket import FIELDS, ticket_problem
+
+
+class FirstChoice(random.Random):
+    """Takes the first of everything, and says yes to whatever may be left out."""
+
+    def random(self):
+        return 0.0
+
+    def choice(self, seq):
+        return seq[0]
+
+    def randrange(self, start, stop=None, step=1):
+        return 0 if stop is None else start
+
+    def shuffle(self, x):
+        pass
+
+
+def emails(count, known=1.0):
+    rng = random.Random(7)
+    return [write_email(rng, known) for _ in range(count)]
+
+
+def in_email(wording, text):
+    """True if the e-mail has the wording, whatever fills its gaps."""
+    pieces = [piece for gap in wording.split("{") for piece in gap.split("}")[-1:]]
+    return all(piece in text for piece in pieces)
+
+
+def test_an_email_by_hand():
+    email = write_email(FirstChoice())
+    assert email.ticket == {"product": "kettle", "issue": "defect", "priority": "low", "refund": True}
+    assert email.text == (
+        "Subject: order 1000\n"
+        "Hello,\n"
+        "The order number is 1000. The lamp I bought last year works like new. My kettle stopped working after two "
+        "weeks. I would like my money back. There is no hurry.\n"
+        "Thanks, Mira"
+    )
+
+
+@pytest.mark.parametrize("email", emails(300), ids=lambda email: "")
+def test_every_field_can_be_told_from_the_text(email):
+    text, ticket = email.text, email.ticket
+    assert ticket_problem(ticket) is None
+    assert "{" not in text
+    assert [issue for issue, told in STORIES.items() if any(in_email(story, text) for story in told)] == [
+        ticket["issue"]
+    ]
+    assert [refund for refund, asks in ASKS.items() if any(ask in text for ask in asks)] == [ticket["refund"]]
+    urgencies = [name for name, cues in URGENCY.items() if any(cue and in_email(cue, text) for cue in cues)]
+    assert urgencies == [ticket["priority"]] or (urgencies == [] and ticket["priority"] == "normal")
+    assert any(name in text for name in PRODUCTS[ticket["product"]])
+    assert not any(denial in text for denial in DENIALS[ticket["issue"]])
+
+
+def test_no_wording_means_two_things():
+    for table in (PRODUCTS, STORIES, ASKS, URGENCY, DENIALS):
+        wordings = [wording for values in table.values() for wording in values]
+        assert len(set(wordings)) == len(wordings)
+    assert PRODUCTS.keys() == set(FIELDS["product"])
+    assert STORIES.keys() == DENIALS.keys() == set(FIELDS["issue"])
+    assert URGENCY.keys() == set(FIELDS["priority"])
+
+
+def test_all_values_come_up_alike():
+    tickets = [email.ticket for email in emails(2000)]
+    for name, values in FIELDS.items():
+        for value in values:
+            share = sum(ticket[name] == value for ticket in tickets) / len(tickets)
+            assert share == pytest.approx(1 / len(values), abs=0.05)
+
+
+def test_many_emails_hold_what_does_not_matter():
+    several = sum(
+        sum(any(name in email.text for name in names) for names in PRODUCTS.values()) > 1 for email in emails(1000)
+    )
+    assert 250 < several < 500  # two products, of which one is meant
+
+
+def test_a_desk_that_knows_less_meets_fewer_wordings():
+    texts = "\n".join(email.text for email in emails(1000, known=0.75))
+    assert "video doorbell" not in texts  # the last of four
+    assert "tea kettle" in texts
+    assert "Please reimburse me." not in texts  # the last of five
+    assert "video doorbell" in "\n".join(email.text for email in emails(1000))
+
+
+def test_the_same_seed_writes_the_same_email():
+    assert write_email(random.Random(3)) == write_email(random.Random(3))
+    assert write_email(random.Random(3)) != write_email(random.Random(4))
+    assert grammar.random_ticket(random.Random(3)) == write_email(random.Random(3)).ticket
+
+
+def test_rows_name_their_split_and_no_email_stands_twice():
+    config = TicketsDatasetConfig(num_train=60, num_select=20, num_confirm=30, seed=1)
+    rows = TicketsDataset(config).rows()
+    assert rows[17]["id"] == "train-00017"
+    assert [sum(row["split"] == split for row in rows) for split in ("train", "select", "confirm")] == [60, 20, 30]
+    assert len({row["id"] for row in rows}) == len({row["question"] for row in rows}) == 110
+    assert rows == TicketsDataset(config).rows()
+    assert rows != TicketsDataset(config.model_copy(update={"seed": 2})).rows()
+
+
+def test_an_email_drawn_twice_is_drawn_again(monkeypatch):
+    for name in ("STORIES", "ASKS", "URGENCY", "PRODUCTS"):
+        few = {key: values[:1] for key, values in getattr(grammar, name).items()}
+        monkeypatch.setattr(grammar, name, few)
+    for name in ("SUBJECTS", "GREETINGS", "CLOSINGS", "NAMES", "CHATTER", "PRAISE"):
+        monkeypatch.setattr(grammar, name, ("",))
+    config = TicketsDatasetConfig(num_train=300, num_select=100, num_confirm=100)
+    assert len({row["question"] for row in TicketsDataset(config).rows()}) == 500
+
+
+def test_more_confirm_emails_leave_those_before_as_they_were():
+    few = TicketsDataset(TicketsDatasetConfig(num_train=10, num_select=2, num_confirm=5)).rows()
+    more = TicketsDataset(TicketsDatasetConfig(num_train=10, num_select=2, num_confirm=9)).rows()
+    assert more[: len(few)] == few
+
+
+def test_an_example_asks_with_the_email_and_expects_the_ticket():
+    item = TicketsDataset(TicketsDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
+    assert item.id == "train-00001"
+    assert item.input_obj.startswith("Subject: ")
+    assert item.expected_output_obj.keys() == FIELDS.keys()
+    assert item.full_dataset_entry["split"] == "train"

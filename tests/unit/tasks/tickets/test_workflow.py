@@ -1,0 +1,106 @@
+"""One e-mail filed by a scripted model: at once, after a correction, not at all; and what each is worth."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.tasks.tickets.evaluators import Exact, Fields, Reward, RewardConfig, Schema
+from reinforge.tasks.tickets.ticket import write_ticket
+from reinforge.tasks.tickets.workflow import TicketAgent
+from reinforge.types.evaluation import EvalInputItem
+
+TICKET = {"product": "lamp", "issue": "billing", "priority": "low", "refund": False}
+VALID = write_ticket(TICKET)
+NO_REFUND = write_ticket({"product": "lamp", "issue": "billing", "priority": "low"})
+EMAIL = "Subject: order 4821\nHello,\nI was charged twice for the desk lamp."
+
+
+class ScriptedLLM:
+    """A model that gives its answers in turn and keeps what it was asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, *, messages, max_tokens):
+        assert max_tokens == 32
+        self.asked.append(messages)
+        message = SimpleNamespace(role="assistant", content=self.answers.pop(0))
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+
+def example():
+    return EvalInputItem(id="t", input_obj=EMAIL, expected_output_obj=TICKET, full_dataset_entry={})
+
+
+async def score(evaluator, filed):
+    return (await evaluator.evaluate(example().copy_with_updates(output_obj=filed))).score
+
+
+async def test_a_valid_ticket_is_filed_at_once():
+    llm = ScriptedLLM(VALID)
+    assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 1}
+    assert llm.asked == [[{"role": "user", "content": EMAIL}]]
+
+
+async def test_an_invalid_ticket_is_told_and_may_be_corrected():
+    llm = ScriptedLLM(NO_REFUND, VALID)
+    assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 2}
+    assert llm.asked[1] == [
+        {"role": "user", "content": EMAIL},
+        {"role": "assistant", "content": NO_REFUND},
+        {"role": "user", "content": "Invalid ticket: refund is missing."},
+    ]
+    assert llm.asked[0] == llm.asked[1][:1]  # the history grows, so both answers train in one sample
+
+
+@pytest.mark.parametrize("answer", ["", None, "{", "[]", NO_REFUND, "\ud83c"])
+async def test_twice_invalid_is_the_policys_own_failure(answer):
+    llm = ScriptedLLM(NO_REFUND, answer)
+    with pytest.raises(PolicyFailure, match="answer 2 was") as failure:
+        await TicketAgent()(example(), llm, None)
+    filed = failure.value.output
+    assert json.loads(json.dumps(filed)) == {"ticket": None, "num_answers": 2}
+    for evaluator in (Exact(), Fields(), Schema()):
+        assert await score(evaluator, filed) == 0.0
+
+
+async def test_instructions_stand_before_the_email():
+    llm = ScriptedLLM(NO_REFUND, VALID)
+    await TicketAgent(instructions="Answer in JSON.")(example(), llm, None)
+    assert [message["role"] for message in llm.asked[1]] == ["system", "user", "assistant", "user"]
+
+
+def test_it_is_an_async_workflow():
+    assert bind_workflow(TicketAgent()).is_async
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_answers", "exact", "fields", "schema", "reward"),
+    [
+        ({}, 1, 1.0, 1.0, 1.0, 1.0),
+        ({}, 2, 1.0, 1.0, 0.5, 0.8),
+        ({"refund": True}, 1, 0.0, 0.75, 1.0, 0.375),
+        ({"refund": True, "product": "kettle"}, 2, 0.0, 0.5, 0.5, 0.05),
+        ({"refund": True, "product": "kettle", "issue": "defect", "priority": "high"}, 1, 0.0, 0.0, 1.0, 0.0),
+    ],
+)
+async def test_scores_by_hand(changes, num_answers, exact, fields, schema, reward):
+    filed = {"ticket": {**TICKET, **changes}, "num_answers": num_answers}
+    assert await score(Exact(), filed) == exact
+    assert await score(Fields(), filed) == fields
+    assert await score(Schema(), filed) == schema
+    assert await score(Reward(RewardConfig(exact=0.5, fields=0.5, correction=0.2)), filed) == pytest.approx(reward)
+
+
+async def test_a_score_says_what_was_filed_and_expected():
+    found = await Exact().evaluate(example().copy_with_updates(output_obj={"ticket": TICKET, "num_answers": 1}))
+    assert found.reasoning == f"{VALID} after 1 answer, expected {VALID}"
+
+
+async def test_without_an_answer_the_score_is_missing():
+    found = await Exact().evaluate(example())
+    assert found.score is None
+    assert found.error == "the agent filed nothing"
