@@ -153,10 +153,12 @@ class _Run:
             error.add_note(kept_in(self.context.folder))
             raise
         finally:
-            self._write_files()
-            await self._clean_up()
-            self.context.progress.close()
-            self.context.store.close()
+            try:
+                self._write_files()
+            finally:  # a full disk must not keep the model, the journal or the folder's lock
+                await self._clean_up()
+                self.context.progress.close()
+                self.context.store.close()
         return self.summary
 
     async def _all_stages(self) -> None:
@@ -211,7 +213,7 @@ class _Run:
         policy = self.parts.adapter.policy()
         for llm in self.parts.llms.values():
             if llm.is_policy:
-                assert llm.model_name is not None  # raises the configuration error where the adapter serves no policy
+                _ = llm.model_name  # a configuration error where the adapter serves no policy
         if policy is not None:
             checkpoint = await stages.keep_checkpoint(self.context, self.parts.adapter, policy.version)
             self.context.version_published(policy.version, await policy.fingerprint(), 0, checkpoint)
