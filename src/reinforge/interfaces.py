@@ -19,7 +19,6 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -36,11 +35,11 @@ from reinforge.errors import EvaluationError
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ModelReply, ModelRequest
-from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
+from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from reinforge.types.episode import EpisodeKey, EpisodeRecord
+    from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 
 
 class TrajectoryBuilder(ABC):
@@ -298,20 +297,9 @@ class EvaluationRunner(ABC):
     def example_ids(self, split: str) -> list[str]:
         """Returns the ids of a split's examples."""
 
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What an algorithm asks the engine to compute before credit.
-
-    Attributes:
-        old_logprobs: Log-probs under the weights as they are when the job starts.
-        ref_logprobs: Log-probs under the reference weights.
-        values: The critic's values.
-    """
-
-    old_logprobs: bool = False
-    ref_logprobs: bool = False
-    values: bool = False
+    def captured(self, call_id: str) -> ModelCall | None:
+        """Returns a model call of this epoch's episodes by the id of its completion, or None if it is not known."""
+        return None
 
 
 class Algorithm(ABC):

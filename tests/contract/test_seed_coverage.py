@@ -98,7 +98,7 @@ async def test_an_evaluation_run_gives_outputs_and_scores(tmp_path, monkeypatch)
     (tmp_path / "mytask.py").write_text("def agent(item, llm, context):\n    return item.input_obj + 'aa'\n")
     (tmp_path / "data.jsonl").write_text('{"question": "b"}\n{"question": "a"}\n')
     (tmp_path / "eval.yml").write_text(
-        "llms: {m: {_type: policy}}\n"
+        "llms: {m: {_type: openai, model_name: m, base_url: 'http://127.0.0.1:9', api_key: unused}}\n"
         "workflow: {_type: python, function: 'mytask:agent'}\n"
         "eval:\n"
         "  general: {output_dir: %s, dataset: {_type: jsonl, file_path: data.jsonl}}\n"

@@ -1,6 +1,7 @@
 """The commands around a run: check, --dry_run, --smoke, components, config show, config schema."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
 from reinforge.trainer.check import check_config
+from reinforge.trainer.store import read_rows
 
 
 def call(*arguments):
@@ -166,7 +168,7 @@ def test_smoke_does_everything_once_and_small(written):
         (["--endpoint-timeout", "-5"], "expected a number of seconds > 0, found -5"),
         (["--result_json_path", "$.answer"], "--result_json_path: remote workflows are not supported"),
         (["--result_json_path", "answer"], '"answer" is not a JSONPath'),
-        (["--validation_config_file", "other.yml"], "--validation_config_file: another file's evaluation"),
+        (["--validation_config_file", "other.yml"], "there is no file other.yml"),
         (["-o", "finetuning.run_configuration.override", "[[a, b]]"], "override belongs to the command line"),
         (["--validation_interval", "0"], "expected a number ≥ 1, found 0"),
     ],
@@ -187,6 +189,51 @@ def test_a_validation_dataset_holds_out_and_all_of_the_other_is_trained_on(writt
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_dataset", "validation.json")
     assert result.exit_code == 0, result.output
     assert written.summary["final"]["num_examples"] == 6
+
+
+OTHER_FILE = """
+eval:
+  general: {dataset: {_type: jsonl, file_path: held_out.jsonl}}
+  evaluators: {vowels: {_type: python, function: "task:half"}}
+"""
+
+
+def test_another_files_eval_section_selects_and_confirms(written):
+    """Its dataset is held out, and its evaluators score it: here half of what this file's evaluator gives."""
+    written.write(
+        "task.py", (written.folder / "task.py").read_text() + "\ndef half(o, e):\n    return vowels(o, e) / 2\n"
+    )
+    written.write(
+        "held_out.jsonl", "".join(json.dumps({"id": f"h{i}", "question": f"hear {i}"}) + "\n" for i in range(16))
+    )
+    written.write("other.yml", OTHER_FILE)
+    written.set("finetuning.num_epochs", 1).save()
+    result = call("finetune", "run.yml", "--run_name", "r", "--validation_config_file", "other.yml")
+    assert result.exit_code == 0, result.output
+    assert "by vowels on the examples of other.yml" in result.output
+    assert written.summary["final"]["num_examples"] == 6
+    episodes = [json.loads(row[0]) for row in read_rows(written.run, "SELECT data FROM episodes WHERE outcome = 'ok'")]
+    for episode in episodes:
+        share = sum(letter in "aeiou" for letter in episode["output"]) / max(1, len(episode["output"]))
+        assert episode["reward"] == pytest.approx(share if episode["phase"] == "collect" else share / 2)
+    assert {e["example_id"][0] for e in episodes if e["phase"] != "collect"} == {"h"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OTHER_FILE.replace("vowels:", "other:"), 'other.yml:4.*judged by the evaluator "vowels".*only other'),
+        ("eval: {evaluators: {vowels: {_type: python, function: 'task:vowels'}}}", "has no eval.general.dataset"),
+        (OTHER_FILE.replace("jsonl,", "jsonl, nonsense: 1,"), "other.yml:3.*nonsense"),
+    ],
+)
+def test_what_is_wrong_in_the_validation_file_is_refused_once_with_its_line(written, text, said):
+    written.write("held_out.jsonl", '{"question": "x"}\n{"question": "y"}\n')
+    written.write("other.yml", text)
+    result = call("finetune", "run.yml", "--run_name", "r", "--validation_config_file", "other.yml")
+    assert result.exit_code == 2, result.output
+    assert len(re.findall(said, " ".join(result.output.split()))) == 1, result.output
+    assert not (written.folder / "runs").exists()
 
 
 @pytest.mark.parametrize(

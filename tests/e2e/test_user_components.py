@@ -16,7 +16,9 @@ from reinforge.finetuning import (
     TrainingJobStatus,
     register_trainer,
     register_trainer_adapter,
+    register_trajectory_builder,
 )
+from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from tests.guide import register  # noqa: F401  registers the guide's components
 
 
@@ -194,3 +196,39 @@ def test_the_journal_holds_the_episodes_of_a_users_builder(project):
         assert database.execute(query).fetchone() == (76, 38)
     finally:
         database.close()
+
+
+class Converting(GroupTrajectoryBuilder):
+    """A builder of a user's that writes log-probs as plain numbers and names the completion they belong to."""
+
+    async def finalize(self, run_id, meta=None):
+        collection = await super().finalize(run_id, meta)
+        names = {call.reply.tokens: call.call_id for record in self.last_records for call in record.calls}
+        for turn in (turn for siblings in collection.trajectories for t in siblings for turn in t.turns):
+            turn.metadata = {"id": names[turn.tokens]}
+            turn.logprobs = list(turn.tokens.logprobs) if self.keeps_numbers else None
+        return collection
+
+
+class ConvertingConfig(GroupTrajectoryBuilderConfig, name="test_converting"):
+    """Its configuration."""
+
+    keeps_numbers: bool = True
+
+
+@register_trajectory_builder(config_type=ConvertingConfig)
+async def converting(config, builder):
+    made = Converting(config, ["agent"])
+    made.keeps_numbers = config.keeps_numbers
+    yield made
+
+
+@pytest.mark.parametrize("keeps_numbers", [True, False])
+def test_turns_that_name_their_completion_are_trained_on_the_tokens_that_were_sampled(project, keeps_numbers):
+    builder = {"_type": "test_converting", "num_generations": 4, "keeps_numbers": keeps_numbers}
+    project.set("trajectory_builders.builder", builder).set("finetuning.num_epochs", 1)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    rows = sqlite3.connect(project.run / "run.sqlite").execute("SELECT data FROM episodes WHERE phase = 'collect'")
+    sampled = sum(len(call["token_ids"]) for row in rows for call in json.loads(row[0])["calls"])
+    assert 0 < project.summary["tokens"]["trained"] <= sampled

@@ -40,7 +40,7 @@ def flag(name: str, **attributes: Any) -> Any:
 @OVERRIDE
 @flag("validation_dataset", help="Dataset file to select and confirm on; all of the other is trained on.")
 @flag("validation_interval", type=int, help="Epochs between validations.")
-@flag("validation_config_file", help="Another file's evaluation; not supported in this version.")
+@flag("validation_config_file", help="Another YAML file: select and confirm on its eval section.")
 @flag("run_name", help="Name of the run folder; default: made from the date.")
 @flag("max_minutes", type=float, help="Stop after this many minutes (exit 5).")
 @flag("max_tokens", type=int, help="Stop after this many sampled tokens (exit 5).")

@@ -14,9 +14,11 @@ from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationReport, EvaluationRunner, Evaluator
 from reinforge.rollout.episode import steps_of
 from reinforge.rollout.runner import EpisodeRunner
-from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from reinforge.types.trajectory import Outcome
+
+HELD_OUT = ("select", "confirm")
 
 Listener = Callable[[EpisodeRecord], None]
 
@@ -28,6 +30,7 @@ class DatasetEvaluation(EvaluationRunner):
         runner: Runs the episodes.
         splits: Examples by split: `train`, `select`, `confirm`.
         evaluators: Evaluators by name.
+        held_out_evaluators: Those of `select` and `confirm`, where they are others; they hold the reward's name too.
         reward_metric: The evaluator whose score is the reward.
         outcomes: Penalties of the policy's own failures.
         listener: Called once for every finished episode (journal, progress).
@@ -44,11 +47,16 @@ class DatasetEvaluation(EvaluationRunner):
         outcomes: OutcomesConfig,
         listener: Listener = lambda record: None,
         draws: Mapping[str, int] | None = None,
+        held_out_evaluators: Mapping[str, Evaluator] | None = None,
     ):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
+        self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
         self.outcomes, self.listener, self.draws = outcomes, listener, dict(draws or {})
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
+        self._held_out = {str(item.id) for split in HELD_OUT for item in self.splits.get(split, [])}
+        self._calls: dict[str, ModelCall] = {}
+        self._calls_epoch = self.epoch
         self._num_evals: Counter[int] = Counter()
 
     def example_ids(self, split: str) -> list[str]:
@@ -57,7 +65,21 @@ class DatasetEvaluation(EvaluationRunner):
 
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
         """Runs these episodes and returns them finished and scored, in the order of `keys`."""
-        return await self.runner.run([(key, self._items[key.example_id]) for key in keys], self._score, self.listener)
+        records = await self.runner.run(
+            [(key, self._items[key.example_id]) for key in keys], self._score, self.listener
+        )
+        if self._calls_epoch != self.epoch:
+            self._calls, self._calls_epoch = {}, self.epoch
+        collected = [record for record in records if record.key.phase == "collect"]
+        self._calls |= {call.call_id: call for record in collected for call in record.calls}
+        return records
+
+    def captured(self, call_id: str) -> ModelCall | None:
+        """Returns a model call of this epoch's episodes, or None where there was none of that id."""
+        return self._calls.get(call_id)
+
+    def _evaluators_of(self, example_id: str) -> dict[str, Evaluator]:
+        return self.held_out_evaluators if example_id in self._held_out else self.evaluators
 
     async def _score(self, record: EpisodeRecord) -> None:
         for attempt in range(self.outcomes.retries + 1):
@@ -69,26 +91,29 @@ class DatasetEvaluation(EvaluationRunner):
     async def _score_once(self, record: EpisodeRecord) -> None:
         """Scores by every evaluator, each once; scores that an earlier attempt gave are kept."""
         known = {name: output for name, output in record.scores.items() if output.error is None}
-        for name in self.evaluators:
-            await self._score_by(name, record, known)
-        record.scores = {name: known[name] for name in self.evaluators}
+        evaluators = self._evaluators_of(record.key.example_id)
+        for name in evaluators:
+            await self._score_by(name, evaluators, record, known)
+        record.scores = {name: known[name] for name in evaluators}
         reward = record.scores[self.reward_metric]
         if reward.error is not None:
             record.outcome, record.reason = Outcome.JUDGE_ERROR, reward.error
         else:
             record.reward = float(reward.score)
 
-    async def _score_by(self, name: str, record: EpisodeRecord, known: dict[str, EvalOutputItem]) -> EvalOutputItem:
+    async def _score_by(
+        self, name: str, evaluators: dict[str, Evaluator], record: EpisodeRecord, known: dict[str, EvalOutputItem]
+    ) -> EvalOutputItem:
         """Returns one evaluator's score; a weighted one is made of the scores of its parts."""
         if name in known:
             return known[name]
-        evaluator = self.evaluators[name]
+        evaluator = evaluators[name]
         if record.outcome.is_policy_failure and name == self.reward_metric:
             penalty = getattr(self.outcomes, record.outcome.value)
             reason = f"{record.outcome}: {record.reason}"
             known[name] = EvalOutputItem(id=record.item.id, score=penalty, reasoning=reason)
-        elif isinstance(evaluator, Weighted) and evaluator.weights.keys() <= self.evaluators.keys():
-            parts = {part: await self._score_by(part, record, known) for part in evaluator.weights}
+        elif isinstance(evaluator, Weighted) and evaluator.weights.keys() <= evaluators.keys():
+            parts = {part: await self._score_by(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
         else:
             known[name] = await score_item(evaluator, record.item)
@@ -102,7 +127,8 @@ class DatasetEvaluation(EvaluationRunner):
 
     def report(self, split: str, epoch: int, records: Sequence[EpisodeRecord]) -> EvaluationReport:
         """Returns the figures of finished episodes: mean over an example's draws, then over examples."""
-        drawn: dict[str, dict[str, list[float]]] = {name: {} for name in self.evaluators}
+        evaluators = self.held_out_evaluators if split in HELD_OUT else self.evaluators
+        drawn: dict[str, dict[str, list[float]]] = {name: {} for name in evaluators}
         for record in records:
             for name, output in record.scores.items():
                 if output.error is None and not record.outcome.is_missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from reinforge.rollout.capture import ChatCompletion, completion_of
@@ -16,7 +16,7 @@ from reinforge.types.steps import (
     StreamEventData,
     UsageInfo,
 )
-from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 WORKFLOW = "<workflow>"
 """The function scope of calls made outside any named function."""
@@ -81,6 +81,22 @@ def episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[Episod
         items.append(_item(call.reply.message, logprobs=tokens, trained=None if trained else False))
         said = [*messages, call.reply.message]
     return items
+
+
+def find_tokens(collection: TrajectoryCollection, captured: Callable[[str], ModelCall | None]) -> None:
+    """Gives turns without exact tokens those of the model call that they name.
+
+    A user's builder may keep the log-probs in a form of its own, or none; what was sampled is in the capture.
+
+    Args:
+        collection: What a builder returned.
+        captured: The model call of a call id; None where there was none.
+    """
+    turns = (turn for siblings in collection.trajectories for trajectory in siblings for turn in trajectory.turns)
+    for turn in turns:
+        call = captured(turn.call_id) if turn.tokens is None and turn.call_id is not None else None
+        if call is not None and call.reply.tokens is not None:
+            turn.bind_tokens(call.reply.tokens)
 
 
 def step_rewards(record: EpisodeRecord) -> list[float] | None:

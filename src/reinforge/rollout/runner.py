@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.schema import Config, LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendError, ConfigError, EngineError
 from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture, ChatModel, EpisodeContext
@@ -69,6 +70,20 @@ class EpisodeRunner:
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k)
         self._slots = asyncio.Semaphore(max_concurrency)
         self._main_llm = self._choose_llm()
+
+    @classmethod
+    def configured(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
+        """Returns the runner that a configuration asks for."""
+        finetuning = config.finetuning
+        return cls(
+            workflow,
+            llms,
+            sampling=finetuning.sampling,
+            limits=finetuning.limits,
+            outcomes=finetuning.outcomes,
+            run_seed=finetuning.seed,
+            max_concurrency=config.eval.general.max_concurrency,
+        )
 
     def _choose_llm(self) -> str:
         name = self.workflow.llm

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from reinforge.algorithms.grpo import GRPOConfig
-from reinforge.config.loader import LoadedConfig
+from reinforge.config.loader import LoadedConfig, load_config
 from reinforge.config.schema import Config
 from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.interfaces import (
@@ -46,6 +46,7 @@ class Builder:
         self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
         self._adapter: TrainerAdapter | None = None
+        self._validation: Builder | None = None
 
     @property
     def config(self) -> Any:
@@ -62,6 +63,21 @@ class Builder:
 
     async def __aexit__(self, *exc_info: Any) -> None:
         await self._stack.__aexit__(*exc_info)
+
+    async def get_validation_builder(self) -> Builder:
+        """Returns what makes dataset and evaluators of `select` and `confirm`: itself, or that of another file.
+
+        Raises:
+            ConfigError: Something is wrong in the other file.
+        """
+        run = self.config.finetuning.run_configuration
+        if run is None or run.validation_config_file is None:
+            return self
+        if self._validation is None:
+            other = load_config(run.validation_config_file, registry=self.registry)
+            made = Builder(other, self.registry, makes_models=self.makes_models)
+            self._validation = await self._stack.enter_async_context(made)
+        return self._validation
 
     async def get_llm(self, name: str) -> ChatModel:
         """Returns the model behind an entry of `llms`."""

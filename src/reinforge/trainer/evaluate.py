@@ -114,7 +114,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
     async with Builder(loaded, registry) as builder:
         model = _replace_model(builder, options.model)
         split = options.split or ("select" if config.enabled else ALL)
-        evaluation, adapter = await _prepare(builder, split, options)
+        evaluation, adapter = await prepare_evaluation(builder, split, options.progress, limit=options.limit)
         if adapter is not None:
             options.progress.stage(None, "LOAD", None)
             await adapter.initialize(config)
@@ -142,17 +142,25 @@ def _replace_model(builder: Builder, named: str | None) -> SavedModel | None:
     return model
 
 
-async def _prepare(
-    builder: Builder, split: str, options: EvaluationOptions
+async def prepare_evaluation(
+    builder: Builder, split: str, progress: RunProgress, *, limit: int | None = None, served_as: str | None = None
 ) -> tuple[DatasetEvaluation, TrainerAdapter | None]:
-    """Returns what evaluates, and the adapter if a policy is called; refuses everything that can be refused."""
+    """Returns what evaluates, and the adapter if a policy is called; refuses everything that can be refused.
+
+    Args:
+        builder: Makes the components.
+        split: `train`, `select`, `confirm` or `all`.
+        progress: Told of every episode.
+        limit: The first so many examples.
+        served_as: The split's name in the evaluation; None: its own.
+    """
     attempt, config = Attempts(), builder.config.finetuning
     if builder.config.workflow is None:
         attempt.problems.append(builder.placed(Problem("workflow", "there is none to run", "add the agent")))
     if not builder.config.eval.evaluators:
         attempt.problems.append(builder.placed(Problem("eval.evaluators", "there is none to score with", "add one")))
     workflow: Any = await attempt(builder.get_workflow) if builder.config.workflow is not None else None
-    items = await attempt(partial(_examples, builder, split, options.limit))
+    items = await attempt(partial(_examples, builder, split, limit))
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
@@ -162,22 +170,11 @@ async def _prepare(
     has_policy = any(llm is not None and llm.is_policy for llm in llms.values())
     adapter = await attempt(partial(_adapter, builder)) if has_policy else None
     attempt.raise_if_any()
-    runner = EpisodeRunner(
-        workflow,
-        llms,
-        sampling=config.sampling,
-        limits=config.limits,
-        outcomes=config.outcomes,
-        run_seed=config.seed,
-        max_concurrency=builder.config.eval.general.max_concurrency,
-    )
-    reward = config.reward_function.name if config.reward_function is not None else next(iter(evaluators))
-    progress = options.progress
     evaluation = DatasetEvaluation(
-        runner,
-        {split: items},
+        EpisodeRunner.configured(builder.config, workflow, llms),
+        {served_as or split: items},
         evaluators,
-        reward_metric=reward,
+        reward_metric=config.reward_function.name if config.reward_function is not None else next(iter(evaluators)),
         outcomes=config.outcomes,
         listener=lambda record: progress.episode(record.outcome.value, record.reward, record.num_completion_tokens),
     )

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 from reinforge.config.loader import LoadedConfig, build_config, load_config
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.registry import REGISTRY, Registry
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.components import Builder
+from reinforge.trainer.evaluate import ALL, prepare_evaluation
+from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.store import replace_file, to_json
 from reinforge.types.evaluation import EvalInput, EvalOutput, EvaluationRunConfig, EvaluationRunOutput
 
@@ -54,7 +54,9 @@ class EvaluationRun:
         """
         loaded = self._load()
         async with Builder(loaded, self.registry) as builder:
-            evaluation = await _evaluation(builder)
+            evaluation, adapter = await prepare_evaluation(builder, ALL, SilentProgress(), served_as="train")
+            if adapter is not None:
+                await adapter.initialize(loaded.config.finetuning)
             outputs = [await evaluation.run_eval() for _ in range(self.config.reps)]
         output = _joined(outputs)
         folder = loaded.config.eval.general.output_dir
@@ -70,34 +72,6 @@ class EvaluationRun:
         if overrides:
             raise ConfigError("override and dataset change a file; a configuration from Python can be changed itself")
         return build_config({name: getattr(source, name) for name in source.model_fields_set}, registry=self.registry)
-
-
-async def _evaluation(builder: Builder) -> DatasetEvaluation:
-    config = builder.config
-    evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
-    if not evaluators:
-        raise ConfigError(Problem("eval.evaluators", "there is none, so nothing can be scored", "add one"))
-    reward = config.finetuning.reward_function
-    llms = {name: await builder.get_llm(name) for name in config.llms}
-    if any(llm.is_policy for llm in llms.values()) and config.finetuning.trainer_adapter is not None:
-        adapter = await builder.get_trainer_adapter(config.finetuning.trainer_adapter)
-        await adapter.initialize(config.finetuning)
-    runner = EpisodeRunner(
-        await builder.get_workflow(),
-        llms,
-        sampling=config.finetuning.sampling,
-        limits=config.finetuning.limits,
-        outcomes=config.finetuning.outcomes,
-        run_seed=config.finetuning.seed,
-        max_concurrency=config.eval.general.max_concurrency,
-    )
-    return DatasetEvaluation(
-        runner,
-        {"train": (await builder.get_dataset()).load()},
-        evaluators,
-        reward_metric=reward.name if reward is not None else next(iter(evaluators)),
-        outcomes=config.finetuning.outcomes,
-    )
 
 
 def _joined(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:

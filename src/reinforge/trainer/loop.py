@@ -29,6 +29,7 @@ from reinforge.evaluation.run import refuse_too_many_missing
 from reinforge.evaluation.statistics import mean_interval
 from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
+from reinforge.rollout.episode import find_tokens
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import short_prompts
@@ -147,6 +148,8 @@ class EpochTrainer(Trainer):
             builder.evaluation.epoch = epoch
         await builder.start_run(name, meta)
         collection = await builder.finalize(name, meta)
+        if builder.evaluation is not None:
+            find_tokens(collection, builder.evaluation.captured)
         records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
         refuse_too_many_missing(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
         self._end_stage(
@@ -278,7 +281,8 @@ class EpochTrainer(Trainer):
         if turns and all(turn.tokens is None and turn.trained is not False for turn in turns):
             raise EvaluationError(
                 f"no assistant turn of {len(trajectories)} trajectories has its token ids, so nothing can be trained: "
-                "a builder puts the completion's `choices[0].logprobs` into EpisodeItem.logprobs as it is"
+                "a builder puts the completion's `choices[0].logprobs` into EpisodeItem.logprobs as it is, or the "
+                "completion's `id` into the item's metadata as `call_id`"
             )
         if trajectories and not any(trajectory.is_trainable for trajectory in trajectories):
             raise EvaluationError(

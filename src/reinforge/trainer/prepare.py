@@ -22,6 +22,8 @@ from reinforge.trainer.components import BUNDLED, Builder
 from reinforge.trainer.run_settings import refuse_run_settings
 from reinforge.types.evaluation import EvalInputItem
 
+VALIDATION_FILE = "finetuning.run_configuration.validation_config_file"
+
 
 @dataclass
 class Parts:
@@ -31,6 +33,7 @@ class Parts:
         splits: Examples by split: `train`, `select`, `confirm`.
         llms: Models by entry of `llms`.
         evaluators: By name.
+        held_out_evaluators: By name, for `select` and `confirm`; the same unless another file has its own.
         shape: What the dataset's rows looked like; None where the loader does not tell.
     """
 
@@ -39,6 +42,7 @@ class Parts:
     splits: dict[str, list[EvalInputItem]]
     llms: dict[str, ChatModel]
     evaluators: dict[str, Evaluator]
+    held_out_evaluators: dict[str, Evaluator]
     algorithm: Algorithm
     adapter: TrainerAdapter
     trajectory_builder: TrajectoryBuilder
@@ -116,10 +120,12 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
         fix = "give another --run_name, or remove the folder to start again"
         attempt.problems.append(Problem("", f"run folder {folder} exists already", fix))
     workflow = await attempt(builder.get_workflow)
-    splits = await attempt(lambda: _load_splits(builder))
+    validation = await attempt(builder.get_validation_builder)
+    splits: Any = await attempt(lambda: _load_splits(builder, validation)) if validation else None
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
+    held_out: Any = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators)) if validation else None
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
     attempt.problems += map(builder.placed, _single_generation(config, algorithm, trajectory_builder))
@@ -134,18 +140,38 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
         llms[name] = await attempt(partial(builder.get_llm, name))
     dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
     shape = getattr(dataset, "shape", None)
-    return Parts(config, workflow, splits, llms, evaluators, algorithm, adapter, trajectory_builder, trainer, shape)
+    return Parts(
+        config, workflow, splits, llms, evaluators, held_out, algorithm, adapter, trajectory_builder, trainer, shape
+    )
 
 
-async def _load_splits(builder: Builder) -> dict[str, list[EvalInputItem]]:
+async def _load_splits(builder: Builder, other: Builder) -> dict[str, list[EvalInputItem]]:
     config = builder.config.finetuning
     run = config.run_configuration
     items = (await builder.get_dataset(run.dataset)).load()
     id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
-    if run.validation_dataset is None:
+    if run.validation_dataset is None and run.validation_config_file is None:
         return split_examples(items, config.splits, config.seed, id_key=id_key)
-    validation = (await builder.get_dataset(run.validation_dataset)).load()
+    if run.validation_dataset is None and other.config.eval.general.dataset is None:
+        message = f"{run.validation_config_file} has no eval.general.dataset to select and confirm on"
+        raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or give --validation_dataset"))
+    validation = (await other.get_dataset(run.validation_dataset)).load()
     return split_with_validation(items, validation, config.splits, config.seed, id_key=id_key)
+
+
+async def _held_out_evaluators(
+    builder: Builder, other: Builder, evaluators: dict[str, Evaluator]
+) -> dict[str, Evaluator]:
+    """Returns the evaluators of `select` and `confirm`; another file that has none leaves it to this one's."""
+    names = other.config.eval.evaluators
+    if other is builder or not names:
+        return evaluators
+    config = builder.config.finetuning
+    for name in (config.reward_function.name, config.gate.metric):
+        if name is not None and name not in names:
+            message = f'the run is judged by the evaluator "{name}", and that file has only {", ".join(names)}'
+            raise ConfigError(other.placed(Problem("eval.evaluators", message, f"add {name} there, or leave all out")))
+    return {name: await other.get_evaluator(name) for name in names}
 
 
 def _single_generation(config: FinetuneConfig, algorithm: Any, trajectory_builder: Any) -> list[Problem]:
@@ -168,6 +194,8 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     optimizer, batch = config.policy.optimizer, config.policy.batch
     steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
+    file = config.run_configuration.validation_config_file if config.run_configuration else None
+    validated = f"by {', '.join(parts.held_out_evaluators)} on the examples of {file}" if file else None
     algorithm = getattr(parts.algorithm, "config", None)
     chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
     return [
@@ -175,6 +203,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
         *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
         *([("sends to", ", ".join(remote))] if remote else []),
+        *([("validate", validated)] if validated else []),
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (
             "collect",

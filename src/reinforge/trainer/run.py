@@ -186,15 +186,7 @@ class _Run:
     async def _bind(self) -> EpisodeRunner:
         """Binds the trainer to its parts and gives the builder something to evaluate with."""
         parts, config = self.parts, self.config
-        runner = EpisodeRunner(
-            parts.workflow,
-            parts.llms,
-            sampling=config.sampling,
-            limits=config.limits,
-            outcomes=config.outcomes,
-            run_seed=config.seed,
-            max_concurrency=self.loaded.config.eval.general.max_concurrency,
-        )
+        runner = EpisodeRunner.configured(self.loaded.config, parts.workflow, parts.llms)
         parts.trajectory_builder.evaluation = DatasetEvaluation(
             runner,
             parts.splits,
@@ -203,6 +195,7 @@ class _Run:
             outcomes=config.outcomes,
             listener=self.context.episode_done,
             draws={"confirm": config.gate.draws},
+            held_out_evaluators=parts.held_out_evaluators,
         )
         self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer need not look at it
         await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)

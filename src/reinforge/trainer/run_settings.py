@@ -33,10 +33,6 @@ def refuse_run_settings(run: FinetuneRunConfig) -> list[Problem]:
             )
             for name in remote
         ]
-    if run.validation_config_file is not None:
-        message = "--validation_config_file: another file's evaluation is not supported in this version"
-        fix = "use --validation_dataset; it is scored by this file's evaluators"
-        problems.append(Problem(f"{PATH}.validation_config_file", message, fix))
     for name in ("config_file", "override"):
         if _differs(run, defaults, name):
             message = f"{name} belongs to the command line: reinforge finetune FILE -o PATH VALUE"

@@ -75,6 +75,21 @@ class LossSpec:
     params: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an algorithm asks the engine to compute before credit.
+
+    Attributes:
+        old_logprobs: Log-probs under the weights as they are when the job starts.
+        ref_logprobs: Log-probs under the reference weights.
+        values: The critic's values.
+    """
+
+    old_logprobs: bool = False
+    ref_logprobs: bool = False
+    values: bool = False
+
+
 @dataclass(slots=True)
 class UpdateReport:
     """What one job did to the weights.

@@ -74,8 +74,20 @@ class EpisodeItem(BaseModel):
 
     @property
     def tokens(self) -> TokenLogprobs | None:
-        """The exact tokens of the turn, or None where they are not known and the turn is context."""
-        return self.logprobs if isinstance(self.logprobs, TokenLogprobs) else None
+        """The exact tokens of the turn, given or bound, or None where they are not known and it is context."""
+        found = self.logprobs if isinstance(self.logprobs, TokenLogprobs) else (self.metadata or {}).get("tokens")
+        return found if isinstance(found, TokenLogprobs) else None
+
+    @property
+    def call_id(self) -> str | None:
+        """The id of the chat completion that the turn is, where `metadata` names it as `call_id` or `id`."""
+        named = self.metadata or {}
+        found = named.get("call_id", named.get("id"))
+        return found if isinstance(found, str) else None
+
+    def bind_tokens(self, tokens: TokenLogprobs) -> None:
+        """Sets the exact tokens of a turn whose `logprobs` do not hold them."""
+        self.metadata = {**(self.metadata or {}), "tokens": tokens}
 
     @property
     def is_trained(self) -> bool:
