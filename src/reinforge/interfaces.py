@@ -130,7 +130,11 @@ class TrainerAdapter(ABC):
         return None
 
     async def save(self, folder: Path, version: int) -> bool:
-        """Writes the weights as they are to `folder`; False: this backend keeps its weights to itself."""
+        """Writes the weights as they are to the new folder `folder`, which the run then makes durable.
+
+        Returns:
+            False: this backend keeps its weights to itself.
+        """
         return False
 
     async def restore(self, folder: Path, version: int) -> bool:

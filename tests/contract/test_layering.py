@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2] / "src" / "reinforge"
 
 LAYERS = [
-    {"errors", "types"},
+    {"errors", "types", "crash"},
+    {"files"},
     {"registry"},
     {"config"},
     {"interfaces"},

@@ -140,7 +140,7 @@ class LocalAdapter(TrainerAdapter):
     async def save(self, folder: Path, version: int) -> bool:
         """Writes a checkpoint in the Hugging Face layout, with the optimizer's state beside it."""
         engine = self._loaded()
-        await in_daemon_thread(lambda: engine.save(folder, version), "engine-save")
+        await in_daemon_thread(lambda: engine.write(folder, version), "engine-save")
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:

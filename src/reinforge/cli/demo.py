@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from reinforge.cli.finetune import find_begun
 from reinforge.cli.report import run_and_exit
 
 NEXT = """\
@@ -21,6 +22,7 @@ next:
 @click.option("--seed", type=int, help="Seed of the run; default: the one of the file, 0.")
 @click.option("-o", "--override", "overrides", nargs=2, multiple=True, metavar="PATH VALUE", help="Set any key.")
 @click.option("--run_name", "--run-name", help="Name of the run folder; default: made from the date.")
+@click.option("--resume", metavar="RUN|last", help="Go on with a demo that was stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Write the summary as JSON on stdout.")
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
 def command(
@@ -28,6 +30,7 @@ def command(
     seed: int | None,
     overrides: tuple[tuple[str, str], ...],
     run_name: str | None,
+    resume: str | None,
     as_json: bool,
     debug: bool,
 ) -> None:
@@ -39,7 +42,10 @@ def command(
     Example:
       reinforge demo
       reinforge demo --long --seed 1
+      reinforge demo --resume last
     """
+    if resume is not None and (long_run or seed is not None or run_name is not None):
+        raise click.UsageError("--resume goes on with a demo as it is: leave --long, --seed and --run_name out")
     chosen = [*overrides] if seed is None else [("finetuning.seed", str(seed)), *overrides]
 
     def run() -> Any:
@@ -48,9 +54,12 @@ def command(
         from reinforge.trainer.progress import SilentProgress, default_progress
         from reinforge.trainer.run import RunOptions, run_config
 
-        loaded = load_config(DEMO_LONG if long_run else DEMO, overrides=chosen)
-        progress = SilentProgress() if as_json else default_progress()
-        return run_config(loaded, RunOptions(run_name=run_name, progress=progress))
+        options = RunOptions(run_name, SilentProgress() if as_json else default_progress())
+        if resume is not None:
+            options.resume, loaded = find_begun(resume, None, chosen)
+        else:
+            loaded = load_config(DEMO_LONG if long_run else DEMO, overrides=chosen)
+        return run_config(loaded, options)
 
     summary = run_and_exit(run, as_json=as_json, debug=debug)
     if not as_json:

@@ -42,6 +42,8 @@ def flag(name: str, **attributes: Any) -> Any:
 @flag("validation_interval", type=int, help="Epochs between validations.")
 @flag("validation_config_file", help="Another YAML file: select and confirm on its eval section.")
 @flag("run_name", help="Name of the run folder; default: made from the date.")
+@flag("resume", metavar="RUN|last", help="Go on with a run that was stopped; FILE may be left out.")
+@flag("allow_config_change", is_flag=True, help="With --resume: go on although the configuration changed.")
 @flag("max_minutes", type=float, help="Stop after this many minutes (exit 5).")
 @flag("max_tokens", type=int, help="Stop after this many sampled tokens (exit 5).")
 @flag("smoke", is_flag=True, help="Run everything once and small: one epoch, two examples, one optimizer step.")
@@ -58,6 +60,8 @@ def command(
     dry_run: bool,
     require_improvement: bool,
     run_name: str | None,
+    resume: str | None,
+    allow_config_change: bool,
     **options: Any,
 ) -> None:
     """Train the model behind an agent, as a YAML file says.
@@ -66,6 +70,7 @@ def command(
     Example:
       reinforge finetune run.yml --dry_run
       reinforge finetune run.yml --smoke
+      reinforge finetune --resume last
       reinforge finetune run.yml -o finetuning.num_epochs 20 --run_name twenty
 
     \b
@@ -73,12 +78,16 @@ def command(
                 4 environment · 5 budget reached · 130/143 interrupted
     """
     chosen = config_file or file
-    if chosen is None or (config_file and file):
+    if (chosen is None and resume is None) or (config_file and file):
         raise click.UsageError("name one configuration file: reinforge finetune FILE")
+    if resume is not None and (smoke or dry_run or run_name is not None):
+        raise click.UsageError("--resume goes on with a run as it is: leave --smoke, --dry_run and --run_name out")
+    if resume is None and allow_config_change:
+        raise click.UsageError("--allow_config_change belongs to --resume")
     if dry_run and smoke:
         raise click.UsageError("--dry_run runs nothing and --smoke runs everything once; give one of them")
     overrides = _overrides(options)
-    if dry_run:
+    if dry_run and chosen is not None:
         _write_resolved(chosen, overrides, run_name, as_json=as_json, debug=debug)
         return
 
@@ -88,10 +97,25 @@ def command(
         from reinforge.trainer.run import RunOptions, run_config
 
         progress = SilentProgress() if as_json else default_progress()
-        options = RunOptions(run_name=run_name, progress=progress, smoke=smoke)
-        return run_config(load_config(chosen, overrides=overrides), options)
+        options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
+        loaded = load_config(chosen, overrides=overrides) if chosen is not None else None
+        if resume is not None:
+            options.resume, loaded = find_begun(resume, loaded, overrides)
+        assert loaded is not None
+        return run_config(loaded, options)
 
     run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement)
+
+
+def find_begun(resume: str, loaded: Any, overrides: list[tuple[str, str]]) -> tuple[Path, Any]:
+    """Returns the folder of a run that was begun before, and its configuration: the one given, or its own."""
+    from reinforge.config.schema import FinetuneConfig
+    from reinforge.trainer.resume import find_run, load_run_config
+
+    given = [value for path, value in overrides if path == "finetuning.output_dir"]
+    default = loaded.config.finetuning.output_dir if loaded is not None else FinetuneConfig().output_dir
+    folder = find_run(resume, Path(given[-1]) if given else Path(default))
+    return folder, loaded if loaded is not None else load_run_config(folder, overrides)
 
 
 def _write_resolved(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ def load_config(
     overrides: Iterable[tuple[str, str]] = (),
     registry: Registry = REGISTRY,
     environ: Mapping[str, str] = os.environ,
+    project_root: Path | None = None,
 ) -> LoadedConfig:
     """Returns the checked configuration of a YAML file.
 
@@ -92,6 +93,7 @@ def load_config(
         overrides: Pairs of dotted path and YAML value; they win over the file.
         registry: Where component types are looked up.
         environ: Variables for `${VAR}`.
+        project_root: Where relative paths and `module:name` start; None: the file's folder.
 
     Raises:
         ConfigError: With every problem of the file, in the order of its lines.
@@ -106,7 +108,8 @@ def load_config(
     for override in overrides:
         apply_override(document, *override)
     placeholders = expand(document, environ)
-    return _check(document, placeholders, registry, path)
+    loaded = _check(document, placeholders, registry, path)
+    return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
 def build_config(data: Mapping[str, Any], *, registry: Registry = REGISTRY) -> LoadedConfig:

@@ -4,15 +4,15 @@
       model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  chat_template.jinja
       training/optimizer.safetensors   moments of the optimizer
       training/state.json              steps, version, random state
+      manifest.json                    size and SHA-256 of every file, written last (`reinforge.files`)
 
-Written to a temporary name, forced to disk and renamed: a folder that bears its name is whole. safetensors only.
+safetensors only.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from reinforge.engine.learner import Learner
 from reinforge.engine.model import CausalModel, load_module
-from reinforge.errors import EngineError, StorageError, boundary
+from reinforge.errors import EngineError, boundary
+from reinforge.files import MANIFEST, commit_folder, staging_folder, writing
 
 TRAINING = "training"
 
@@ -61,47 +62,22 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def save(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, version: int, num_begun: int) -> None:
-    """Writes a checkpoint; one that stands there already is replaced.
+def write(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, version: int, num_begun: int) -> None:
+    """Writes a checkpoint's files into a new folder; whoever calls makes them durable by `commit_folder`.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: They cannot be written, with the bytes that they take.
     """
     rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
     state = TrainingState(version, learner.num_steps, num_begun, rng)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with boundary(StorageError, f"write the checkpoint {folder}"), quiet():
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / TRAINING).mkdir(parents=True)
-        model.module.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        moments = {name: value.detach().cpu().contiguous() for name, value in learner.state().items()}
-        save_file(moments, temporary / TRAINING / "optimizer.safetensors")
-        (temporary / TRAINING / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
-        publish_folder(temporary, folder)
-
-
-def publish_folder(temporary: Path, folder: Path) -> None:
-    """Forces a folder's files to disk and gives it its name."""
-    for path in (*temporary.rglob("*"), temporary):
-        _force(path)
-    if folder.exists():
-        replaced = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        shutil.rmtree(replaced, ignore_errors=True)
-        folder.rename(replaced)
-        temporary.rename(folder)
-        shutil.rmtree(replaced)
-    else:
-        temporary.rename(folder)
-    _force(folder.parent)
-
-
-def _force(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    moments = {name: value.detach().cpu().contiguous() for name, value in learner.state().items()}
+    tensors = [*model.module.parameters(), *moments.values()]
+    with writing(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors)), quiet():
+        (folder / TRAINING).mkdir(parents=True)
+        model.module.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        save_file(moments, folder / TRAINING / "optimizer.safetensors")
+        (folder / TRAINING / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
 
 
 @torch.no_grad()
@@ -141,8 +117,11 @@ def copy_model(checkpoint: Path, target: Path) -> None:
     Raises:
         StorageError: They cannot be copied.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with boundary(StorageError, f"copy the model of {checkpoint} to {target}"):
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(TRAINING))
-        publish_folder(temporary, target)
+    temporary = staging_folder(target.parent)
+    with writing(target):
+        try:
+            shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(TRAINING, MANIFEST))
+            commit_folder(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise

@@ -12,6 +12,7 @@ await engine.policy.publish(version)         # or engine.rollback()
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from reinforge.engine.model import CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.errors import EngineError
+from reinforge.files import commit_folder, staging_folder
 from reinforge.interfaces import Needs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
@@ -180,9 +182,25 @@ class Engine:
         return self.logprobs([plain_sample(row) for row in token_ids])
 
     def save(self, folder: str | Path, version: int) -> None:
-        """Writes a checkpoint that transformers loads as it is, with what training needs beside it."""
+        """Writes a checkpoint that transformers loads as it is, with what training needs beside it.
+
+        One that stands there already is replaced once the new one is whole and on disk.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        staged = staging_folder(Path(folder).parent)
+        try:
+            self.write(staged, version)
+            commit_folder(staged, Path(folder), version=version)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+
+    def write(self, folder: Path, version: int) -> None:
+        """Writes a checkpoint's files into a new folder, without making them durable."""
         begun = self.policy.sampler.num_begun
-        self._call(lambda: checkpoint.save(Path(folder), self.model, self.tokenizer, self.learner, version, begun))
+        self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, self.learner, version, begun))
 
     def load_weights(self, folder: str | Path) -> None:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig, ScheduleConfig
+from reinforge.crash import crash_point
 from reinforge.engine.batch import collate, micro_batches
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.losses import LossOutput, find_loss
@@ -159,6 +160,7 @@ class Learner:
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
                 return None
             part.backward()
+            crash_point("step.after_backward")
             step_loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optimizer.max_grad_norm)
@@ -169,6 +171,7 @@ class Learner:
             group["lr"] = rate
         self.optimizer.step()
         self.num_steps += 1
+        crash_point("step.after_optim")
         return {"loss": step_loss, "grad_norm": norm.item(), "lr": rate, **sums.means()}
 
     def state(self) -> dict[str, Tensor]:

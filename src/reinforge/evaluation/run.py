@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from reinforge.config.schema import OutcomesConfig
+from reinforge.crash import crash_point
 from reinforge.errors import EvaluationError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.weighted import Weighted
@@ -21,6 +22,7 @@ from reinforge.types.trajectory import Outcome
 HELD_OUT = ("select", "confirm")
 
 Listener = Callable[[EpisodeRecord], None]
+Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]
 
 
 class DatasetEvaluation(EvaluationRunner):
@@ -35,6 +37,7 @@ class DatasetEvaluation(EvaluationRunner):
         outcomes: Penalties of the policy's own failures.
         listener: Called once for every finished episode (journal, progress).
         draws: Episodes per example, by split; 1 where absent.
+        recall: Returns an episode that was run and scored before the run was stopped, or None.
     """
 
     def __init__(
@@ -48,10 +51,12 @@ class DatasetEvaluation(EvaluationRunner):
         listener: Listener = lambda record: None,
         draws: Mapping[str, int] | None = None,
         held_out_evaluators: Mapping[str, Evaluator] | None = None,
+        recall: Recall = lambda key, item: None,
     ):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
         self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
         self.outcomes, self.listener, self.draws = outcomes, listener, dict(draws or {})
+        self.recall = recall
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
         self._held_out = {str(item.id) for split in HELD_OUT for item in self.splits.get(split, [])}
@@ -100,6 +105,7 @@ class DatasetEvaluation(EvaluationRunner):
             record.outcome, record.reason = Outcome.JUDGE_ERROR, reward.error
         else:
             record.reward = float(reward.score)
+        crash_point("reward.after")
 
     async def _score_by(
         self, name: str, evaluators: dict[str, Evaluator], record: EpisodeRecord, known: dict[str, EvalOutputItem]

@@ -13,6 +13,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.registry import REGISTRY, Registry
 from reinforge.trainer.progress import RunProgress, default_progress
 from reinforge.trainer.report import RunSummary
+from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import RunOptions, run_async, run_config
 
 LLM = "agent"
@@ -36,6 +37,7 @@ def finetune(
     settings: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     output_dir: str | Path | None = None,
+    resume: str | Path | None = None,
     progress: RunProgress | None = None,
     registry: Registry = REGISTRY,
 ) -> RunSummary:
@@ -60,6 +62,7 @@ def finetune(
             `policy` are merged with `model`.
         run_name: Name of the run folder; None: made from the date.
         output_dir: Folder of the run folders; None: `.reinforge/runs`.
+        resume: Name or folder of a run of the same task that was stopped, or `last`: it goes on; None: a new run.
         progress: What a person sees; None: chosen by the terminal.
         registry: Where component types are looked up.
 
@@ -99,8 +102,11 @@ def finetune(
         "trainers": {"trainer": {"_type": "epoch"}},
         "finetuning": {**finetuning, **given},
     }
+    loaded = build_config(data, registry=registry)
     options = RunOptions(run_name=run_name, progress=progress or default_progress())
-    return _run_anywhere(build_config(data, registry=registry), options, registry)
+    if resume is not None:
+        options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
+    return _run_anywhere(loaded, options, registry)
 
 
 def _python(function: Callable[..., Any]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.base import score_item
+from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import REGISTRY, Registry
 from reinforge.trainer.components import Builder
 from reinforge.trainer.prepare import Attempts, effective_settings, gather_parts, make_parts, refuse_disabled
 from reinforge.trainer.run import RunOptions
-from reinforge.trainer.store import replace_file
 from reinforge.types.evaluation import EvalInputItem
 
 CHECKPOINTS_KEPT = 3

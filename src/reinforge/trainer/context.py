@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reinforge.config.schema import LimitsConfig
 from reinforge.errors import BudgetReached
+from reinforge.interfaces import PolicyServer
+from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.progress import RunProgress
-from reinforge.trainer.store import RunStore
-from reinforge.types.episode import EpisodeRecord
+from reinforge.trainer.records import episode_of
+from reinforge.trainer.store import RunStore, Snapshot
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.evaluation import EvalInputItem
 
 
 @dataclass
@@ -31,6 +37,10 @@ class RunContext:
         stage_name: The stage that runs now, for the watchdog.
         policy_versions: Every version of the weights so far.
         validations: Every validation so far, with the version and the checkpoint it belongs to.
+        resumed: Where a run that was begun before goes on; None: it begins.
+        policy: What the agent calls, once it is loaded; None: the backend serves no policy.
+        pending: Makes the epoch before durable, where the run is stopped between two checkpoints.
+        recalls: Phases whose episodes are taken from the journal where it holds them already.
     """
 
     run_id: str
@@ -45,8 +55,18 @@ class RunContext:
     stage_epoch: int | None = None
     policy_versions: list[dict[str, Any]] = field(default_factory=list)
     validations: list[dict[str, Any]] = field(default_factory=list)
+    resumed: Snapshot | None = None
+    policy: PolicyServer | None = None
+    pending: Callable[[], Awaitable[Any]] | None = None
+    recalls: set[str] = field(default_factory=set)
     last_progress_s: float = field(default_factory=time.monotonic)
     _stage_since: float = field(default_factory=time.monotonic)
+    _known: dict[str, str] = field(default_factory=dict)
+    _known_phase: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.store.folder)
+        self._tokens_before = 0
 
     @property
     def folder(self) -> Path:
@@ -67,6 +87,30 @@ class RunContext:
     def episode_done(self, record: EpisodeRecord) -> None:
         """Journals and counts one finished episode."""
         self.store.episode(record)
+        self._count(record)
+
+    def recall(self, key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord | None:
+        """Returns an episode that the journal holds from before a stop, and counts it; None: it must be run.
+
+        What the world failed is tried again, and so is what other weights than those that are served now have said.
+        """
+        if key.phase not in self.recalls:
+            return None
+        if self._known_phase != (key.phase, key.epoch):
+            self._known_phase = (key.phase, key.epoch)
+            self._known = self.store.recorded_episodes(key.phase, key.epoch)
+        data = self._known.get(str(key))
+        record = episode_of(json.loads(data), item) if data is not None else None
+        if record is None or record.outcome.is_missing or not self._is_of_served_weights(record):
+            return None
+        self._count(record)
+        return record
+
+    def _is_of_served_weights(self, record: EpisodeRecord) -> bool:
+        versions = {call.reply.tokens.policy_version for call in record.calls if call.reply.tokens is not None}
+        return self.policy is None or versions <= {self.policy.version}
+
+    def _count(self, record: EpisodeRecord) -> None:
         self.episodes[record.outcome.value] += 1
         completion = record.num_completion_tokens
         self.tokens["prompt"] += record.num_prompt_tokens
@@ -75,15 +119,24 @@ class RunContext:
         self.progress.episode(record.outcome.value, record.reward, completion)
 
     def version_published(
-        self, version: int, fingerprint: str, num_updates: int | None, checkpoint: Path | None
+        self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None
     ) -> None:
         """Records a version of the weights; `num_updates` is None where the backend does not count steps."""
-        relative = str(checkpoint.relative_to(self.folder)) if checkpoint is not None else None
-        self.store.policy_version(version, fingerprint, num_updates, relative)
+        self.store.policy_version(version, fingerprint, num_updates, checkpoint)
         self.policy_versions.append({"version": version, "fingerprint": fingerprint, "num_updates": num_updates})
 
+    def counters(self) -> dict[str, Any]:
+        """Returns what was counted so far, as `restore_counters` takes it."""
+        return {"episodes": dict(self.episodes), "tokens": dict(self.tokens), "wall_time_s": dict(self.wall_time_s)}
+
+    def restore_counters(self, counters: dict[str, Any]) -> None:
+        """Goes on counting where `counters` left off."""
+        self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
+        self.wall_time_s = dict(counters["wall_time_s"])
+        self._tokens_before = self.tokens["completion"]
+
     def refuse_over_budget(self) -> None:
-        """Stops between epochs once a limit is reached.
+        """Stops between epochs once a limit is reached; the limits are those of one call, resumed or not.
 
         Raises:
             BudgetReached: The run used its minutes or its tokens.
@@ -91,6 +144,6 @@ class RunContext:
         minutes = (time.monotonic() - self.started_s) / 60
         if self.limits.max_minutes is not None and minutes >= self.limits.max_minutes:
             raise BudgetReached(f"limits.max_minutes: {minutes:.1f} of {self.limits.max_minutes:g} minutes are used")
-        sampled = self.tokens["completion"]
+        sampled = self.tokens["completion"] - self._tokens_before
         if self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
             raise BudgetReached(f"limits.max_tokens: {sampled} of {self.limits.max_tokens} sampled tokens are used")

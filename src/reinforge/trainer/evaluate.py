@@ -15,14 +15,15 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendUnavailable, ConfigError, EvaluationError, Problem
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.evaluation.splits import SPLITS, split_examples
+from reinforge.files import replace_file, to_json
 from reinforge.interfaces import EvaluationReport, TrainerAdapter
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.components import Builder
 from reinforge.trainer.prepare import Attempts
 from reinforge.trainer.progress import RunProgress, SilentProgress
+from reinforge.trainer.records import episode_json
 from reinforge.trainer.saved import SavedModel, find_model
-from reinforge.trainer.store import episode_json, replace_file, to_json
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.trajectory import Outcome

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 
 from reinforge.config.loader import LoadedConfig, build_config, load_config
 from reinforge.errors import ConfigError, Problem
+from reinforge.files import replace_file, to_json
 from reinforge.registry import REGISTRY, Registry
 from reinforge.trainer.components import Builder
 from reinforge.trainer.evaluate import ALL, prepare_evaluation
 from reinforge.trainer.progress import SilentProgress
-from reinforge.trainer.store import replace_file, to_json
 from reinforge.types.evaluation import EvalInput, EvalOutput, EvaluationRunConfig, EvaluationRunOutput
 
 NOT_YET = {

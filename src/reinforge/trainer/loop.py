@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from reinforge.algorithms.curriculum import (
     within_curriculum,
 )
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
+from reinforge.crash import crash_point
 from reinforge.errors import EvaluationError, JobFailed
 from reinforge.evaluation.run import refuse_too_many_missing
 from reinforge.evaluation.statistics import mean_interval
+from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
 from reinforge.rollout.episode import find_tokens
@@ -34,8 +37,8 @@ from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import append_line, write_json
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -50,6 +53,8 @@ class EpochTrainerConfig(TrainerConfig, name="epoch"):
     """The loop; everything it needs stands in `finetuning`."""
 
     save_every: int = Field(default=1, ge=1, description="Jobs between checkpoints; validated epochs always have one.")
+    keep_last: int = Field(default=2, ge=1, description="Newest checkpoints that are kept, besides base and best.")
+    pin_every: int | None = Field(default=None, ge=1, description="Checkpoints of every n-th version stay for good.")
 
 
 class EpochTrainer(Trainer):
@@ -67,6 +72,8 @@ class EpochTrainer(Trainer):
         self.context: RunContext | None = None
         self.compares: bool = kwargs.get("compares", True)
         self._job_refs: list[TrainingJobRef] = []
+        self._statuses: list[TrainingJobStatus] = []
+        self._prompts: list[list[Message]] = []
         self._run_id: str | None = None
         self._reward_history: list[dict[str, Any]] = []
         self._validation_history: list[dict[str, Any]] = []
@@ -94,19 +101,82 @@ class EpochTrainer(Trainer):
             BudgetReached: A limit of time or tokens was reached.
         """
         self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
-        statuses: list[TrainingJobStatus] = []
-        for epoch in range(num_epochs):
+        first = await self._go_on(self.context, num_epochs) if self.context is not None else 0
+        for epoch in range(first, num_epochs):
             if self.context is not None:
                 self.context.refuse_over_budget()
             ref = await self.run_epoch(epoch, self._run_id)
-            if ref is None:
+            status = await self._await(epoch, ref) if ref is not None else None
+            if status is None:
                 self._count_empty(epoch)
             else:
                 self._num_empty = 0
-                statuses.append(await self._await_and_adopt(epoch, ref))
-            self.log_progress(epoch, self._reward_history[-1])
-            await self._validate_if_due(epoch, num_epochs)
-        return statuses
+                self._statuses.append(status)
+            await self._commit(epoch, num_epochs, status)
+            await self._finish_epoch(epoch, num_epochs, status)
+        return self._statuses
+
+    async def _finish_epoch(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
+        """Does what follows an epoch's job: all of it can be done again after a stop, to the same end."""
+        if status is not None:
+            await self._adopt(epoch, status)
+        config = self.trainer_config
+        if self.context is not None:
+            keep_last, pin_every = getattr(config, "keep_last", 2), getattr(config, "pin_every", None)
+            metric = self.run_config.gate.metric
+            stages.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every)
+        self.log_progress(epoch, self._reward_history[-1])
+        await self._validate_if_due(epoch, num_epochs)
+
+    async def _commit(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
+        """Makes the epoch durable, now or, between checkpoints, when the run is stopped before the next job."""
+        context = self.context
+        self._prompts = short_prompts(self._selection.kept)
+        if context is None:
+            return
+        policy = self.trainer_adapter.policy()
+        version = None if policy is None else policy.version + (status is not None)
+        state = {"adopt": status is not None, "trainer": self._state()}
+        write = partial(stages.commit, context, self.trainer_adapter, epoch, state, version=version)
+        if self._saves(epoch, num_epochs) or status is None:
+            await write()
+        else:
+            context.pending = write
+
+    def _saves(self, epoch: int, num_epochs: int) -> bool:
+        due = (epoch + 1) % getattr(self.trainer_config, "save_every", 1) == 0
+        return due or self._validates(epoch) or epoch + 1 == num_epochs
+
+    def _state(self) -> dict[str, Any]:
+        """Returns what the next epoch needs to know, ready for JSON."""
+        return {
+            "row": self._reward_history[-1],
+            "prompts": self._prompts,
+            "curriculum": self.get_curriculum_state(),
+            "mean_rewards": dict(self._sparing.mean_rewards),
+            "num_empty": self._num_empty,
+            "num_identical_epochs": self._num_identical_epochs,
+        }
+
+    async def _go_on(self, context: RunContext, num_epochs: int) -> int:
+        """Takes up a run where it was stopped; returns the first epoch that is still to be collected."""
+        if context.resumed is None or context.resumed.epoch < 0:
+            return 0
+        epoch, state = context.resumed.epoch, context.resumed.state["trainer"]
+        self._reward_history = [*context.store.metric_rows(before=epoch), dict(state["row"])]
+        self._validation_history = list(context.validations[1:])
+        included = set(state["curriculum"]["included_groups"])
+        self._curriculum_state = {**state["curriculum"], "included_groups": included}
+        self._sparing.mean_rewards = dict(state["mean_rewards"])
+        self._prompts = state["prompts"]
+        self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
+        jobs = [job for job in context.store.jobs() if job.epoch <= epoch and job.ref and job.status]
+        self._job_refs = [job.ref for job in jobs if job.ref]
+        self._statuses = [job.status for job in jobs if job.status]
+        lines = "".join(to_json({"epoch": row["epoch"], **row}) + "\n" for row in self._reward_history[:-1])
+        replace_file(context.folder / "training_metrics.jsonl", lines)
+        await self._finish_epoch(epoch, num_epochs, self._statuses[-1] if context.resumed.state["adopt"] else None)
+        return epoch + 1
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group carries signal, so nothing was submitted."""
@@ -120,13 +190,31 @@ class EpochTrainer(Trainer):
         collection, chosen = await self._refill(epoch, run_id, collection, chosen)
         self._reward_history.append(self._reward_row(epoch, collection, chosen))
         self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups)})
+        crash_point("batch.sealed")
         if not chosen.groups:
             return None
         self._stage("SUBMIT", epoch)
         chosen = chosen.model_copy(update={"epoch": epoch, "run_id": run_id, "job_key": f"{run_id}/{epoch}"})
-        ref = await self.trainer_adapter.submit(chosen)
+        ref = await self._submit(epoch, chosen)
         self._job_refs.append(ref)
         self._end_stage({"job": ref.model_dump(mode="json")})
+        return ref
+
+    async def _submit(self, epoch: int, chosen: TrajectoryCollection) -> TrainingJobRef:
+        """Submits a job, once: its backend may have it already from before a stop."""
+        context, key = self.context, str(chosen.job_key)
+        if context is None:
+            return await self.trainer_adapter.submit(chosen)
+        context.pending = None  # from here on the weights may change
+        known = context.store.known_job(key) if context.resumed is not None else None
+        if known is not None and known.ref is not None:
+            return known.ref
+        context.store.intend_job(key, epoch, chosen.run_id)
+        crash_point("submit.after_intent")
+        ref = await self.trainer_adapter.submit(chosen)
+        crash_point("submit.after_send")
+        context.store.job_submitted(key, ref)
+        crash_point("submit.after_id")
         return ref
 
     def _only_included(self, epoch: int) -> dict[str, Any]:
@@ -213,17 +301,16 @@ class EpochTrainer(Trainer):
             trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
         )
 
-    async def _await_and_adopt(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
+    async def _await(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         self._stage("AWAIT", epoch)
         status = await self.trainer_adapter.wait_until_complete(ref)
         if self.context is not None:
-            self.context.store.job(ref, status, str((ref.metadata or {}).get("job_key", ref.run_id)))
+            self.context.store.job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
         metrics = {k: v for k, v in (status.metadata or {}).items() if isinstance(v, int | float)}
         self._reward_history[-1].update(metrics)
         self._end_stage(metrics)
-        await self._adopt(epoch, status)
         return status
 
     async def _adopt(self, epoch: int, status: TrainingJobStatus) -> None:
@@ -233,14 +320,10 @@ class EpochTrainer(Trainer):
             self._reward_history[-1]["policy_version"] = None
             return
         self._stage("ADOPT", epoch)
-        prompts = short_prompts(self._selection.kept)
-        canary = await stages.adopt(self.context, policy, prompts=prompts, num_updates=status.num_updates or 0)
+        canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates or 0)
         self._reward_history[-1].update(policy_version=canary.version, canary_difference=canary.max_difference)
         if self.context is not None:
             self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
-            if (epoch + 1) % getattr(self.trainer_config, "save_every", 1) == 0 or self._validates(epoch):
-                await stages.keep_checkpoint(self.context, self.trainer_adapter, canary.version)
-                stages.drop_checkpoints(self.context, self.run_config.gate.metric)
         self._end_stage({"version": canary.version, "fingerprint": canary.fingerprint})
 
     def _validates(self, epoch: int) -> bool:
@@ -250,9 +333,7 @@ class EpochTrainer(Trainer):
 
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
         if self.context is not None and self._validates(epoch) and epoch + 1 < num_epochs:
-            self._validation_history.append(
-                await stages.validate(self, self.context, epoch, self.run_config.gate.metric)
-            )
+            self._validation_history.append(await stages.validate(self, self.context, epoch))
 
     def _count_empty(self, epoch: int) -> None:
         self._num_empty += 1
@@ -333,7 +414,8 @@ class EpochTrainer(Trainer):
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Returns the histories and where every job stands."""
-        jobs = await asyncio.gather(*(self.trainer_adapter.status(ref) for ref in self._job_refs))
+        running = self._job_refs[len(self._statuses) :]
+        jobs = [*self._statuses, *await asyncio.gather(*map(self.trainer_adapter.status, running))]
         return {
             "run_id": run_id,
             "num_epochs": len(self._reward_history),
@@ -358,8 +440,9 @@ class EpochTrainer(Trainer):
         if output_dir:
             self._create_reward_plot(epoch, folder)
         if self.context is not None:
-            self.context.progress.epoch_done(epoch, metrics)
+            self.context.store.metrics(epoch, metrics)
             self.context.store.export_epoch(epoch)
+            self.context.progress.epoch_done(epoch, metrics)
 
     def _log_metrics_to_file(self, epoch: int, metrics: dict[str, Any], output_dir: Path) -> None:
         """Appends one line of metrics and writes the histories and the curriculum's state."""

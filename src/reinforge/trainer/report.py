@@ -6,7 +6,6 @@ All three are made from one `RunSummary`. What is not known is null, `unknown` o
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.statistics import Improvement, format_interval
+from reinforge.files import replace_file, writing
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.trajectory import Outcome
 
@@ -163,8 +163,23 @@ def write_summary(path: Path, summary: RunSummary) -> None:
     Raises:
         StorageError: It cannot be written, or holds a number that JSON cannot (NaN).
     """
-    with boundary(StorageError, f"writing {path}"):
-        _write_whole(path, json.dumps(summary.as_dict(), indent=2, allow_nan=False, default=str) + "\n")
+    with writing(path):
+        text = json.dumps(summary.as_dict(), indent=2, allow_nan=False, default=str)
+    replace_file(path, text + "\n")
+
+
+def load_summary(folder: Path) -> RunSummary:
+    """Returns the summary that a run wrote.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    with boundary(StorageError, f"reading {folder / 'summary.json'}"):
+        values = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
+            values[name] = MetricSummary(**values[name]) if values[name] else None
+        values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
+        return RunSummary(folder=folder, **values)
 
 
 def write_report(
@@ -197,8 +212,7 @@ def write_report(
         "",
         "Intervals are 95 %. *Kept*: groups trained on, of all. *Validation*: mean reward on the `select` examples.",
     ]
-    with boundary(StorageError, f"writing {path}"):
-        _write_whole(path, "\n".join(lines) + "\n")
+    replace_file(path, "\n".join(lines) + "\n")
 
 
 def _epoch_table(
@@ -287,9 +301,3 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)

@@ -15,24 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reinforge import __version__
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BudgetReached, EvaluationError, Interrupted
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.files import replace_file
 from reinforge.interfaces import EvaluationReport
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.runner import EpisodeRunner
-from reinforge.trainer import stages
+from reinforge.trainer import resume, stages
 from reinforge.trainer.components import Builder
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.gate import choose_best, decide
 from reinforge.trainer.plot import draw_reward_plot
 from reinforge.trainer.prepare import Parts, effective_settings, make_parts, refuse_disabled
 from reinforge.trainer.progress import RunProgress, SilentProgress
-from reinforge.trainer.report import RunSummary, write_report, write_summary
+from reinforge.trainer.report import RunSummary, load_summary, write_report, write_summary
 from reinforge.trainer.run_settings import cut_splits, make_small
-from reinforge.trainer.store import RunStore
+from reinforge.trainer.store import RunStore, read_rows
 from reinforge.types.evaluation import MetricSummary
 
 WATCHDOG_S = 5.0
@@ -50,12 +52,16 @@ class RunOptions:
         run_name: Name of the run folder; None: made from the date and a random word.
         progress: What a person sees.
         smoke: Run everything once, as small as it can be, under a name that says so.
+        resume: Folder of the run to go on with; None: a new one.
+        allow_config_change: Go on although the configuration is another one than before.
         folder: The run folder, set once it exists: where to look after a failure.
     """
 
     run_name: str | None = None
     progress: RunProgress | None = None
     smoke: bool = False
+    resume: Path | None = None
+    allow_config_change: bool = False
     folder: Path | None = None
 
     def folder_for(self, config: FinetuneConfig, suffix: str = "") -> Path:
@@ -105,8 +111,9 @@ async def _with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOptio
 
 
 def kept_in(folder: Path) -> str:
-    """Returns the sentence that says where the work of a run that did not finish lies."""
-    return f"kept: episodes, metrics and checkpoints up to then, and report.md, in {folder}; its log is run.log"
+    """Returns the sentences that say where the work of a run that did not finish lies, and how it goes on."""
+    kept = f"kept: episodes, metrics and checkpoints up to then, and report.md, in {folder}; its log is run.log"
+    return f"{kept}\ngo on with: reinforge finetune --resume {folder}"
 
 
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry = REGISTRY) -> RunSummary:
@@ -115,24 +122,34 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     refuse_disabled(loaded)
     if options.smoke:
         make_small(loaded.config)
-    folder = options.folder_for(config, "-smoke" if options.smoke else "")
+    folder = options.resume or options.folder_for(config, "-smoke" if options.smoke else "")
+    if options.resume is not None and (finished := read_summary(folder)) is not None:
+        return finished
     async with Builder(loaded, registry) as builder:
-        parts = await make_parts(builder, folder)
+        parts = await make_parts(builder, None if options.resume else folder)
         if options.smoke:
             cut_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
+        store = RunStore.open(folder) if options.resume else RunStore(folder)
         options.folder = folder
-        context = RunContext(folder.name, RunStore(folder), options.progress or SilentProgress(), config.limits)
-        run = _Run(loaded, parts, context)
+        context = RunContext(folder.name, store, options.progress or SilentProgress(), config.limits)
+        run = _Run(loaded, parts, context, options)
         with _run_log(folder):
             return await run.to_the_end()
+
+
+def read_summary(folder: Path) -> RunSummary | None:
+    """Returns the summary of a run that is done; None: it is not."""
+    facts = dict(read_rows(folder, "SELECT key, value FROM run"))
+    return load_summary(folder) if facts.get("status") == '"completed"' else None
 
 
 class _Run:
     """One run: its parts, its record, and the summary that fills as it goes."""
 
-    def __init__(self, loaded: LoadedConfig, parts: Parts, context: RunContext):
-        self.loaded, self.parts, self.context = loaded, parts, context
+    def __init__(self, loaded: LoadedConfig, parts: Parts, context: RunContext, options: RunOptions):
+        self.loaded, self.parts, self.context, self.options = loaded, parts, context, options
         self.config, self.trainer = parts.config, parts.trainer
+        self._begun = False
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
 
     async def to_the_end(self) -> RunSummary:
@@ -154,7 +171,9 @@ class _Run:
             raise
         finally:
             try:
-                self._write_files()
+                if self._begun:
+                    await self._commit_pending()
+                    self._write_files()
             finally:  # a full disk must not keep the model, the journal or the folder's lock
                 await self._clean_up()
                 self.context.progress.close()
@@ -163,17 +182,19 @@ class _Run:
 
     async def _all_stages(self) -> None:
         config, context, trainer = self.config, self.context, self.trainer
-        text = dump_config(self.loaded)
-        (context.folder / "config.yml").write_text(text, encoding="utf-8")
-        self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
-        context.store.set_run(run_id=context.run_id, config_sha256=self.summary.config_sha256, status="running")
+        self._record_settings()
         context.progress.start(context.run_id, context.folder, config.num_epochs, effective_settings(self.parts))
         runner = await self._bind()
         context.begin_stage("LOAD")
         await trainer.initialize(config)
-        await self._record_base()
+        context.policy = self.parts.adapter.policy()
+        self._refuse_no_policy()
+        if self.options.resume is None or not await self._go_on():
+            context.store.begin_session()
+            await self._record_base()
         async with _watchdog(context, runner):
-            baseline = await stages.validate(trainer, context, stages.BASELINE, config.gate.metric)
+            known = context.validations[:1]
+            baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
             self.summary.baseline = self._figure(baseline)
             self._refuse_blind(baseline)
             statuses = await trainer.run(config.num_epochs) or []
@@ -182,6 +203,56 @@ class _Run:
             final = await self._final_validation()
             self.summary.final = self._figure(final)
             await self._verdict()
+
+    def _record_settings(self) -> None:
+        """Writes the resolved configuration; a run that goes on must still be the same one."""
+        context, text = self.context, dump_config(self.loaded)
+        data = resume.data_sha256(self.parts.splits)
+        if self.options.resume is not None:
+            allowed = self.options.allow_config_change
+            changed = resume.refuse_changes(context.store, text, data, allowed=allowed)
+            if changed:
+                context.store.stage(stages.BASELINE, "CONFIG", {"changed": changed})
+        replace_file(context.folder / "config.yml", text)
+        self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
+        context.store.set_run(
+            run_id=context.run_id,
+            config_sha256=self.summary.config_sha256,
+            data_sha256=data,
+            project_root=str(self.loaded.project_root),
+            version=__version__,
+            status="running",
+            reason="",
+        )
+        self._begun = True
+
+    async def _go_on(self) -> bool:
+        """Puts everything back to where the run can go on; False: nothing durable is left, so it begins again."""
+        context = self.context
+        snapshot, said = resume.choose_snapshot(context.store, context.checkpoints)
+        if snapshot is not None and not resume.is_ours(self.trainer, self.parts.trajectory_builder):
+            snapshot = next((each for each in context.store.snapshots() if each.epoch == stages.BASELINE), None)
+        context.recalls = {"validate", "confirm_base", "confirm_tuned"}
+        if resume.is_ours(self.trainer, self.parts.trajectory_builder):
+            context.recalls.add("collect")
+        if snapshot is None:
+            said.append("nothing durable is left of it, so it begins again")
+            context.store.go_back_to(stages.BASELINE - 1, forget_jobs=True)
+        else:
+            await resume.go_on_from(context, self.parts.adapter, snapshot)
+            context.store.begin_session(snapshot.epoch)
+            done = "before the first epoch" if snapshot.epoch < 0 else f"after epoch {snapshot.epoch}"
+            said.append(f"goes on {done}, with {snapshot.checkpoint or 'the weights that its backend holds'}")
+        for text in said:
+            logging.getLogger("reinforge").warning(text)
+            context.progress.note(text)
+        return snapshot is not None
+
+    async def _commit_pending(self) -> None:
+        """Makes the last adopted weights durable where the run stops between two checkpoints."""
+        if self.context.pending is not None and self.summary.status == "stopped":
+            write, self.context.pending = self.context.pending, None
+            await write()
 
     async def _bind(self) -> EpisodeRunner:
         """Binds the trainer to its parts and gives the builder something to evaluate with."""
@@ -196,6 +267,7 @@ class _Run:
             listener=self.context.episode_done,
             draws={"confirm": config.gate.draws},
             held_out_evaluators=parts.held_out_evaluators,
+            recall=self.context.recall,
         )
         self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer need not look at it
         await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)
@@ -203,13 +275,17 @@ class _Run:
 
     async def _record_base(self) -> None:
         """Keeps the weights as they were before anything was trained."""
-        policy = self.parts.adapter.policy()
+        policy, state = self.context.policy, {"adopt": False, "trainer": None}
+        version = policy.version if policy is not None else None
+        checkpoint = await stages.commit(self.context, self.parts.adapter, stages.BASELINE, state, version=version)
+        if policy is not None:
+            self.context.version_published(policy.version, await policy.fingerprint(), 0, checkpoint)
+
+    def _refuse_no_policy(self) -> None:
+        """Raises a configuration error where an llm is the policy and the adapter serves none."""
         for llm in self.parts.llms.values():
             if llm.is_policy:
-                _ = llm.model_name  # a configuration error where the adapter serves no policy
-        if policy is not None:
-            checkpoint = await stages.keep_checkpoint(self.context, self.parts.adapter, policy.version)
-            self.context.version_published(policy.version, await policy.fingerprint(), 0, checkpoint)
+                _ = llm.model_name
 
     async def _clean_up(self) -> None:
         """Frees what the trainer holds; what goes wrong here never hides how the run ended."""
@@ -236,10 +312,10 @@ class _Run:
             )
 
     async def _final_validation(self) -> dict[str, Any]:
-        policy = self.parts.adapter.policy()
-        if policy is not None:
-            await stages.keep_checkpoint(self.context, self.parts.adapter, policy.version)
-        return await stages.validate(self.trainer, self.context, self.config.num_epochs - 1, self.config.gate.metric)
+        context, policy = self.context, self.parts.adapter.policy()
+        if policy is not None and not context.checkpoints.has(policy.version):
+            await context.checkpoints.keep(self.parts.adapter, policy.version)
+        return await stages.validate(self.trainer, context, self.config.num_epochs - 1)
 
     async def _verdict(self) -> None:
         """Looks at `confirm` once, with the base and with the best checkpoint of `select`."""
@@ -258,12 +334,12 @@ class _Run:
         verdict = decide(config.gate, self.parts.reward_metric, *arms)
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
-        summary.checkpoint = str(Path(best["checkpoint"]).relative_to(context.folder))
+        summary.checkpoint = best["checkpoint"]
         context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
         if verdict.promoted:
             from reinforge.engine.checkpoint import copy_model
 
-            copy_model(Path(best["checkpoint"]), context.folder / "model")
+            copy_model(context.folder / best["checkpoint"], context.folder / "model")
 
     async def _arm(self, row: dict[str, Any], phase: str) -> EvaluationReport:
         """Evaluates one arm on `confirm` with fresh episodes; both arms meet the same worlds."""
@@ -271,7 +347,7 @@ class _Run:
         assert evaluation is not None
         total = len(evaluation.example_ids("confirm")) * self.config.gate.draws
         self.context.begin_stage(phase.upper(), None, total)
-        await self.parts.adapter.restore(Path(row["checkpoint"]), row["version"])
+        await self.parts.adapter.restore(self.context.folder / row["checkpoint"], row["version"])
         report = await evaluation.validate("confirm", row["epoch"], phase)
         self.context.end_stage({"outcomes": report.outcomes})
         return report
@@ -285,7 +361,6 @@ class _Run:
         summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}
         summary.policy_versions = context.policy_versions
         history = getattr(self.trainer, "_reward_history", [])
-        context.store.set_run(status=summary.status, reason=summary.reason)
         write_summary(context.folder / "summary.json", summary)
         write_report(context.folder / "report.md", summary, history, context.validations)
         arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
@@ -293,6 +368,8 @@ class _Run:
         draw_reward_plot(
             context.folder / "reward_plot.png", history, context.validations, title=context.run_id, confirm=confirm
         )
+        context.store.set_run(status=summary.status, reason=summary.reason)
+        context.store.end_session(summary.status if not summary.reason else f"{summary.status}: {summary.reason}")
 
 
 @contextlib.contextmanager

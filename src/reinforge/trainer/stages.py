@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reinforge.errors import JobFailed, StorageError, boundary
+from reinforge.crash import crash_point
+from reinforge.errors import JobFailed
+from reinforge.files import write_json
 from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
 from reinforge.trainer.canary import CanaryReport, probe
 from reinforge.trainer.gate import choose_best
-from reinforge.trainer.store import write_json
+from reinforge.trainer.store import Snapshot
 from reinforge.types.job import TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message
 
@@ -23,20 +22,36 @@ BASELINE = -1
 """The epoch of everything that happens before the first one."""
 
 
-async def keep_checkpoint(context: RunContext, adapter: TrainerAdapter, version: int) -> Path | None:
-    """Writes the weights as `checkpoints/step-<version>`; None where the backend keeps its weights to itself."""
-    folder = context.folder / "checkpoints" / f"step-{version:06d}"
-    return folder if await adapter.save(folder, version) else None
+async def commit(
+    context: RunContext, adapter: TrainerAdapter, epoch: int, state: dict[str, Any], *, version: int | None
+) -> str | None:
+    """Makes durable that an epoch's job is done: its weights, then, in one transaction, that the run goes on from here.
+
+    Args:
+        context: The run.
+        adapter: Keeps the weights.
+        epoch: -1 before the first.
+        state: What is needed to go on, besides the counters.
+        version: Version of the weights as they are; None: the backend serves no policy.
+
+    Returns:
+        The checkpoint; None where the backend keeps its weights to itself.
+    """
+    state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
+    number = epoch + 1 if version is None else version
+    held = context.checkpoints.name(number) if context.checkpoints.has(number) and not state["adopt"] else None
+    checkpoint = held or await context.checkpoints.keep(adapter, number, state)
+    context.store.snapshot(Snapshot(epoch, version, checkpoint, state))
+    return checkpoint
 
 
-async def validate(trainer: Trainer, context: RunContext, epoch: int, gate_metric: str | None) -> dict[str, Any]:
-    """Validates on `select`, records the figure with the version it belongs to, and keeps what may be the best.
+async def validate(trainer: Trainer, context: RunContext, epoch: int) -> dict[str, Any]:
+    """Validates on `select` and records the figure with the version it belongs to.
 
     Args:
         trainer: Any trainer; its own `run_validation_evaluation` is what runs.
         context: The run.
         epoch: -1 for the baseline.
-        gate_metric: What the best checkpoint is chosen by; None: the reward.
     """
     assert trainer.trajectory_builder.evaluation is not None
     total = len(trainer.trajectory_builder.evaluation.example_ids("select"))
@@ -44,30 +59,32 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int, gate_metri
     report = await trainer.run_validation_evaluation(epoch, context.run_id)
     policy = trainer.trainer_adapter.policy()
     version = policy.version if policy is not None else epoch + 1
-    checkpoint = context.folder / "checkpoints" / f"step-{version:06d}"
-    row = {**report, "epoch": epoch, "version": version, "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    checkpoint = context.checkpoints.name(version) if context.checkpoints.has(version) else None
+    row = {**report, "epoch": epoch, "version": version, "checkpoint": checkpoint}
     context.validations.append(row)
+    context.store.validation(epoch, row)
     write_json(context.folder / "validation_history.json", context.validations)
     context.end_stage(row)
     context.progress.validation(epoch, row)
-    drop_checkpoints(context, gate_metric)
     return row
 
 
-def drop_checkpoints(context: RunContext, gate_metric: str | None) -> None:
-    """Removes every checkpoint but the base, the best and the newest; a name that begins with a dot is never valid."""
-    folder = context.folder / "checkpoints"
-    steps = sorted(folder.glob("step-*"))
+def drop_checkpoints(context: RunContext, gate_metric: str | None, *, keep_last: int, pin_every: int | None) -> None:
+    """Removes every checkpoint but the base, the best, the newest and the pinned ones.
+
+    Args:
+        context: The run.
+        gate_metric: What the best checkpoint is chosen by; None: the reward.
+        keep_last: How many of the newest stay.
+        pin_every: Versions that this divides stay, too.
+    """
+    names = context.checkpoints.all()
     best = choose_best(context.validations, gate_metric)
-    kept = {steps[0].name, steps[-1].name} if steps else set()
-    if best is not None and best["checkpoint"]:
-        kept.add(Path(best["checkpoint"]).name)
-    for step in steps:
-        if step.name not in kept:
-            with boundary(StorageError, f"removing {step}"):
-                trash = folder / f".trash-{step.name}-{os.getpid()}"
-                step.rename(trash)
-                shutil.rmtree(trash)
+    kept = {*names[:1], *names[-keep_last:], *([best["checkpoint"]] if best is not None else [])}
+    if pin_every is not None:
+        kept |= {name for name in names if int(name.rpartition("-")[2]) % pin_every == 0}
+    for name in context.checkpoints.drop_all_but(kept):
+        context.store.drop_checkpoint(name)
 
 
 async def adopt(
@@ -88,10 +105,13 @@ async def adopt(
     version = policy.version
     if before is None or version == before["version"]:  # else whoever trained published already
         version += 1
+    crash_point("publish.before")
     await policy.publish(version)
+    crash_point("publish.mid")
     report = await probe(policy, version, prompts, before["fingerprint"] if before else None)
     if context is not None:
-        context.version_published(version, report.fingerprint, num_updates, None)
+        checkpoint = context.checkpoints.name(version) if context.checkpoints.has(version) else None
+        context.version_published(version, report.fingerprint, num_updates, checkpoint)
     return report
 
 

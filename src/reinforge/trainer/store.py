@@ -1,41 +1,54 @@
-"""The run folder and its journal: one process owns it, SQLite is the record, files beside it are exports.
+"""The journal of a run, and the owner of its folder: SQLite is the record, files beside it are exports.
 
 Episodes are committed in groups (at most 50 ms late), stages and jobs at once; every commit is a FULL one. A caller
-never waits for the disk, except in `flush`.
+never waits for the disk, except in `flush` and in what says so.
+
+    jobs       intent -> pending -> running -> completed | failed | canceled     (JOB_TRANSITIONS)
+    snapshots  where a run can go on: an epoch whose job is done, with the checkpoint that holds its weights
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import queue
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import filelock
 import zstandard
 
-from reinforge.errors import ConfigError, StorageError, boundary
+from reinforge.crash import crash_point
+from reinforge.errors import BackendError, ConfigError, StorageError, boundary
+from reinforge.files import replace_file, sweep, to_json
+from reinforge.trainer.records import episode_json
 from reinforge.types.episode import EpisodeRecord
-from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 GROUP_COMMIT_S = 0.05
 GROUP_COMMIT_MAX = 1000
+INTENT = "intent"
+"""Status of a job that is about to be submitted and has no name at its backend yet."""
+
+LOCK, OWNER = ".lock", ".owner.json"
 
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY, started_s REAL NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, resumed_after INTEGER,
+    ended_s REAL, ended TEXT);
 CREATE TABLE stages (
     id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, stage TEXT NOT NULL, at_s REAL NOT NULL, data TEXT NOT NULL);
 CREATE TABLE jobs (
-    job_key TEXT PRIMARY KEY, run_id TEXT NOT NULL, backend TEXT NOT NULL, status TEXT NOT NULL, at_s REAL NOT NULL,
-    data TEXT NOT NULL) WITHOUT ROWID;
+    job_key TEXT PRIMARY KEY, epoch INTEGER NOT NULL, run_id TEXT NOT NULL, backend TEXT, status TEXT NOT NULL,
+    at_s REAL NOT NULL, ref TEXT, data TEXT) WITHOUT ROWID;
 CREATE TABLE episodes (
     key TEXT PRIMARY KEY, phase TEXT NOT NULL, epoch INTEGER NOT NULL, round INTEGER NOT NULL,
     example_id TEXT NOT NULL, generation INTEGER NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL,
@@ -44,79 +57,38 @@ CREATE INDEX episodes_by_epoch ON episodes (phase, epoch);
 CREATE TABLE policy_versions (
     version INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, num_updates INTEGER, checkpoint TEXT,
     at_s REAL NOT NULL);
+CREATE TABLE metrics (epoch INTEGER PRIMARY KEY, data TEXT NOT NULL);
+CREATE TABLE validations (epoch INTEGER PRIMARY KEY, data TEXT NOT NULL);
+CREATE TABLE snapshots (
+    epoch INTEGER PRIMARY KEY, version INTEGER, checkpoint TEXT, at_s REAL NOT NULL, data TEXT NOT NULL);
 """
 
 
-def to_json(value: Any) -> str:
-    """Returns compact JSON; what JSON does not know becomes text, and a float that is no number becomes null."""
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=_plain)
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A point from which a run can go on.
+
+    Attributes:
+        epoch: The last epoch whose job is done; -1: before the first.
+        version: Version of the weights that job made; None: the backend serves no policy.
+        checkpoint: Folder of these weights, relative to the run folder; None: the backend keeps them to itself.
+        state: What trainer and counters held.
+    """
+
+    epoch: int
+    version: int | None
+    checkpoint: str | None
+    state: dict[str, Any]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return str(value)
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as the journal knows it: `ref` is None while it is an intent, `status` until it was heard of."""
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def episode_json(record: EpisodeRecord) -> dict[str, Any]:
-    """Returns one episode as the journal and its export hold it: messages, token ids, log-probs, outcome, reward."""
-    return {
-        "example_id": record.key.example_id,
-        "generation": record.key.generation,
-        "phase": record.key.phase,
-        "epoch": record.key.epoch,
-        "round": record.key.round,
-        "attempt": record.attempt,
-        "seed": record.seed,
-        "outcome": record.outcome.value,
-        "reason": record.reason,
-        "reward": record.reward,
-        "scores": {
-            name: {"score": item.score, "reasoning": item.reasoning, "error": item.error}
-            for name, item in record.scores.items()
-        },
-        "output": record.item.output_obj,
-        "wall_s": round(record.wall_s, 6),
-        "calls": [_call_json(call) for call in record.calls],
-        "marks": [
-            {**asdict(mark), "data": _plain(mark.data) if mark.data is not None else None} for mark in record.marks
-        ],
-    }
-
-
-def _call_json(call: Any) -> dict[str, Any]:
-    tokens, request = call.reply.tokens, call.request
-    return {
-        "call_id": call.call_id,
-        "llm": call.llm,
-        "functions": call.functions,
-        "messages": request.messages,
-        "tools": request.tools,
-        "reply": call.reply.message,
-        "finish_reason": call.reply.finish_reason,
-        "temperature": request.sampling.temperature,
-        "prompt_token_ids": tokens.prompt_token_ids if tokens else None,
-        "token_ids": tokens.token_ids if tokens else None,
-        "logprobs": tokens.logprobs if tokens else None,
-        "policy_version": tokens.policy_version if tokens else None,
-    }
+    job_key: str
+    epoch: int
+    ref: TrainingJobRef | None
+    status: TrainingJobStatus | None
 
 
 class RunStore:
@@ -131,7 +103,6 @@ class RunStore:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
         if folder.exists():
             raise ConfigError(
                 f"run folder {folder} exists already; give another --run_name, or remove that folder to start again"
@@ -139,11 +110,43 @@ class RunStore:
         with boundary(StorageError, f"making the run folder {folder}"):
             (folder / "episodes").mkdir(parents=True)
             (folder / "checkpoints").mkdir()
-        self._lock = filelock.FileLock(folder / ".lock")
+        self._own(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Returns the journal of a run that was begun before, by a process that is gone.
+
+        Raises:
+            ConfigError: It is no run folder, or one of another version.
+            StorageError: Another process owns it, or it cannot be read.
+        """
+        if not (folder / "run.sqlite").is_file():
+            raise ConfigError(f"{folder} is no run folder: it has no run.sqlite")
+        made = cls.__new__(cls)
+        made._own(folder)
+        return made
+
+    def _own(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = filelock.FileLock(folder / LOCK)
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise StorageError(f"another process owns the run folder {folder}") from None
+            raise StorageError(f"the run folder {folder} is in use by {owner_of(folder)}") from None
+        except OSError as cause:
+            raise StorageError(f"locking {folder}: {cause}") from cause
+        try:
+            replace_file(folder / OWNER, to_json({"pid": os.getpid(), "host": socket.gethostname()}))
+            for part in ("checkpoints", "episodes"):
+                (folder / part).mkdir(exist_ok=True)
+            sweep(folder)
+            sweep(folder / "checkpoints")
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _begin(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[sqlite3.Connection], None] | threading.Event | None] = (
             queue.SimpleQueue()
         )
@@ -160,6 +163,7 @@ class RunStore:
     def episode(self, record: EpisodeRecord) -> None:
         """Records one finished episode, missing ones too."""
         key = record.key
+        crash_point("rollout.before_journal")
         self._put(
             lambda db: db.execute(
                 "INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?,?)",
@@ -177,6 +181,7 @@ class RunStore:
                 ),
             )
         )
+        crash_point("rollout.after_journal")
 
     def stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
         """Records that a stage of an epoch has ended, and waits until that is on disk."""
@@ -184,18 +189,44 @@ class RunStore:
         self._put(lambda db: db.execute("INSERT INTO stages (epoch, stage, at_s, data) VALUES (?,?,?,?)", row))
         self.flush()
 
-    def job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
-        """Records where a job stands, and waits until that is on disk."""
-        row = (
-            job_key,
-            ref.run_id,
-            ref.backend,
-            status.status.value,
-            time.time(),
-            to_json(status.model_dump(mode="json")),
-        )
-        self._put(lambda db: db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,?)", row))
+    def intend_job(self, job_key: str, epoch: int, run_id: str) -> None:
+        """Records that a job is about to be submitted, and waits until that is on disk."""
+        row = (job_key, epoch, run_id, INTENT, time.time())
+        query = "INSERT OR IGNORE INTO jobs (job_key, epoch, run_id, status, at_s) VALUES (?,?,?,?,?)"
+        self._put(lambda db: db.execute(query, row))
         self.flush()
+
+    def job_submitted(self, job_key: str, ref: TrainingJobRef) -> None:
+        """Records the name that the backend gave a job, and waits until that is on disk."""
+        row = (ref.backend, TrainingStatusEnum.PENDING.value, time.time(), ref.model_dump_json(), job_key, INTENT)
+        query = "UPDATE jobs SET backend=?, status=?, at_s=?, ref=? WHERE job_key=? AND status=?"
+        self._put(lambda db: db.execute(query, row))
+        self.flush()
+
+    def job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
+        """Records where a job stands, and waits until that is on disk.
+
+        Raises:
+            BackendError: A job that has ended cannot go to another status.
+        """
+        known = self.known_job(job_key)
+        before = known.status.status if known and known.status else TrainingStatusEnum.PENDING
+        if status.status is not before and status.status not in JOB_TRANSITIONS[before]:
+            raise BackendError(f"the job {job_key} cannot go from {before} to {status.status}")
+        epoch = known.epoch if known else int((ref.metadata or {}).get("epoch") or 0)
+        row = (job_key, epoch, ref.run_id, ref.backend, status.status.value, time.time(), ref.model_dump_json())
+        data = to_json(status.model_dump(mode="json"))
+        self._put(lambda db: db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,?,?,?)", (*row, data)))
+        self.flush()
+
+    def known_job(self, job_key: str) -> JobRow | None:
+        """Returns a job as it stands on disk."""
+        found = self.rows("SELECT job_key, epoch, ref, data FROM jobs WHERE job_key = ?", (job_key,))
+        return _job_row(*found[0]) if found else None
+
+    def jobs(self) -> list[JobRow]:
+        """Returns every job, in the order of their epochs."""
+        return [_job_row(*row) for row in self.rows("SELECT job_key, epoch, ref, data FROM jobs ORDER BY epoch")]
 
     def policy_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
         """Records a version of the weights."""
@@ -206,6 +237,84 @@ class RunStore:
         """Records facts about the whole run, such as its status."""
         rows = [(key, to_json(value)) for key, value in values.items()]
         self._put(lambda db: db.executemany("INSERT OR REPLACE INTO run VALUES (?,?)", rows))
+
+    def drop_checkpoint(self, checkpoint: str) -> None:
+        """Records that a checkpoint is not kept any more."""
+        query = "UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint = ?"
+        self._put(lambda db: db.execute(query, (checkpoint,)))
+
+    def metrics(self, epoch: int, row: dict[str, Any]) -> None:
+        """Records the metrics of an epoch."""
+        values = (epoch, to_json(row))
+        self._put(lambda db: db.execute("INSERT OR REPLACE INTO metrics VALUES (?,?)", values))
+
+    def metric_rows(self, before: int) -> list[dict[str, Any]]:
+        """Returns the metrics of the epochs before one."""
+        query = "SELECT data FROM metrics WHERE epoch < ? ORDER BY epoch"
+        return [json.loads(data) for (data,) in self.rows(query, (before,))]
+
+    def validation_rows(self) -> list[dict[str, Any]]:
+        """Returns every validation, the baseline first."""
+        return [json.loads(data) for (data,) in self.rows("SELECT data FROM validations ORDER BY epoch")]
+
+    def version_rows(self) -> list[dict[str, Any]]:
+        """Returns the versions of the weights, as the summary holds them."""
+        names = ("version", "fingerprint", "num_updates")
+        rows = self.rows(f"SELECT {', '.join(names)} FROM policy_versions ORDER BY version")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what `set_run` recorded."""
+        return {key: json.loads(value) for key, value in self.rows("SELECT key, value FROM run")}
+
+    def validation(self, epoch: int, row: dict[str, Any]) -> None:
+        """Records a validation."""
+        values = (epoch, to_json(row))
+        self._put(lambda db: db.execute("INSERT OR REPLACE INTO validations VALUES (?,?)", values))
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Records, in one transaction, where the run can go on from now on, and waits until that is on disk."""
+        row = (snapshot.epoch, snapshot.version, snapshot.checkpoint, time.time(), to_json(snapshot.state))
+        self._put(lambda db: db.execute("INSERT OR REPLACE INTO snapshots VALUES (?,?,?,?,?)", row))
+        self.flush()
+
+    def snapshots(self) -> list[Snapshot]:
+        """Returns every snapshot, the newest first."""
+        rows = self.rows("SELECT epoch, version, checkpoint, data FROM snapshots ORDER BY epoch DESC")
+        return [Snapshot(epoch, version, checkpoint, json.loads(data)) for epoch, version, checkpoint, data in rows]
+
+    def go_back_to(self, epoch: int, *, forget_jobs: bool) -> None:
+        """Forgets what came after an epoch's job, except episodes, which are used again, and the log of stages.
+
+        Args:
+            epoch: The run goes on after the job of this epoch.
+            forget_jobs: True where the weights come from a checkpoint, so that later jobs did not happen.
+        """
+
+        def forget(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM snapshots WHERE epoch > ?", (epoch,))
+            db.execute("DELETE FROM metrics WHERE epoch >= ?", (epoch,))
+            db.execute("DELETE FROM validations WHERE epoch >= ?", (epoch,))
+            if forget_jobs:
+                db.execute("DELETE FROM jobs WHERE epoch > ?", (epoch,))
+
+        self._put(forget)
+        self.flush()
+
+    def forget_versions(self, first: int) -> None:
+        """Forgets the versions of the weights from `first` on, which will be made again."""
+        self._put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
+
+    def begin_session(self, resumed_after: int | None = None) -> None:
+        """Records that a process works on the run; `resumed_after` is the epoch it goes on after."""
+        row = (time.time(), os.getpid(), socket.gethostname(), resumed_after)
+        query = "INSERT INTO sessions (started_s, pid, host, resumed_after) VALUES (?,?,?,?)"
+        self._put(lambda db: db.execute(query, row))
+
+    def end_session(self, how: str) -> None:
+        """Records how the work of this process ended."""
+        query = "UPDATE sessions SET ended_s = ?, ended = ? WHERE id = (SELECT max(id) FROM sessions)"
+        self._put(lambda db: db.execute(query, (time.time(), how)))
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk.
@@ -220,6 +329,10 @@ class RunStore:
                 break
         self._raise_if_failed()
 
+    def recorded_episodes(self, phase: str, epoch: int) -> dict[str, str]:
+        """Returns the episodes of a phase of an epoch that are on disk: key -> JSON."""
+        return dict(self.rows("SELECT key, data FROM episodes WHERE phase = ? AND epoch = ?", (phase, epoch)))
+
     def export_epoch(self, epoch: int) -> Path | None:
         """Writes the epoch's collected episodes as compressed JSONL; returns the file, or None if there are none."""
         self.flush()
@@ -228,6 +341,7 @@ class RunStore:
         if not rows:
             return None
         text = "".join(f"{row[0]}\n" for row in rows)
+        crash_point("export.mid")
         replace_file(target, zstandard.ZstdCompressor(level=3).compress(text.encode()))
         return target
 
@@ -247,6 +361,8 @@ class RunStore:
         self._queue.put(work)
 
     def _raise_if_failed(self) -> None:
+        if isinstance(self._error, ConfigError):
+            raise self._error
         if self._error is not None:
             raise StorageError(f"cannot write {self.database}: {self._error}") from self._error
 
@@ -257,7 +373,11 @@ class RunStore:
             db = sqlite3.connect(self.database, isolation_level=None)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            if found not in (0, SCHEMA_VERSION):
+                raise ConfigError(f"{self.database} has the format {found}, this version reads {SCHEMA_VERSION}")
+            if found == 0:
+                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             try:
                 while self._write_group(db, waiting):
                     pass
@@ -289,7 +409,9 @@ class RunStore:
                 entry = self._next(count, deadline)
             except queue.Empty:
                 break
+        crash_point("db.before_commit")
         db.execute("COMMIT")
+        crash_point("db.after_commit")
         while waiting:
             waiting.pop().set()
         return goes_on
@@ -301,35 +423,22 @@ class RunStore:
         return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
 
 
-def replace_file(path: Path, content: bytes | str) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with boundary(StorageError, f"writing {path} ({len(data)} bytes)"):
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+def owner_of(folder: Path) -> str:
+    """Returns who owns a run folder, for a message."""
+    try:
+        owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes a value as indented JSON, whole."""
-    replace_file(path, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
-
-
-def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Appends one JSON line.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
-    with boundary(StorageError, f"appending to {path}"), open(path, "a", encoding="utf-8") as file:
-        file.write(to_json(value) + "\n")
+def _job_row(job_key: str, epoch: int, ref: str | None, data: str | None) -> JobRow:
+    return JobRow(
+        job_key,
+        epoch,
+        TrainingJobRef.model_validate_json(ref) if ref else None,
+        TrainingJobStatus.model_validate_json(data) if data else None,
+    )
 
 
 def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -9,7 +9,8 @@ import pytest
 import zstandard
 
 from reinforge.errors import ConfigError, StorageError
-from reinforge.trainer.store import RunStore, append_line, replace_file, to_json
+from reinforge.files import append_line, replace_file, to_json
+from reinforge.trainer.store import RunStore
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import Outcome
