@@ -2,7 +2,7 @@
 
 Each field of a ticket to imitate is right only with `DeskRecipe.right`, otherwise drawn at random, and some first
 answers break the schema and are corrected. So it knows the format, something of the task, and what a correction asks
-for. Recipe and figures: docs/lab-notes-tickets.md.
+for. Recipe and figures: docs/lab-notes.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_TOKENIZER_EMAILS = 2000
 
 @dataclass(frozen=True, slots=True)
 class DeskRecipe(Recipe):
-    """The recipe, and how careless the desk is; measured in docs/lab-notes-tickets.md.
+    """The recipe, and how careless the desk is; measured in docs/lab-notes.md.
 
     Attributes:
         known: Share of the wordings that the desk has seen; the task's e-mails use all of them.
@@ -36,10 +36,10 @@ class DeskRecipe(Recipe):
     """
 
     max_context: int = 192
-    num_steps: int = 300
+    num_steps: int = 200
     batch_size: int = 32
     known: float = 0.75
-    right: float = 0.85
+    right: float = 0.9
     faulty: float = 0.1
 
 
