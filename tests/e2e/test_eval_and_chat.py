@@ -127,6 +127,12 @@ def test_what_cannot_be_evaluated_is_refused(project, change, arguments, said):
     assert "Traceback" not in result.output
 
 
+def test_chat_names_its_own_argument(project):
+    result = invoke("chat", "nowhere")
+    assert (result.exit_code, "--model" in result.output) == (2, False)
+    assert 'RUN|PATH: there is no run and no folder "nowhere"' in result.output
+
+
 def test_everything_wrong_is_told_at_once(project):
     project.set("workflow.function", "task:agnt").set("eval.evaluators.vowels.function", "task:vowls")
     project.rows[3] = {"id": "3", "answer": "x"}

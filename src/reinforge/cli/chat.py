@@ -51,7 +51,7 @@ def command(
         from reinforge.trainer.saved import find_model
         from reinforge.types.request import SamplingParams
 
-        found = find_model(model, Path(output_dir))
+        found = find_model(model, Path(output_dir), "RUN|PATH")
         sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         click.echo(f"{found}: /reset begins anew, /exit ends", err=True)
         try:
