@@ -133,6 +133,11 @@ def test_check_names_the_override_that_is_wrong_and_the_key_below_it(written, pa
     assert result.output.startswith(said), result.output
 
 
+def test_check_names_each_folder_that_it_looked_in_once(written):
+    result = call("check", "run.yml", "-o", "eval.evaluators.valid", "{_type: json_schema, schema: nowhere.json}")
+    assert f"    fix: looked in {written.folder.resolve()}\n" in result.output
+
+
 def test_check_of_an_empty_file_names_it(written):
     written.write("empty.yml", "")
     assert "error: empty.yml finetuning.enabled: is false" in call("check", "empty.yml").output
