@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 
 ENTRY_POINT_GROUP = "reinforge.components"
 
@@ -131,14 +131,14 @@ class Registry:
         found = self._find(kind, name)
         if found is None:
             names = self.names(kind)
-            hint = did_you_mean(name, names)
+            hint = did_you_mean(name, names) or ";"
             failed = "".join(
                 f' Plugin "{plugin}" failed to load: {why}.' for plugin, why in self.plugin_errors().items()
             )
             raise ConfigError(
                 Problem(
                     f"{path}._type" if path else "_type",
-                    f'no {kind.replace("_", " ")} named "{name}"{hint}; registered: {", ".join(names)}.{failed}',
+                    f'no {kind.replace("_", " ")} named "{name}"{hint} registered: {", ".join(names)}.{failed}',
                     f'use one of these, or register your own (entry-point group "{ENTRY_POINT_GROUP}")',
                 )
             )
@@ -188,7 +188,7 @@ class Registry:
                 if callable(loaded):
                     loaded()
             except Exception as error:  # noqa: BLE001  one broken plugin must not take the others down; it is named where it matters
-                self._plugin_errors[entry.name] = f"{type(error).__name__}: {error}"
+                self._plugin_errors[entry.name] = describe_error(error)
 
     def _find(self, kind: str, name: str) -> Component | None:
         found = self._own.get((kind, name))

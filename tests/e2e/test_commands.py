@@ -122,6 +122,34 @@ async def test_check_counts_the_room_on_the_disk(written):
     assert report.problems[0].path == "finetuning.output_dir"
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("workflow.function", "task:agnt", "error: -o workflow.function: "),
+        ("eval.evaluators.vowels", "{_type: python, function: x:y}", "error: -o eval.evaluators.vowels eval.eval"),
+    ],
+)
+def test_check_names_the_override_that_is_wrong_and_the_key_below_it(written, path, value, said):
+    result = call("check", "run.yml", "-o", path, value)
+    assert result.exit_code == 2
+    assert result.output.startswith(said), result.output
+
+
+def test_check_names_each_folder_that_it_looked_in_once(written):
+    result = call("check", "run.yml", "-o", "eval.evaluators.valid", "{_type: json_schema, schema: nowhere.json}")
+    assert f"    fix: looked in {written.folder.resolve()}\n" in result.output
+
+
+def test_check_of_an_empty_file_names_it(written):
+    written.write("empty.yml", "")
+    assert "error: empty.yml finetuning.enabled: is false" in call("check", "empty.yml").output
+
+
+def test_check_offers_no_key_that_only_the_run_sets(written):
+    result = call("check", "run.yml", "-o", "trainer_adapters.adapter.backend", "{}")
+    assert 'unknown key "backend"; allowed: none' in result.output
+
+
 def test_check_of_a_disabled_file_says_so(written):
     written.set("finetuning.enabled", False).save()
     assert "finetuning.enabled: is false" in call("check", "run.yml").output
@@ -313,6 +341,16 @@ def test_components_lists_fields_defaults_and_origin():
     }  # fmt: skip
     assert "openpipe_art_traj_builder" in call("components").output
     assert 'did you mean "evaluator"' in call("components", "evaluators").output
+
+
+def test_a_word_that_is_no_command_or_kind_is_told_those_there_are():
+    for arguments, said in (
+        (["evla"], 'there is no command "evla", did you mean "eval"? commands: finetune, train, check,'),
+        (["validate"], 'there is no command "validate"; commands: finetune,'),
+        (["components", "evalator"], 'there is no kind "evalator", did you mean "evaluator"? kinds: llm,'),
+    ):
+        result = call(*arguments)
+        assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
 def test_a_plugin_that_fails_to_import_is_named_with_its_own_error(monkeypatch):

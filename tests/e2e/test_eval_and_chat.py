@@ -92,6 +92,12 @@ def test_chat_says_when_the_conversation_is_too_long(tiny_model_dir):
     assert len(said.stdout.splitlines()) >= 1
 
 
+def test_a_byte_that_is_no_text_does_not_end_the_conversation(tiny_model_dir):
+    said = invoke("chat", str(tiny_model_dir), "--device", "cpu", "--max_tokens", "2", input=b"caf\xe9\n")
+    assert said.exit_code == 0, said.output
+    assert "error" not in said.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -125,6 +131,12 @@ def test_what_cannot_be_evaluated_is_refused(project, change, arguments, said):
     assert result.exit_code == 2, result.output
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_chat_names_its_own_argument(project):
+    result = invoke("chat", "nowhere")
+    assert (result.exit_code, "--model" in result.output) == (2, False)
+    assert 'RUN|PATH: there is no run and no folder "nowhere"' in result.output
 
 
 def test_everything_wrong_is_told_at_once(project):

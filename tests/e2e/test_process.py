@@ -48,6 +48,29 @@ def test_a_second_run_can_use_the_folder_of_a_killed_ones_name_only_after_it_is_
     assert (result.exit_code, "exists already" in result.output) == (2, True)
 
 
+def test_a_hub_that_does_not_give_the_model_is_the_environments_failure(tmp_path):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "reinforge", "chat", "owner/name"]
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert "error: load the model owner/name: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_retries_are_not_told_line_by_line(project):
+    project.settings["llms"] = {"agent": {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9/v1"}}
+    project.set("llms.agent.max_retries", 1)
+    project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
+    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    command = [sys.executable, "-m", "reinforge", "eval", "run.yml", "--limit", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
+    assert "(2 attempts)" in done.stderr
+    assert "stamina" not in done.stderr
+
+
 def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
     source = (ROOT / "examples" / "own_task.py").read_text()
     assert len(source.splitlines()) <= 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 import click
@@ -44,7 +45,8 @@ class LazyGroup(click.Group):
         from reinforge.errors import did_you_mean
 
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f'there is no command "{args[0]}"{did_you_mean(args[0], COMMANDS)}')
+            hint = did_you_mean(args[0], COMMANDS) or ";"
+            ctx.fail(f'there is no command "{args[0]}"{hint} commands: {", ".join(COMMANDS)}')
         return super().resolve_command(ctx, args)
 
 
@@ -58,3 +60,5 @@ def main() -> None:
       reinforge demo
       reinforge finetune run.yml -o finetuning.num_epochs 20
     """
+    # its lines say no more than "stamina.retry_scheduled"; a call that fails after every attempt says so itself
+    logging.getLogger("stamina").setLevel(logging.ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +52,10 @@ def command(
         from reinforge.trainer.saved import find_model
         from reinforge.types.request import SamplingParams
 
-        found = find_model(model, Path(output_dir))
+        found = find_model(model, Path(output_dir), "RUN|PATH")
         sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a byte that is no text must not end the conversation
         click.echo(f"{found}: /reset begins anew, /exit ends", err=True)
         try:
             asyncio.run(_chat(found.path, device, system, sampling))

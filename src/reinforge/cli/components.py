@@ -29,7 +29,8 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
         from reinforge.registry import KINDS, REGISTRY
 
         if kind is not None and kind not in KINDS:
-            raise click.UsageError(f'there is no kind "{kind}"{did_you_mean(kind, KINDS)}; kinds: {", ".join(KINDS)}')
+            hint = did_you_mean(kind, KINDS) or ";"
+            raise click.UsageError(f'there is no kind "{kind}"{hint} kinds: {", ".join(KINDS)}')
         listed = [_described(component) for component in REGISTRY.components(kind)]
         errors = REGISTRY.plugin_errors()
         if as_json:

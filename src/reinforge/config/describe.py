@@ -12,11 +12,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from reinforge.config.fields import allowed_keys
+from reinforge.config.fields import settable_keys
 
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "multiple_of": "multiple of"}
-SET_BY_THE_RUN = frozenset({"reward"})
-"""Fields of every builder, adapter and trainer that nobody writes in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +36,7 @@ class FieldLine:
 
 def field_lines(model: type[BaseModel], above: str = "") -> Iterator[FieldLine]:
     """Yields the keys of a class and of the blocks below it, in their order."""
-    for key, field in allowed_keys(model).items():
-        if key in SET_BY_THE_RUN and "Set by the run" in (field.description or ""):
-            continue
+    for key, field in settable_keys(model).items():
         path = f"{above}{key}"
         block = _block(field.annotation)
         if block is None:

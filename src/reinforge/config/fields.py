@@ -31,6 +31,15 @@ def allowed_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return keys
 
 
+def settable_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Returns the allowed keys that are a person's to set; a component's `reward` is filled in by the run."""
+    return {
+        key: field
+        for key, field in allowed_keys(model).items()
+        if not (key == "reward" and "Set by the run" in (field.description or ""))
+    }
+
+
 def unknown_keys(annotation: Any, value: Any, path: KeyPath = ()) -> list[tuple[KeyPath, list[str]]]:
     """Returns the paths of keys that no field takes, each with the keys allowed there.
 
@@ -101,7 +110,7 @@ def _unknown_in_model(model: type[BaseModel], value: dict[str, Any], path: KeyPa
     rewrites = any(d.info.mode != "after" for d in model.__pydantic_decorators__.model_validators.values())
     if model.model_config.get("extra") == "allow" or rewrites:
         return found
-    return found + [((*path, key), list(keys)) for key in value if key not in keys]
+    return found + [((*path, key), list(settable_keys(model))) for key in value if key not in keys]
 
 
 def _below(annotations: Mapping[Any, Any], value: Mapping[Any, Any], path: KeyPath) -> list[tuple[KeyPath, list[str]]]:

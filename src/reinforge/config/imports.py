@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 from reinforge.registry import ENTRY_POINT_GROUP
 
 SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
@@ -39,19 +39,22 @@ def import_object(spec: str, project_root: Path, *, path: str = "") -> Any:
     """
     match = SPEC.fullmatch(spec)
     if match is None:
-        raise ConfigError(Problem(path, f'"{spec}" is not of the form package.module:name', 'write "agent:my_agent"'))
+        fix = 'write "agent:my_agent" for my_agent in the file agent.py'
+        raise ConfigError(Problem(path, f'"{spec}" is not of the form package.module:name', fix))
     project_root = project_root.resolve()
     with _leading(project_root):
         _refuse_foreign(match["module"], spec, project_root, path)
         try:
             module = importlib.import_module(match["module"])
         except Exception as error:
-            message = f'importing "{match["module"]}" failed: {type(error).__name__}: {error}'
+            message = f'importing "{match["module"]}" failed: {describe_error(error)}'
             fix = ""
             if isinstance(error, ModuleNotFoundError) and f"{match['module']}.".startswith(f"{error.name}."):
                 package = match["module"].rpartition(".")[0]
                 message = f'there is no module "{match["module"]}"{did_you_mean(match["module"], _modules_in(package))}'
                 fix = f"modules are looked for below {project_root}"
+                if match["module"].endswith(".py"):
+                    fix = f'write "{match["module"].removesuffix(".py")}:{match["name"]}", without .py'
             raise ConfigError(Problem(path, message, fix)) from error
         return _attribute(module, match["name"], spec, path)
 

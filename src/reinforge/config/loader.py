@@ -69,13 +69,18 @@ class LoadedConfig:
     marks: dict[KeyPath, Any] = field(default_factory=dict, repr=False)
 
     def locate(self, path: str) -> str:
-        """Returns `file:line:column` of a dotted path, or of the nearest key above it that the file has; or ''."""
+        """Returns `file:line:column` of a dotted path, or of the nearest key above it that the file has, or the file.
+
+        `-o` alone stands for a value that an override of this very path set; empty for data from Python.
+        """
         keys = tuple(path.split("."))
         for end in range(len(keys), 0, -1):
             mark = self.marks.get(keys[:end])
-            if mark is not None:
-                return mark if isinstance(mark, str) else f"{self.path}:{mark[0]}:{mark[1]}" if self.path else ""
-        return ""
+            if isinstance(mark, str):
+                return "-o" if mark == f"-o {path}" else mark
+            if mark is not None and self.path:
+                return f"{self.path}:{mark[0]}:{mark[1]}"
+        return str(self.path) if self.path and path else ""
 
 
 def load_config(

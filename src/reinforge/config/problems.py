@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from reinforge.config.document import ABSENT, Document, KeyPath, child
-from reinforge.config.fields import allowed_keys, description_of, unknown_keys
+from reinforge.config.fields import allowed_keys, description_of, settable_keys, unknown_keys
 from reinforge.errors import did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -186,7 +186,7 @@ def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
     for key in path:
         field = allowed_keys(model).get(str(key))
         model = (_first_model(field.annotation) if field else None) or model
-    return list(allowed_keys(model))
+    return list(settable_keys(model))
 
 
 def _first_model(annotation: Any) -> type[BaseModel] | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine.attention import use_grouped_attention
-from reinforge.errors import ConfigError, EngineError, Problem, boundary
+from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary
 from reinforge.types.seeding import stable_seed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -136,9 +138,21 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+@contextmanager
+def _fetching(source: str | Path | None, what: str) -> Iterator[None]:
+    """Turns whatever reading a model raises into `EngineError`; a hub that does not give it is the environment's."""
+    with boundary(EngineError, what):
+        try:
+            yield
+        except OSError as error:
+            if Path(str(source)).is_dir():
+                raise
+            raise BackendUnavailable(f"{what}: {str(error).splitlines()[0]}") from error
+
+
 def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
     """Returns the module with its weights, from safetensors only and without remote code."""
-    with boundary(EngineError, f"load the model {source}"):
+    with _fetching(source, f"load the model {source}"):
         return AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=Path(source).is_dir()
         )
@@ -146,7 +160,7 @@ def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
 
 def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
     """Returns a module of that configuration whose weights are drawn by the seed, the same on every device."""
-    with boundary(EngineError, f"draw a model by the configuration of {source}"), torch.random.fork_rng(devices=[]):
+    with _fetching(source, f"draw a model by the configuration of {source}"), torch.random.fork_rng(devices=[]):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         torch.manual_seed(stable_seed(seed, "weights"))
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
@@ -171,7 +185,7 @@ def load_tokenizer(config: PolicyConfig) -> Any:
         ConfigError: There is no chat template.
     """
     source = config.tokenizer or config.model
-    with boundary(EngineError, f"load the tokenizer {source}"):
+    with _fetching(source, f"load the tokenizer {source}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if config.chat_template is not None:
         is_text = "{" in config.chat_template

@@ -116,11 +116,12 @@ def _fits(row: Mapping[str, Any], shape: str) -> bool:
 
 def _questions(rows: Sequence[Row], columns: Columns, found: Found) -> list[tuple[Any, Any]]:
     has_answer = columns.is_asked("answer_key") or any(row.value.get(columns.answer_key) is not None for row in rows)
+    needs_answer = "" if columns.is_asked("answer_key") else "; some rows have an answer, so every row needs one"
     pairs = []
     for row in rows:
         _require(row, columns.question_key, found)
         if has_answer:
-            _require(row, columns.answer_key, found, "; some rows have an answer, so every row needs one")
+            _require(row, columns.answer_key, found, needs_answer)
         pairs.append((row.value.get(columns.question_key), row.value.get(columns.answer_key)))
     return pairs
 
@@ -158,12 +159,13 @@ def _shaped(rows: Sequence[Row], shape: str, columns: Columns, found: Found) -> 
 def _ids(rows: Sequence[Row], columns: Columns, found: Found) -> list[str]:
     """Returns the ids as text; rows are numbered where none has one."""
     has_id = columns.is_asked("id_key") or any(row.value.get(columns.id_key) is not None for row in rows)
+    needs_id = "" if columns.is_asked("id_key") else "; some rows have an id, so every row needs one"
     seen: dict[str, str] = {}
     ids = []
     for number, row in enumerate(rows, start=1):
         id_ = row.value.get(columns.id_key)
         if has_id and id_ is None:
-            _require(row, columns.id_key, found, "; some rows have an id, so every row needs one")
+            _require(row, columns.id_key, found, needs_id)
         text = str(id_) if has_id else str(number)
         if text in seen and id_ is not None:
             found.add(row.place, f'the id "{text}" is taken by {seen[text]}', "give every example an id of its own")

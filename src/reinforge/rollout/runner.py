@@ -8,8 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+<<<<<<< HEAD
 from reinforge.config.schema import Config, LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendError, ConfigError, EngineError
+=======
+from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.errors import BackendError, ConfigError, EngineError, describe_error
+>>>>>>> h2
 from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture, ChatModel, EpisodeContext
 from reinforge.rollout.threads import in_daemon_thread
@@ -164,7 +169,7 @@ class EpisodeRunner:
                 record.outcome = Outcome.CONTEXT_OVERFLOW
             else:
                 record.outcome = Outcome.TOOL_ERROR
-            record.reason = f"{type(error).__name__}: {error}"
+            record.reason = describe_error(error)
         capture.closed = True
         record.calls, record.marks = capture.calls, capture.marks
         record.wall_s = time.monotonic() - started

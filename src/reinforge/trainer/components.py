@@ -12,7 +12,7 @@ from typing import Any, Self
 from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loader import LoadedConfig, load_config
 from reinforge.config.schema import Config
-from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
 from reinforge.interfaces import (
     Algorithm,
     DatasetLoader,
@@ -174,7 +174,8 @@ class Builder:
             except ReinforgeError:
                 raise
             except Exception as error:
-                message = f'making the {kind.replace("_", " ")} "{name}" of {component.origin} failed: {error!r}'
+                made = f'making the {kind.replace("_", " ")} "{name}" of {component.origin}'
+                message = f"{made} failed: {describe_error(error)}"
                 raise ConfigError(self.placed(Problem("", message), path)) from error
             self._made[kind, path, key] = made
         return self._made[kind, path, key]

@@ -31,33 +31,34 @@ class SavedModel:
         return f"{self.path} ({self.what})" if self.what else self.path
 
 
-def find_model(named: str, output_dir: Path) -> SavedModel:
+def find_model(named: str, output_dir: Path, argument: str = "--model") -> SavedModel:
     """Returns the model of a run (its `model/`, else its best checkpoint), of a folder, or of a hub id.
 
     Args:
         named: A run's name or folder, a model's folder, or a hub id.
         output_dir: Folder of the run folders.
+        argument: What the person gave it as, for messages.
 
     Raises:
         ConfigError: There is none, with what was looked for.
     """
     for folder in (Path(named).expanduser(), output_dir.expanduser() / named):
         if (folder / "run.sqlite").is_file():
-            return _of_run(folder)
+            return _of_run(folder, argument)
         if (folder / "config.json").is_file():
             return SavedModel(str(folder))
         if folder.is_dir() and folder != output_dir.expanduser():
             message = f"{folder} is neither a run folder (no run.sqlite) nor a model (no config.json)"
-            raise ConfigError(Problem("--model", message, "name a run, its folder, or a folder with a model"))
+            raise ConfigError(Problem(argument, message, "name a run, its folder, or a folder with a model"))
     if HUB_ID.fullmatch(named) and not Path(named).parent.is_dir():
         return SavedModel(named)
     runs = sorted(path.parent.name for path in output_dir.expanduser().glob("*/run.sqlite"))
     known = f"; there: {', '.join(runs[-5:])}" if runs else ""
     message = f'there is no run and no folder "{named}"{did_you_mean(named, runs)}'
-    raise ConfigError(Problem("--model", message, f"runs are looked for in {output_dir}{known}"))
+    raise ConfigError(Problem(argument, message, f"runs are looked for in {output_dir}{known}"))
 
 
-def _of_run(folder: Path) -> SavedModel:
+def _of_run(folder: Path, argument: str) -> SavedModel:
     if (folder / "model" / "config.json").is_file():
         return SavedModel(str(folder / "model"), "the promoted model")
     summary = _read(folder / "summary.json") or {}
@@ -70,7 +71,7 @@ def _of_run(folder: Path) -> SavedModel:
     if checkpoint and (folder / checkpoint / "config.json").is_file():
         return SavedModel(str(folder / checkpoint), what)
     message = f"the run {folder} has no model: nothing was promoted and no best checkpoint is kept"
-    raise ConfigError(Problem("--model", message, f"see {folder / 'summary.json'} for how it ended"))
+    raise ConfigError(Problem(argument, message, f"see {folder / 'summary.json'} for how it ended"))
 
 
 def _read(path: Path) -> Any:

@@ -72,8 +72,11 @@ def test_what_is_absent_names_the_nearest(project: Path) -> None:
     assert 'no module "rfg_pack.tool", did you mean "rfg_pack.tools"?' in refused("rfg_pack.tool:answer", project)
     assert 'rfg_agent has no "agnt", did you mean "agent"?' in refused("rfg_agent:agnt", project)
     assert "not of the form package.module:name" in refused("rfg_agent.agent", project)
+    assert 'write "rfg_agent:agent", without .py' in refused("rfg_agent.py:agent", project)
 
 
 def test_a_module_that_breaks_says_how(project: Path) -> None:
-    assert 'importing "rfg_broken" failed: ZeroDivisionError' in refused("rfg_broken:x", project)
-    assert "No module named 'rfg_nowhere'" in refused("rfg_needs:x", project)
+    assert 'importing "rfg_broken" failed: ZeroDivisionError: division by zero (rfg_broken.py:1)' in refused(
+        "rfg_broken:x", project
+    )
+    assert "No module named 'rfg_nowhere' (rfg_needs.py:1)" in refused("rfg_needs:x", project)

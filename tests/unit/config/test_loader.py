@@ -76,7 +76,7 @@ def test_an_empty_file_and_empty_sections_are_defaults(write: Any) -> None:
 def test_unknown_type_names_the_nearest_and_all(write: Any) -> None:
     found = the_problem(write("trainers:\n  t:\n    _type: my_trianer\n"))
     assert (found.location, found.path) == ("f.yml:3:5", "trainers.t._type")
-    assert found.message.startswith('no trainer named "my_trianer", did you mean "my_trainer"?; registered: my_trainer')
+    assert found.message.startswith('no trainer named "my_trianer", did you mean "my_trainer"? registered: my_trainer')
 
 
 def test_unknown_key_names_the_nearest(write: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.exact_match import ExactMatch, ExactMatchConfig
 from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, last_number
@@ -53,7 +53,7 @@ async def test_a_number_is_a_score(result: Any, score: float) -> None:
 @pytest.mark.parametrize(
     ("result", "error"),
     [
-        (ValueError("judge is down"), "ValueError: judge is down"),
+        (EvaluationError("judge is down"), "EvaluationError: judge is down"),
         (None, "the evaluator returned None, not a finite number"),
         (scored(None), "the evaluator returned None, not a finite number"),
         (scored(math.nan), "the evaluator returned nan, not a finite number"),

@@ -8,7 +8,7 @@ import pytest
 
 from reinforge.config.loader import build_config
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
@@ -44,9 +44,9 @@ async def test_the_sum_of_weight_times_score() -> None:
 
 
 async def test_a_missing_part_makes_the_whole_missing() -> None:
-    whole = Weighted({"a": Counting(1.0), "b": Counting(ValueError("down"))}, {"a": 1, "b": 1})
+    whole = Weighted({"a": Counting(1.0), "b": Counting(EvaluationError("down"))}, {"a": 1, "b": 1})
     found = await whole.evaluate(examples(1)[0])
-    assert (found.score, found.error) == (None, "a part is missing: b: ValueError: down")
+    assert (found.score, found.error) == (None, "a part is missing: b: EvaluationError: down")
     assert found.reasoning["a"]["score"] == 1.0
 
 
@@ -91,10 +91,10 @@ async def test_only_what_is_missing_is_scored_again_and_the_episode_is_not_run_a
     record = await run({"whole": Weighted({"a": a, "b": b}, {"a": 1, "b": 1}), "a": a, "b": b}, "whole")
     assert (record.reward, record.outcome, record.attempt) == (1.5, "ok", 0)
     assert (a.num_asked, b.num_asked) == (1, 2)
-    b = Counting(ValueError("down"))
+    b = Counting(EvaluationError("down"))
     record = await run({"whole": Weighted({"a": a, "b": b}, {"a": 1, "b": 1}), "a": a, "b": b}, "whole")
     assert (record.reward, record.outcome, record.attempt, b.num_asked) == (None, "judge_error", 0, 2)
-    assert record.reason == "a part is missing: b: ValueError: down"
+    assert record.reason == "a part is missing: b: EvaluationError: down"
 
 
 async def test_the_policys_own_failure_is_worth_its_penalty() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from reinforge.errors import describe_error
 from reinforge.interfaces import Evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -21,7 +22,7 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem) -> EvalOutputIte
     try:
         result = await evaluator.evaluate(item)
     except Exception as error:  # noqa: BLE001  whatever a user's evaluator raises is a missing score with a reason
-        return missing(item, f"{type(error).__name__}: {error}")
+        return missing(item, describe_error(error))
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
     if result.error is not None:

@@ -131,7 +131,7 @@ def _read(path: Path, project_root: Path) -> dict[str, Any]:
     """Returns the schema of a file, which is looked for here and then beside the configuration."""
     found = next((place for place in (path, project_root / path) if place.is_file()), None)
     if found is None:
-        fix = f"looked in {Path.cwd()} and {project_root}"
+        fix = f"looked in {' and '.join(dict.fromkeys((str(Path.cwd()), str(project_root))))}"
         raise ConfigError(Problem("schema", f"there is no file {path}", fix))
     try:
         schema = json.loads(found.read_text(encoding="utf-8-sig"))
