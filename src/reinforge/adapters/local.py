@@ -86,6 +86,7 @@ class LocalAdapter(TrainerAdapter):
                 policy,
                 seed=run_config.seed,
                 device=run_config.device,
+                deterministic=run_config.deterministic,
                 keep_reference=self.algorithm.needs.ref_logprobs,
             ),
             "engine-load",

@@ -235,6 +235,10 @@ class FinetuneConfig(Block):
     outcomes: OutcomesConfig = Field(default_factory=OutcomesConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     seed: int = Field(default=0, ge=0, description="Every random choice of the run derives from it.")
+    deterministic: bool = Field(
+        default=False,
+        description="Bit-identical on one machine, also after a stop: one thread, each prompt read alone; slower.",
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Where the policy lives.")
 
     @model_validator(mode="after")

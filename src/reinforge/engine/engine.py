@@ -56,7 +56,14 @@ class Engine:
     """
 
     def __init__(
-        self, config: PolicyConfig, model: CausalModel, tokenizer: Any, *, seed: int, keep_reference: bool = False
+        self,
+        config: PolicyConfig,
+        model: CausalModel,
+        tokenizer: Any,
+        *,
+        seed: int,
+        keep_reference: bool = False,
+        deterministic: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self.reference = model.frozen_copy() if keep_reference else None
@@ -68,15 +75,29 @@ class Engine:
             PromptRenderer(tokenizer),
             config.model or model.config.model_type,
             max_batch=config.max_batch,
+            deterministic=deterministic,
             seed=stable_seed(seed, "sampler"),
             score=self._score_tokens,
             fingerprint=self.fingerprint,
             published=self._forget_snapshot,
         )
         self._call = self.policy.sampler.call
+        self._threads_before: int | None = None
+        if deterministic:  # sums over several threads depend on how many there are
+            self._threads_before = torch.get_num_threads()
+            self._call(lambda: torch.set_num_threads(1))
+            torch.set_num_threads(1)
 
     @classmethod
-    def load(cls, config: PolicyConfig, *, seed: int, device: str = "auto", keep_reference: bool = False) -> Engine:
+    def load(
+        cls,
+        config: PolicyConfig,
+        *,
+        seed: int,
+        device: str = "auto",
+        keep_reference: bool = False,
+        deterministic: bool = False,
+    ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
         Args:
@@ -84,6 +105,7 @@ class Engine:
             seed: Of the weights drawn, the draws of replies, and the order of samples.
             device: `auto`, `cpu`, `cuda` or `mps`.
             keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
+            deterministic: The same bits whatever else is drawn at the same time: one thread, each prompt read alone.
 
         Raises:
             ConfigError: The configuration cannot work here.
@@ -91,7 +113,8 @@ class Engine:
         """
         with checkpoint.quiet(), ThreadPoolExecutor(1) as thread:  # its libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device).result()
-        return cls(config, model, load_tokenizer(config), seed=seed, keep_reference=keep_reference)
+        tokenizer = load_tokenizer(config)
+        return cls(config, model, tokenizer, seed=seed, keep_reference=keep_reference, deterministic=deterministic)
 
     @property
     def num_parameters(self) -> int:
@@ -253,6 +276,8 @@ class Engine:
         """Ends a job at its next micro-batch, fails what waits and joins the sampler's thread."""
         self.learner.stopping.set()
         self.policy.sampler.close()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
 
     def __enter__(self) -> Engine:
         return self

@@ -60,6 +60,7 @@ class EmbeddedPolicy(PolicyServer):
         renderer: Its tokenizer and template.
         name: The model's name.
         max_batch: Replies drawn at the same time.
+        deterministic: A reply does not depend, to the last bit, on what is drawn beside it.
         seed: Of draws that bring no seed.
         score: Log-probs by the learner's path.
         fingerprint: Hash of the weights.
@@ -73,6 +74,7 @@ class EmbeddedPolicy(PolicyServer):
         name: str,
         *,
         max_batch: int,
+        deterministic: bool,
         seed: int,
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
         fingerprint: Callable[[], str],
@@ -84,7 +86,7 @@ class EmbeddedPolicy(PolicyServer):
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
         eos = end_tokens(model, renderer.tokenizer)
-        self.sampler = Sampler(model, eos, max_batch=max_batch, seed=seed, deliver=deliver)
+        self.sampler = Sampler(model, eos, max_batch=max_batch, seed=seed, deliver=deliver, deterministic=deterministic)
 
     @property
     def version(self) -> int:

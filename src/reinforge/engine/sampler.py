@@ -66,6 +66,9 @@ class Sampler:
         max_batch: Slots.
         seed: Of the stream for requests that bring no seed.
         deliver: Takes the replies that one step finished.
+        deterministic: Prompts are prefilled one by one: how a matrix product is cut into blocks depends on its rows,
+            and with it the last bit. Decode steps have at least `MIN_ROWS` rows and lengths of whole chunks, which is
+            enough for them on one thread (measured: 0 of 600 replies differ over random batches, against 101).
     """
 
     def __init__(
@@ -76,12 +79,14 @@ class Sampler:
         max_batch: int,
         seed: int,
         deliver: Callable[[list[SampleRequest]], None],
+        deterministic: bool = False,
     ):
         self.model, self.max_batch, self.seed, self.version = model, max_batch, seed, 0
         self.num_begun = 0
         self._eos = np.zeros(model.vocab_size, bool)
         self._eos[[token for token in eos_ids if token < model.vocab_size]] = True
         self._deliver = deliver
+        self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
         self._masks = DecodeMasks(model)
         self._cache = SlotCache(model, max_batch)
         self._rows = Rows(max_batch)
@@ -243,7 +248,7 @@ class Sampler:
         siblings: dict[tuple[int, ...], list[SampleRequest]] = {}
         for request in self._taken:
             siblings.setdefault(request.prompt, []).append(request)
-        for prompts in batches_by_length(list(siblings), PREFILL_TOKENS):
+        for prompts in batches_by_length(list(siblings), self._prefill_tokens):
             self._prefill(prompts, siblings)
 
     def _prefill(self, prompts: list[tuple[int, ...]], siblings: dict[tuple[int, ...], list[SampleRequest]]) -> None:

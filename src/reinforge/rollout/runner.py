@@ -8,13 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-<<<<<<< HEAD
 from reinforge.config.schema import Config, LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import BackendError, ConfigError, EngineError
-=======
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendError, ConfigError, EngineError, describe_error
->>>>>>> h2
 from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture, ChatModel, EpisodeContext
 from reinforge.rollout.threads import in_daemon_thread
