@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-long test test-slow check fix install clean
+.PHONY: demo demo-long test test-slow fault check fix install clean
 
 install: $(STAMP)
 
@@ -24,10 +24,13 @@ demo-long: $(STAMP)
 	$(BIN)/reinforge demo --long
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not fault"
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+fault: $(STAMP)
+	$(BIN)/python -m pytest tests/fault --timeout 3000
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

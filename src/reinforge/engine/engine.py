@@ -114,6 +114,7 @@ class Engine:
         with checkpoint.quiet(), ThreadPoolExecutor(1) as thread:  # its libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device).result()
         tokenizer = load_tokenizer(config)
+        torch.manual_seed(stable_seed(seed, "torch"))  # dropout draws from torch's own stream
         return cls(config, model, tokenizer, seed=seed, keep_reference=keep_reference, deterministic=deterministic)
 
     @property
