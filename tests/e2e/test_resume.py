@@ -165,3 +165,24 @@ def test_python_goes_on_too(tmp_path, tiny_model_dir, monkeypatch):
         )
     summary = reinforge.finetune(agent, rows, vowels, tiny_model_dir, **task, resume="last")
     assert (summary.status, summary.run_id) == ("completed", "r")
+
+
+@pytest.mark.parametrize("of_the_device", [True, False])
+def test_too_little_memory_stops_with_advice_and_the_run_can_go_on(project, monkeypatch, of_the_device):
+    """Exit 4, not 3: the job was fine, the machine was not."""
+    import torch
+
+    from reinforge.engine.learner import Learner
+
+    def step(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory") if of_the_device else MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Learner, "step", step)
+        result = project.set("finetuning.num_epochs", 2).finetune()
+    assert result.exit_code == 4, result.output
+    assert "too little memory" in result.output
+    assert "micro_batch_tokens" in result.output
+    result = call("finetune", "--resume", "runs/r")
+    assert result.exit_code == 0, result.output
+    assert jobs(project) == [(0, "completed"), (1, "completed")]

@@ -19,7 +19,15 @@ from reinforge import __version__
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BudgetReached, ConfigError, EvaluationError, Interrupted, JobFailed, Problem
+from reinforge.errors import (
+    BudgetReached,
+    ConfigError,
+    EvaluationError,
+    Interrupted,
+    JobFailed,
+    Problem,
+    ReinforgeError,
+)
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.interfaces import EvaluationReport
@@ -264,7 +272,10 @@ class _Run:
         """Makes the last adopted weights durable where the run stops between two checkpoints."""
         if self.context.pending is not None and self.summary.status == "stopped":
             write, self.context.pending = self.context.pending, None
-            await write()
+            try:
+                await write()
+            except ReinforgeError as error:  # its jobs will be trained again: nothing is lost but time
+                logging.getLogger("reinforge").warning("the last checkpoint could not be written: %s", error)
 
     async def _bind(self) -> EpisodeRunner:
         """Binds the trainer to its parts and gives the builder something to evaluate with."""
