@@ -28,6 +28,18 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 8},
+    "gemma2": {"sliding_window": 8, "head_dim": 16, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"sliding_window": 8, "head_dim": 16},
+    "phi": {"num_key_value_heads": 4},
+    "phi3": {"pad_token_id": 0, "bos_token_id": 0},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+}
+"""Families by `model_type`, with what their tiny models need besides the sizes."""
 
 
 def make_tokenizer(vocab_size: int = SIZES["vocab_size"]) -> Any:

@@ -54,3 +54,19 @@ def random_samples(count: int, seed: int = 0, vocab_size: int = 320) -> list[Tra
         tokens = TokenLogprobs(prompt, reply, logprobs, temperature=float(rng.choice([0.7, 1.0])))
         samples.append(sample_of(tokens, float(rng.normal()), float(rng.uniform(0.2, 2))))
     return samples
+
+
+def sibling_samples(seed: int = 0, vocab_size: int = 320) -> list[TrainingSample]:
+    """Families of one to six siblings with prompts of 3 to 20 tokens and replies of 1 to 7; some train a later turn."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for size in (6, 1, 3, 4, 1, 2):
+        prompt = tuple(rng.integers(6, vocab_size, rng.integers(3, 20)).tolist())
+        for number in range(size):
+            reply = tuple(rng.integers(6, vocab_size, rng.integers(1, 8)).tolist())
+            tokens = TokenLogprobs(prompt, reply, (-5.0,) * len(reply), temperature=float(rng.choice([0.7, 1.0])))
+            sample = sample_of(tokens, float(rng.normal()), float(rng.uniform(0.2, 2)))
+            if number == 2 and len(reply) > 2:  # a second turn: the token between was said by somebody else
+                sample.loss_mask[len(prompt) + 1] = False
+            samples.append(sample)
+    return [samples[i] for i in rng.permutation(len(samples))]

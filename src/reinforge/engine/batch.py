@@ -15,6 +15,24 @@ from torch import Tensor
 from reinforge.errors import TrajectoryError
 from reinforge.types.sample import TrainingSample
 
+WORTH = 0.9
+"""Prefixes are shared where that leaves at most this share of the tokens: a second pass has a price of its own."""
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """What siblings have in common: the tokens before the first trained one.
+
+    Attributes:
+        token_ids: `[G, P]`, padded on the right with 0.
+        lengths: `[G]` tokens of each.
+        groups: `[B]` the prefix of each sample.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    groups: Tensor
+
 
 @dataclass(slots=True)
 class TokenBatch:
@@ -30,6 +48,7 @@ class TokenBatch:
         ref_logprobs: `[B, T]` log p under the reference; None where not computed.
         advantages: `[B, T]` credit; 0 where an algorithm gave none.
         weights: `[B]` weight of each sample.
+        prefixes: What samples share; None where each begins in its own way.
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
     """
 
@@ -42,6 +61,7 @@ class TokenBatch:
     ref_logprobs: Tensor | None
     advantages: Tensor
     weights: Tensor
+    prefixes: Prefixes | None = None
     entropies: Tensor | None = None
 
 
@@ -72,7 +92,74 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         ref_logprobs=pad(refs, np.float32) if len(refs) == len(samples) else None,
         advantages=pad([np.zeros(len(s)) if s.advantages is None else s.advantages for s in samples], np.float32),
         weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
+        prefixes=_prefixes(samples, device),
     )
+
+
+def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) -> Prefixes | None:
+    families = _families(samples)
+    if len(families) == len(samples) or () in families:
+        return None
+    groups = np.zeros(len(samples), np.int64)
+    token_ids = np.zeros((len(families), max(map(len, families))), np.int64)
+    for number, (prefix, members) in enumerate(families.items()):
+        groups[members] = number
+        token_ids[number, : len(prefix)] = prefix
+    lengths = np.array([len(prefix) for prefix in families])
+    return Prefixes(*(torch.from_numpy(array).to(device) for array in (token_ids, lengths, groups)))
+
+
+def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
+    """Returns the samples' indices by what stands before their first trained token (everything, if none is)."""
+    families: dict[tuple[int, ...], list[int]] = {}
+    for index, sample in enumerate(samples):
+        trained = np.flatnonzero(sample.loss_mask)
+        prefix = sample.token_ids[: trained[0] if len(trained) else len(sample)]
+        families.setdefault(tuple(prefix.tolist()), []).append(index)
+    return families
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Siblings that are computed together: `prefix` tokens once, `suffix` at most for each member."""
+
+    prefix: int
+    suffix: int
+    members: list[int]
+
+
+def cut(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = True) -> list[list[int]]:
+    """Returns indices in micro-batches of at most `max_tokens` tokens, padding included.
+
+    Siblings stay together where their common prefix is worth sharing, and are cut only where they are too many for
+    one batch. All others go as rows, with rows of like length; one that is too long goes alone.
+
+    Example: three samples of a prefix of 6 tokens, each with 2 more, and one of 9: 12 tokens shared, 24 as rows
+        => [[3], [0, 1, 2]] with max_tokens 12
+    """
+    alone: list[int] = []
+    units: list[_Unit] = []
+    for prefix, members in _families(samples).items():
+        suffixes = [len(samples[i]) - len(prefix) for i in members]
+        total = sum(suffixes)
+        if not share or len(prefix) + total > WORTH * (len(prefix) * len(members) + total):
+            alone += members
+            continue
+        size = max(1, (max_tokens - len(prefix)) // max(suffixes))
+        parts = (members[start : start + size] for start in range(0, len(members), size))
+        units += [_Unit(len(prefix), max(suffixes), part) for part in parts]
+    batches: list[list[_Unit]] = []
+    for unit in sorted(units, key=lambda unit: (unit.prefix, unit.suffix, unit.members)):
+        if not batches or _num_tokens([*batches[-1], unit]) > max_tokens:
+            batches.append([])
+        batches[-1].append(unit)
+    rows = [[alone[i] for i in batch] for batch in micro_batches([len(samples[i]) for i in alone], max_tokens)]
+    return rows + [[i for unit in batch for i in unit.members] for batch in batches]
+
+
+def _num_tokens(units: Sequence[_Unit]) -> int:
+    num_rows = sum(len(unit.members) for unit in units)
+    return len(units) * max(unit.prefix for unit in units) + num_rows * max(unit.suffix for unit in units)
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -86,3 +173,16 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             batches.append([])
         batches[-1].append(index)
     return batches
+
+
+def plain_sample(token_ids: Sequence[int]) -> TrainingSample:
+    """Returns tokens as a sample that looks at every token but the first, at temperature 1."""
+    n = len(token_ids)
+    return TrainingSample(
+        token_ids=np.asarray(token_ids, np.int64),
+        loss_mask=np.arange(n) > 0,
+        sampling_logprobs=np.zeros(n, np.float32),
+        temperatures=np.ones(n, np.float32),
+        policy_versions=np.full(n, -1, np.int64),
+        turn_ids=np.full(n, -1, np.int64),
+    )

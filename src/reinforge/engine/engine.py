@@ -24,10 +24,12 @@ from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
+from reinforge.engine.batch import plain_sample
 from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import plain_sample, sample_logprobs
+from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.model import CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy
+from reinforge.engine.prefix import sharing_masks
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.errors import EngineError, OutOfMemory
 from reinforge.files import commit_folder, staging_folder
@@ -72,7 +74,6 @@ class Engine:
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self.reference = model.frozen_copy() if keep_reference else None
-        self.learner = Learner(model, config, seed)
         self._in_job = False
         self._snapshot: Snapshot | None = None
         self.policy = EmbeddedPolicy(
@@ -86,6 +87,8 @@ class Engine:
             fingerprint=self.fingerprint,
             published=self._forget_snapshot,
         )
+        self._masks = self._call(lambda: sharing_masks(model))
+        self.learner = Learner(model, config, seed, self._masks)
         self._threads_before: int | None = None
         if deterministic:  # sums over several threads depend on how many there are
             self._threads_before = torch.get_num_threads()
@@ -215,7 +218,7 @@ class Engine:
         return self._logprobs(self.model, samples)
 
     def _logprobs(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        return self._call(lambda: sample_logprobs(model, samples, self.config.batch.micro_batch_tokens))
+        return self._call(lambda: sample_logprobs(model, samples, self.config.batch.micro_batch_tokens, self._masks))
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         return self.logprobs([plain_sample(row) for row in token_ids])

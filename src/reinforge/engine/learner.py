@@ -15,9 +15,10 @@ from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig, ScheduleConfig
 from reinforge.crash import crash_point
-from reinforge.engine.batch import collate, micro_batches
+from reinforge.engine.batch import collate, cut
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.losses import LossOutput, find_loss
+from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
@@ -59,14 +60,21 @@ class Sums:
 class Learner:
     """Owns the optimizer of one model.
 
+    Args:
+        model: The model.
+        config: Optimizer, schedule and batches.
+        seed: Orders of samples derive from it.
+        masks: For prefixes that siblings share; None: each sample is computed whole.
+
     Attributes:
         num_steps: Optimizer steps made since the weights were loaded.
         stopping: Set from any thread to end an update at the next micro-batch, with an error.
     """
 
-    def __init__(self, model: CausalModel, config: PolicyConfig, seed: int):
+    def __init__(self, model: CausalModel, config: PolicyConfig, seed: int, masks: AttentionMasks | None = None):
         self.model, self.config, self.seed = model, config, seed
         self.stopping = threading.Event()
+        self.masks = masks
         self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self.reset()
 
@@ -149,11 +157,13 @@ class Learner:
     ) -> dict[str, float] | None:
         total_weight = sum(sample.weight * sample.num_trained for sample in samples)
         step_loss, sums = 0.0, Sums()
-        for indices in micro_batches([len(sample) for sample in samples], self.config.batch.micro_batch_tokens):
+        for indices in cut(samples, self.config.batch.micro_batch_tokens, share=self.masks is not None):
             if self.stopping.is_set():
                 raise EngineError("the engine is closed")
             batch = collate([samples[i] for i in indices], self.model.device)
-            logprobs_BT, batch.entropies = token_logprobs(self.model, batch, entropy_grad=entropy_grad)
+            logprobs_BT, batch.entropies = token_logprobs(
+                self.model, batch, masks=self.masks, entropy_grad=entropy_grad
+            )
             output: LossOutput = loss(batch, logprobs_BT)
             weights_BT = batch.weights[:, None] * batch.loss_mask / total_weight
             part = (torch.where(batch.loss_mask, output.loss, 0.0) * weights_BT).sum()

@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from reinforge.engine.batch import TokenBatch, collate, micro_batches
+from reinforge.engine.batch import TokenBatch, collate, cut
+from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
+from reinforge.engine.prefix import trained_features
 from reinforge.types.sample import FloatArray, TrainingSample
 
 CHUNK_LOGITS = 2**22
 """Logits that exist at once: 16 MiB in float32."""
 
 
-def token_logprobs(model: CausalModel, batch: TokenBatch, *, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    model: CausalModel, batch: TokenBatch, *, masks: AttentionMasks | None = None, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
     """Returns log p of each trained token and the entropy of its distribution, `[B, T]` each, 0 elsewhere.
 
     log p(t) = z_t - log sum_v exp z_v and H = log sum_v exp z_v - sum_v p_v z_v, with z the logits divided by the
@@ -30,11 +34,11 @@ def token_logprobs(model: CausalModel, batch: TokenBatch, *, entropy_grad: bool 
     Args:
         model: The model.
         batch: The tokens.
+        masks: For prefixes that samples share; None: each sample is computed whole.
         entropy_grad: Entropies carry gradient too.
     """
-    features_BTH = model.features(batch.token_ids)
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
-    features_NH = features_BTH[rows_N, places_N - 1]
+    features_NH = trained_features(model, batch, masks)
     targets_N = batch.token_ids[rows_N, places_N]
     temperatures_N = batch.temperatures[rows_N, places_N]
 
@@ -62,25 +66,14 @@ def token_logprobs(model: CausalModel, batch: TokenBatch, *, entropy_grad: bool 
 
 
 @torch.no_grad()
-def sample_logprobs(model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int) -> list[FloatArray]:
+def sample_logprobs(
+    model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
+) -> list[FloatArray]:
     """Returns log p of each sample's trained tokens, `[T]` each and 0 elsewhere, in micro-batches of `max_tokens`."""
     logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-    for indices in micro_batches([len(sample) for sample in samples], max_tokens):
+    for indices in cut(samples, max_tokens, share=masks is not None):
         batch = collate([samples[i] for i in indices], model.device)
-        rows = token_logprobs(model, batch)[0].cpu().numpy()
+        rows = token_logprobs(model, batch, masks=masks)[0].cpu().numpy()
         for i, row in zip(indices, rows, strict=True):
             logprobs[i] = row[: len(samples[i])].copy()
     return logprobs
-
-
-def plain_sample(token_ids: Sequence[int]) -> TrainingSample:
-    """Returns tokens as a sample that looks at every token but the first, at temperature 1."""
-    n = len(token_ids)
-    return TrainingSample(
-        token_ids=np.asarray(token_ids, np.int64),
-        loss_mask=np.arange(n) > 0,
-        sampling_logprobs=np.zeros(n, np.float32),
-        temperatures=np.ones(n, np.float32),
-        policy_versions=np.full(n, -1, np.int64),
-        turn_ids=np.full(n, -1, np.int64),
-    )

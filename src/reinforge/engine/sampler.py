@@ -26,9 +26,10 @@ from torch import Tensor
 from transformers import Cache
 
 from reinforge.engine.draw import draw, uniforms
+from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.rows import Rows, SampleRequest
-from reinforge.engine.slots import MIN_ROWS, DecodeMasks, PrefillLayer, SlotCache, round_up
+from reinforge.engine.slots import MIN_ROWS, PrefillLayer, SlotCache, round_up
 from reinforge.errors import EngineError
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class Sampler:
         self._eos[[token for token in eos_ids if token < model.vocab_size]] = True
         self._deliver = deliver
         self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
-        self._masks = DecodeMasks(model)
+        self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
         self._rows = Rows(max_batch)
         self._taken: list[SampleRequest] = []
@@ -298,7 +299,7 @@ class Sampler:
         features = self.model.features(
             self._put(token_ids)[:, None],
             positions_B[:, None],
-            attention_mask=self._masks.make(positions_B, length),
+            attention_mask=self._masks.step(positions_B, length),
             past_key_values=self._cache,
             use_cache=True,
         )

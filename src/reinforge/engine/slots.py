@@ -17,9 +17,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from reinforge.engine.attention import NAME
 from reinforge.engine.model import CausalModel
-from reinforge.errors import EngineError
 
 CHUNK = 16
 """Lengths are rounded up to this: fewer shapes, and logits that do not depend on the rest of the batch."""
@@ -162,36 +160,3 @@ class SlotCache(Cache):
             lanes = torch.arange(self.num_rows * num_heads, device=self.device).view(-1, num_heads)
             self._places[num_heads] = (lanes * self.capacity + self._positions_B[:, None]).view(-1)
         return self._places[num_heads]
-
-
-class DecodeMasks:
-    """Makes the explicit masks of a step, one by kind where a model's layers differ.
-
-    Masks are added to the scores, which every attention function takes; sdpa would turn a bool one into this in each
-    layer anew.
-    """
-
-    def __init__(self, model: CausalModel):
-        if model.attention not in (NAME, "sdpa", "eager"):
-            raise EngineError(f"the sampler knows the attention functions sdpa and eager, not {model.attention!r}")
-        self.kinds = set(getattr(model.config, "layer_types", None) or [])
-        unknown = self.kinds - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise EngineError(f"the sampler cannot cache layers of type {', '.join(sorted(unknown))}")
-        slides = self.kinds != {"full_attention"}
-        self.window: int | None = getattr(model.config, "sliding_window", None) if slides else None
-        self.zero = torch.zeros((), dtype=model.dtype, device=model.device)
-
-    def make(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
-        """Returns 0 where a row sees one of `length` places and the least number elsewhere, `[B, 1, 1, L]`."""
-        places_L = torch.arange(length, device=positions_B.device)
-        full_BL = places_L[None] <= positions_B[:, None]
-        if self.window is None:
-            return self._added(full_BL)
-        sliding_BL = full_BL & (places_L[None] > positions_B[:, None] - self.window)
-        if len(self.kinds) < 2:
-            return self._added(sliding_BL)
-        return {"full_attention": self._added(full_BL), "sliding_attention": self._added(sliding_BL)}
-
-    def _added(self, mask_BL: Tensor) -> Tensor:
-        return torch.where(mask_BL, self.zero, torch.finfo(self.zero.dtype).min)[:, None, None]

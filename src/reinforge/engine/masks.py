@@ -1,0 +1,57 @@
+"""Explicit attention masks, one by kind where a model's layers differ (full and sliding attention).
+
+Masks are added to the scores, which every attention function takes; sdpa would turn a bool one into this in each layer
+anew. Shapes: B rows, S queries, L keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reinforge.engine.attention import NAME
+from reinforge.engine.model import CausalModel
+from reinforge.errors import EngineError
+
+
+class AttentionMasks:
+    """Makes the masks of one model.
+
+    Raises:
+        EngineError: The model's attention is of a kind that takes no explicit mask.
+    """
+
+    def __init__(self, model: CausalModel):
+        if model.attention not in (NAME, "sdpa", "eager"):
+            raise EngineError(f"the sampler knows the attention functions sdpa and eager, not {model.attention!r}")
+        self.kinds = set(getattr(model.config, "layer_types", None) or [])
+        unknown = self.kinds - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise EngineError(f"the sampler cannot cache layers of type {', '.join(sorted(unknown))}")
+        slides = self.kinds != {"full_attention"}
+        self.window: int | None = getattr(model.config, "sliding_window", None) if slides else None
+        self.zero = torch.zeros((), dtype=model.dtype, device=model.device)
+
+    def step(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+        """Returns the mask of one new token a row over its cache of `length` places, `[B, 1, 1, L]`."""
+        places_L = torch.arange(length, device=positions_B.device)
+        return self.between(positions_B[:, None], places_L[None])
+
+    def between(self, queries_BS: Tensor, keys_BL: Tensor) -> Tensor | dict[str, Tensor]:
+        """Returns 0 where a query sees a key and the least number elsewhere, `[B, 1, S, L]`.
+
+        Args:
+            queries_BS: Position of each query.
+            keys_BL: Position of each key; one beyond every query is seen by none.
+        """
+        queries_BS1, keys_B1L = queries_BS[:, :, None], keys_BL[:, None, :]
+        full_BSL = keys_B1L <= queries_BS1
+        if self.window is None:
+            return self._added(full_BSL)
+        sliding_BSL = full_BSL & (keys_B1L > queries_BS1 - self.window)
+        if len(self.kinds) < 2:
+            return self._added(sliding_BSL)
+        return {"full_attention": self._added(full_BSL), "sliding_attention": self._added(sliding_BSL)}
+
+    def _added(self, mask_BSL: Tensor) -> Tensor:
+        return torch.where(mask_BSL, self.zero, torch.finfo(self.zero.dtype).min)[:, None]

@@ -1,0 +1,117 @@
+"""Siblings share their prompt: it is computed once, with gradient, and their replies run over its keys and values.
+
+    prompt a b c, replies d e f and g h     rows:    [a b c d e f] [a b c g h]     12 places, padded
+                                            shared:  [a b c]  [d e] [g]             7 places
+
+Keys and values of one prefix go to many rows by `index_select`, whose backward pass adds up what they send back: the
+gradient is that of plain rows up to the order of sums. What a token is predicted from is the place before it, so a
+sample's last token is never computed.
+Shapes: B samples, G prefixes, P tokens of the longest prefix, S of the longest suffix, N trained tokens, H features.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from reinforge.engine.batch import Prefixes, TokenBatch, collate, plain_sample
+from reinforge.engine.masks import AttentionMasks
+from reinforge.engine.model import CausalModel
+from reinforge.engine.slots import PrefillLayer
+from reinforge.types.sample import TrainingSample
+
+logger = logging.getLogger(__name__)
+
+
+class SuffixLayer(PrefillLayer):
+    """Puts the keys and values of each row's prefix, `[G, K, P, D]`, before its own, `[B, K, S, D]`."""
+
+    def __init__(self, prefix: PrefillLayer, groups_B: Tensor):
+        super().__init__()
+        self.prefix, self.groups_B = prefix, groups_B
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Returns keys and values of prefix and suffix, `[B, K, P + S, D]`."""
+        keys = torch.cat((self.prefix.keys.index_select(0, self.groups_B), key_states), dim=2)
+        values = torch.cat((self.prefix.values.index_select(0, self.groups_B), value_states), dim=2)
+        return keys, values
+
+
+def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMasks | None) -> Tensor:
+    """Returns what each trained token is predicted from, `[N, H]`, in the order of `loss_mask.nonzero()`.
+
+    Args:
+        model: The model.
+        batch: The tokens.
+        masks: Makes the masks of suffixes; None: every sample is a row of its own.
+    """
+    rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
+    if batch.prefixes is None or masks is None:
+        features_BTH = model.features(batch.token_ids[:, :-1])
+        return features_BTH[rows_N, places_N - 1]
+    shared = batch.prefixes
+    prefill = Cache(layers=[PrefillLayer() for _ in range(model.num_layers)])
+    heads_GPH = model.features(shared.token_ids, past_key_values=prefill, use_cache=True)
+    lengths_N = shared.lengths[shared.groups][rows_N]
+    is_first_N = places_N == lengths_N
+    first_H = heads_GPH[shared.groups[rows_N[is_first_N]], lengths_N[is_first_N] - 1]
+    if is_first_N.all():
+        return first_H
+    tails_BSH = _suffix_features(model, batch, shared, prefill, masks)
+    rest_H = tails_BSH[rows_N[~is_first_N], (places_N - lengths_N - 1)[~is_first_N]]
+    order_N = torch.cat((is_first_N.nonzero(), (~is_first_N).nonzero()))[:, 0].argsort()
+    return torch.cat((first_H, rest_H)).index_select(0, order_N)
+
+
+def _suffix_features(
+    model: CausalModel, batch: TokenBatch, shared: Prefixes, prefill: Cache, masks: AttentionMasks
+) -> Tensor:
+    """Returns the features of every sample's tokens after its prefix, `[B, S, H]`."""
+    device, starts_B = batch.token_ids.device, shared.lengths[shared.groups]
+    width = int((batch.lengths - starts_B).max()) - 1
+    last = batch.token_ids.shape[1] - 1  # what lies behind a sample's end is computed and never read
+    positions_BS = (starts_B[:, None] + torch.arange(width, device=device)).clamp(max=last)
+    token_ids_BS = batch.token_ids.gather(1, positions_BS)
+    places_P = torch.arange(shared.token_ids.shape[1], device=device)
+    places_BP = places_P.expand(len(starts_B), -1)
+    unused_BP = torch.where(places_BP < starts_B[:, None], places_BP, torch.iinfo(torch.int64).max)
+    keys_BL = torch.cat((unused_BP, positions_BS), dim=1)
+    layers = [SuffixLayer(layer, shared.groups) for layer in prefill.layers]
+    return model.features(
+        token_ids_BS,
+        positions_BS,
+        attention_mask=masks.between(positions_BS, keys_BL),
+        past_key_values=Cache(layers=layers),
+        use_cache=True,
+    )
+
+
+@torch.no_grad()
+def sharing_masks(model: CausalModel) -> AttentionMasks | None:
+    """Returns what makes the masks of suffixes, or None where this family cannot share prefixes, and says so."""
+    samples = [_looked_at(range(6)), _looked_at([0, 1, 2, 5, 4]), _looked_at([3, 1, 4])]
+    masks = AttentionMasks(model)
+    batch = collate(samples, model.device)
+    try:
+        shared, plain = trained_features(model, batch, masks), trained_features(model, batch, None)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+        reason = f"{type(cause).__name__}: {cause}"
+    else:
+        error, size = (shared - plain).abs().max().item(), plain.abs().max().item()
+        if error <= (1e-4 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
+            return masks
+        reason = f"its features are {error:g} off"
+    logger.warning("%s models train without shared prefixes, which is slower: %s", model.config.model_type, reason)
+    return None
+
+
+def _looked_at(token_ids: Sequence[int]) -> TrainingSample:
+    """Returns a sample whose prefix is its first three tokens (two, where it has no more)."""
+    sample = plain_sample(token_ids)
+    sample.loss_mask[: min(3, len(sample) - 1)] = False
+    return sample

@@ -1,0 +1,87 @@
+"""One model, one number: sampler = learner = plain transformers forward, shared prefixes = rows, saved = reloaded.
+
+For each family at a tiny size from its real configuration, in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.batch import collate, cut
+from reinforge.engine.logprobs import sample_logprobs, token_logprobs
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import ask, request, sibling_samples
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request, tmp_path_factory):
+    folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+    with Engine.load(PolicyConfig(model=str(folder), max_batch=5), seed=0, device="cpu") as engine:
+        yield engine
+
+
+def plain_logprobs(engine, ids, first, temperature=1.0):
+    """log p of the tokens from `first` on, by one call of the Hugging Face module."""
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        logits = engine.model.module(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0].double()
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
+    return np.array([logprobs[t - 1, ids[t]].item() for t in range(first, len(ids))])
+
+
+def test_the_sampler_is_the_plain_forward(engine):
+    requests = [
+        request("a" * (1 + i // 3), temperature=(1.0, 0.6, 1.7, 0.0)[i % 4], max_tokens=3 + 5 * (i % 5))
+        for i in range(14)
+    ]
+    for reply in ask(engine.policy, requests):
+        tokens = reply.tokens
+        ids, first = tokens.prompt_token_ids + tokens.token_ids, len(tokens.prompt_token_ids)
+        assert np.abs(plain_logprobs(engine, ids, first, tokens.temperature) - tokens.logprobs).max() <= 1e-5
+
+
+def test_the_learner_is_the_plain_forward(engine):
+    samples = sibling_samples()
+    for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
+        for t in np.flatnonzero(sample.loss_mask):
+            ids = sample.token_ids[: t + 1].tolist()
+            assert logprobs[t] == pytest.approx(
+                plain_logprobs(engine, ids, t, float(sample.temperatures[t]))[0], abs=1e-5
+            )
+
+
+def test_shared_prefixes_are_rows(engine):
+    """Log-probs to 1e-5, every parameter's gradient to 1e-4 of its size; and prefixes are in fact shared."""
+    samples = sibling_samples()
+    masks, model = engine.learner.masks, engine.model
+    assert masks is not None
+    assert any(len(batch) > 1 and collate([samples[i] for i in batch]).prefixes for batch in cut(samples, 1000))
+    rows, shared = sample_logprobs(model, samples, 1000), sample_logprobs(model, samples, 1000, masks)
+    for row, other in zip(rows, shared, strict=True):
+        assert np.abs(row - other).max() <= 1e-5
+    gradients = []
+    for way in (None, masks):
+        model.module.zero_grad()
+        for indices in cut(samples, 200, share=way is not None):
+            logprobs, entropies = token_logprobs(
+                model, collate([samples[i] for i in indices]), masks=way, entropy_grad=True
+            )
+            (logprobs.sum() + 0.1 * entropies.sum()).backward()
+        gradients.append({name: p.grad.clone() for name, p in engine.learner.parameters.items()})
+    model.module.zero_grad()
+    for name, gradient in gradients[0].items():
+        error = (gradients[1][name] - gradient).abs().max()
+        assert error <= 1e-4 * max(gradient.abs().max().item(), 1e-3), name
+
+
+def test_saved_is_reloaded(engine, tmp_path):
+    samples = sibling_samples()
+    engine.save(tmp_path / "saved", 1)
+    with Engine.load(PolicyConfig(model=str(tmp_path / "saved")), seed=0, device="cpu") as again:
+        assert again.fingerprint() == engine.fingerprint()
+        for before, after in zip(engine.logprobs(samples), again.logprobs(samples), strict=True):
+            assert np.abs(before - after).max() <= 1e-6

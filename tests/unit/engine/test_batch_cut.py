@@ -1,0 +1,48 @@
+"""How samples are cut into micro-batches: siblings stay together where sharing their prefix pays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reinforge.engine.batch import collate, cut
+from reinforge.types.request import TokenLogprobs
+from tests.samples import sample_of, sibling_samples
+
+
+def sample(prompt, reply):
+    return sample_of(TokenLogprobs(tuple(prompt), tuple(reply), (-1.0,) * len(reply)))
+
+
+def test_siblings_of_a_long_prompt_share_it_and_the_other_goes_alone():
+    siblings = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(3)]
+    assert cut([*siblings, sample([9] * 6, [1, 2, 3])], 12) == [[3], [0, 1, 2]]
+
+
+def test_a_family_that_is_too_big_is_cut_and_its_prefix_repeated():
+    """Prefix 6, suffixes of 2: four members in 14 tokens, the other two in a batch of their own."""
+    family = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(6)]
+    assert cut(family, 14) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_a_short_prompt_is_not_worth_a_second_pass():
+    """Prefix 1, suffixes of 20: 41 tokens shared, 42 as rows."""
+    assert collate([sample([1], range(20)), sample([1], range(20))]).prefixes is not None
+    assert cut([sample([1], range(20)), sample([2], range(9)), sample([1], range(20))], 100) == [[1, 0, 2]]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 16, 60, 10_000])
+@pytest.mark.parametrize("share", [True, False])
+def test_each_sample_is_in_exactly_one_batch(max_tokens, share):
+    samples = sibling_samples(seed=3)
+    batches = cut(samples, max_tokens, share=share)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(samples)))
+    assert share or batches == cut(samples, max_tokens, share=False)
+
+
+def test_the_prefixes_of_a_batch():
+    batch = collate([sample([1, 2, 3], [4]), sample([5, 6], [7, 8]), sample([1, 2, 3], [9, 9])])
+    assert batch.prefixes.token_ids.tolist() == [[1, 2, 3], [5, 6, 0]]
+    assert (batch.prefixes.lengths.tolist(), batch.prefixes.groups.tolist()) == ([3, 2], [0, 1, 0])
+    assert collate([sample([1, 2], [3]), sample([1, 3], [3])]).prefixes is None
+    assert np.array_equal(batch.token_ids[1].tolist(), [5, 6, 7, 8, 0])
