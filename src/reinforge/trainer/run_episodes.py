@@ -95,10 +95,9 @@ def episode_lines(found: FoundEpisode) -> list[str]:
     for name, score in data["scores"].items():
         why = "; ".join(str(score[key]) for key in ("reasoning", "error") if score.get(key) is not None)
         lines.append(f"  score     {name} {_figure(score['score'])}" + (f": {why}" if why else ""))
+    num_calls = f"{len(calls)} call{'' if len(calls) == 1 else 's'}"
     attempt = f", attempt {data['attempt'] + 1}" if data["attempt"] else ""
-    lines.append(
-        f"  made      {len(calls)} call{'' if len(calls) == 1 else 's'}, {sampled:,} sampled tokens, {data['wall_s']:.2f} s{attempt}"
-    )
+    lines.append(f"  made      {num_calls}, {sampled:,} sampled tokens, {data['wall_s']:.2f} s{attempt}")
     shown: list[dict[str, Any]] = []
     for number, call in enumerate(calls):
         messages = call["messages"]

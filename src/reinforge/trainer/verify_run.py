@@ -115,6 +115,7 @@ class _Check:
         if record is not None:
             self._pointers(record)
             self._unknown(record)
+        if record is not None and record.facts:
             self._exports(record)
             self._files()
         if not self.is_running:
@@ -266,12 +267,14 @@ def _unreadable(path: Path) -> str | None:
     """Returns what is wrong with an export, or None: every line of it can be read."""
     try:
         with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
-            rest = b""
+            rest, expected, found = b"", zstandard.frame_content_size(file.read(64)), 0
+            file.seek(0)
             while part := reader.read(2**20):
+                found += len(part)
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
                     json.loads(line)
-        return "its last line is cut off" if rest else None
+        return "it is cut off" if rest or (expected >= 0 and found != expected) else None
     except FileNotFoundError:
         return "it is missing"
     except (OSError, ValueError, zstandard.ZstdError) as error:
