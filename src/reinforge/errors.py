@@ -10,6 +10,7 @@
     ├── BackendError                      4   a training or model service answered wrongly
     │   └── BackendUnavailable(ConnectionError)  4   it does not answer at all
     ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
+    ├── OutOfMemory(MemoryError)          4   the machine or the device has too little memory
     ├── BudgetReached                     5   a limit of time or tokens was reached
     └── Interrupted                 130/143   a signal stopped the run
 
@@ -108,6 +109,12 @@ class BackendUnavailable(BackendError, ConnectionError):
 
 class StorageError(ReinforgeError, OSError):
     """The run folder cannot be read, written or locked."""
+
+    exit_code = 4
+
+
+class OutOfMemory(ReinforgeError, MemoryError):
+    """The machine or the device has too little memory for what was asked."""
 
     exit_code = 4
 

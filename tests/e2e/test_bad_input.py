@@ -198,3 +198,26 @@ def test_prompts_longer_than_the_context_are_the_policys_own_failure(project):
     project.set("finetuning.num_epochs", 1)
     assert project.finetune().exit_code == 0
     assert project.summary["episodes"]["context_overflow"] > 0
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".."])
+def test_a_run_name_that_leaves_the_folder_of_runs(project, name):
+    result = project.finetune("--run_name", name)
+    assert (result.exit_code, "is no name of a folder below" in result.output) == (2, True), result.output
+    assert not (project.folder / "runs").exists()
+
+
+def test_a_model_that_is_trained_and_never_called(project):
+    """The file of another harness, brought here with its `openai` llm left in: nothing that is trained would answer."""
+    project.set("llms.agent", {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9", "api_key": "x"})
+    refused(project, r"run\.yml:1.*llms: no entry is `_type: policy`.*agent is openai", "fix: make the entry")
+
+
+def test_a_filter_that_matches_nothing_names_what_it_could_match(project):
+    project.set("finetuning.target_functions", ["plan"])
+    refused(project, r"target_functions \['plan'\].*functions \['<workflow>'\] and the llms \['agent'\]", code=3)
+
+
+def test_all_problems_of_the_data_have_their_place_in_a_run_too(project):
+    project.rows = None
+    refused(project, r"run\.yml:\d+:\d+ eval\.general\.dataset")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
-from reinforge.errors import BackendError, ConfigError, JobFailed, Problem, ReinforgeError
+from reinforge.errors import BackendError, ConfigError, JobFailed, OutOfMemory, Problem, ReinforgeError, StorageError
 from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.threads import in_daemon_thread
@@ -34,11 +34,12 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
 
 @dataclass(slots=True)
 class _Job:
-    """One job of this process."""
+    """One job of this process; `world` is why it failed where the machine failed it, not the job itself."""
 
     ref: TrainingJobRef
     status: TrainingJobStatus
     done: asyncio.Event
+    world: ReinforgeError | None = None
 
     def move(self, status: TrainingStatusEnum, message: str, metadata: dict[str, Any] | None = None) -> None:
         """Goes to another status; the table of transitions holds."""
@@ -133,9 +134,15 @@ class LocalAdapter(TrainerAdapter):
         return self._job(ref).status
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
-        """Waits for a job's end; nothing is polled, so waiting costs nothing but the job."""
+        """Waits for a job's end; nothing is polled, so waiting costs nothing but the job.
+
+        Raises:
+            OutOfMemory, StorageError: The machine could not do it; the same job may well succeed elsewhere.
+        """
         job = self._job(ref)
         await job.done.wait()
+        if job.world is not None:
+            raise job.world
         return job.status
 
     async def save(self, folder: Path, version: int) -> bool:
@@ -193,6 +200,7 @@ class LocalAdapter(TrainerAdapter):
                 raise
             except Exception as error:  # noqa: BLE001  every failure of a job ends as its status, with the reason
                 text = str(error) if isinstance(error, ReinforgeError) else f"{type(error).__name__}: {error}"
+                job.world = error if isinstance(error, StorageError | OutOfMemory) else None
                 job.move(TrainingStatusEnum.FAILED, text, {"num_updates": 0})
             else:
                 job.move(TrainingStatusEnum.COMPLETED, "trained", metadata)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from reinforge.errors import ConfigError, ReinforgeError
+from reinforge.errors import ConfigError, OutOfMemory, ReinforgeError
 from reinforge.trainer.report import RunSummary
 
 INTERNAL_ERROR = 1
@@ -57,6 +57,8 @@ def guarded(*, as_json: bool, debug: bool) -> Iterator[None]:
         _fail(error, error.exit_code, as_json, debug)
     except (click.ClickException, BrokenPipeError):
         raise
+    except MemoryError as error:
+        _fail(OutOfMemory(f"too little memory: {error or 'the machine has none left'}"), 4, as_json, debug)
     except Exception as error:  # noqa: BLE001  the last door: an error of ours, said as one
         _fail(error, INTERNAL_ERROR, as_json, debug)
 

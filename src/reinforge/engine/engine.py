@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,11 +29,16 @@ from reinforge.engine.logprobs import plain_sample, sample_logprobs
 from reinforge.engine.model import CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.prompts import PromptRenderer
-from reinforge.errors import EngineError
+from reinforge.errors import EngineError, OutOfMemory
 from reinforge.files import commit_folder, staging_folder
 from reinforge.interfaces import Needs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
+
+T = TypeVar("T")
+
+NO_CPU_MEMORY = "DefaultCPUAllocator"
+"""Stands in what torch says where the machine has no memory left; it is a plain RuntimeError."""
 
 
 @dataclass(slots=True)
@@ -81,7 +86,6 @@ class Engine:
             fingerprint=self.fingerprint,
             published=self._forget_snapshot,
         )
-        self._call = self.policy.sampler.call
         self._threads_before: int | None = None
         if deterministic:  # sums over several threads depend on how many there are
             self._threads_before = torch.get_num_threads()
@@ -121,6 +125,17 @@ class Engine:
     def num_parameters(self) -> int:
         """Number of weights; tied ones count once."""
         return sum(parameter.numel() for parameter in self.model.module.parameters())
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Returns what `function` returns, computed in the sampler's thread."""
+        try:
+            return self.policy.sampler.call(function)
+        except (MemoryError, RuntimeError) as cause:
+            if not isinstance(cause, MemoryError | torch.OutOfMemoryError) and NO_CPU_MEMORY not in str(cause):
+                raise
+            tokens = self.config.batch.micro_batch_tokens
+            fix = f"lower finetuning.policy.batch.micro_batch_tokens (now {tokens}) or policy.max_batch"
+            raise OutOfMemory(f"too little memory: {cause}; {fix}") from cause
 
     def begin_job(self) -> None:
         """Closes admission and waits until no reply is in flight."""

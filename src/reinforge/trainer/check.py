@@ -110,15 +110,16 @@ async def check_config(
         num_samples: Examples on which the evaluators are tried; each may call a judge twice.
         free_bytes: Room on a folder's disk.
     """
-    report, attempt = CheckReport(), Attempts()
+    report = CheckReport()
     try:
         refuse_disabled(loaded)
     except ConfigError as error:
         report.problems += error.problems
         return report
     async with Builder(loaded, registry, makes_models=False) as builder:
+        attempt = Attempts(builder.placed)
         parts = await gather_parts(builder, None, attempt)
-        report.problems = [builder.placed(problem) for problem in attempt.problems]
+        report.problems = attempt.problems
         if parts.splits:
             report.examples = {name: len(items) for name, items in parts.splits.items()}
             evaluators = {name: made for name, made in parts.evaluators.items() if made is not None}

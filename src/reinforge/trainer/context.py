@@ -20,6 +20,9 @@ from reinforge.trainer.store import RunStore, Snapshot
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 
+END = "END"
+"""The stage of what happens after the work: files are written; nobody needs to be told."""
+
 
 @dataclass
 class RunContext:
@@ -78,7 +81,8 @@ class RunContext:
         now = time.monotonic()
         self.wall_time_s[self.stage_name] = self.wall_time_s.get(self.stage_name, 0.0) + now - self._stage_since
         self.stage_name, self.stage_epoch, self._stage_since, self.last_progress_s = stage, epoch, now, now
-        self.progress.stage(epoch, stage, total)
+        if stage != END:
+            self.progress.stage(epoch, stage, total)
 
     def end_stage(self, data: dict[str, Any]) -> None:
         """Journals that the stage that runs now has done its work."""

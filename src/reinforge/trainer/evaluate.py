@@ -140,6 +140,7 @@ def _replace_model(builder: Builder, named: str | None) -> SavedModel | None:
         raise ConfigError(Problem("--model", message, "leave it out, or make the agent's llm the policy"))
     model = SavedModel(named) if named.startswith("bundled:") else find_model(named, Path(config.output_dir))
     config.policy.model, config.policy.init = model.path, "pretrained"
+    builder.loaded.marks["finetuning", "policy", "model"] = "--model"
     return model
 
 
@@ -155,11 +156,11 @@ async def prepare_evaluation(
         limit: The first so many examples.
         served_as: The split's name in the evaluation; None: its own.
     """
-    attempt, config = Attempts(), builder.config.finetuning
+    attempt, config = Attempts(builder.placed), builder.config.finetuning
     if builder.config.workflow is None:
-        attempt.problems.append(builder.placed(Problem("workflow", "there is none to run", "add the agent")))
+        attempt.add([Problem("workflow", "there is none to run", "add the agent")])
     if not builder.config.eval.evaluators:
-        attempt.problems.append(builder.placed(Problem("eval.evaluators", "there is none to score with", "add one")))
+        attempt.add([Problem("eval.evaluators", "there is none to score with", "add one")])
     workflow: Any = await attempt(builder.get_workflow) if builder.config.workflow is not None else None
     items = await attempt(partial(_examples, builder, split, limit))
     evaluators = {}

@@ -32,7 +32,7 @@ from reinforge.evaluation.statistics import mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
-from reinforge.rollout.episode import find_tokens
+from reinforge.rollout.episode import WORKFLOW, find_tokens
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import short_prompts
@@ -366,9 +366,14 @@ class EpochTrainer(Trainer):
                 "completion's `id` into the item's metadata as `call_id`"
             )
         if trajectories and not any(trajectory.is_trainable for trajectory in trajectories):
+            builder = self.trajectory_builder
+            records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
+            calls = [call for record in records for call in record.calls]
+            seen = sorted({name for call in calls for name in call.functions or (WORKFLOW,)})
             raise EvaluationError(
                 f"no model call of {len(trajectories)} episodes is trained: finetuning.target_functions "
-                f"{self.run_config.target_functions} and target_model {self.run_config.target_model!r} match none"
+                f"{self.run_config.target_functions} and target_model {self.run_config.target_model!r} match none; "
+                f"calls came from the functions {seen} and the llms {sorted({call.llm for call in calls})}"
             )
 
     def _refuse_identical(self, collection: TrajectoryCollection, epoch: int) -> None:

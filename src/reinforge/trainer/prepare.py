@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,11 @@ from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
+from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.workflow import BoundWorkflow
+from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.components import BUNDLED, Builder
 from reinforge.trainer.run_settings import refuse_run_settings
 from reinforge.types.evaluation import EvalInputItem
@@ -62,18 +64,26 @@ class Parts:
 
 
 class Attempts:
-    """Tries one thing after the other and gathers what is wrong with each."""
+    """Tries one thing after the other and gathers what is wrong with each.
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
+    Args:
+        placed: Gives a problem its place in the file.
+    """
+
+    def __init__(self, placed: Callable[[Problem], Problem]) -> None:
+        self.placed, self.problems = placed, list[Problem]()
 
     async def __call__(self, make: Callable[[], Awaitable[Any]]) -> Any:
         """Returns what `make` makes, or None after a `ConfigError`."""
         try:
             return await make()
         except ConfigError as error:
-            self.problems += error.problems
+            self.add(error.problems)
             return None
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Gathers problems that were found in another way."""
+        self.problems += map(self.placed, problems)
 
     def raise_if_any(self) -> None:
         """Raises every problem gathered so far as one `ConfigError`."""
@@ -104,7 +114,7 @@ async def make_parts(builder: Builder, folder: Path | None) -> Parts:
     Raises:
         ConfigError: Everything that is wrong.
     """
-    attempt = Attempts()
+    attempt = Attempts(builder.placed)
     parts = await gather_parts(builder, folder, attempt)
     attempt.raise_if_any()
     return parts
@@ -115,10 +125,10 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     config = builder.config.finetuning
     if config.run_configuration is None:
         config.run_configuration = FinetuneRunConfig()
-    attempt.problems += map(builder.placed, refuse_run_settings(config.run_configuration))
+    attempt.add(refuse_run_settings(config.run_configuration))
     if folder is not None and folder.exists():
         fix = "give another --run_name, or remove the folder to start again"
-        attempt.problems.append(Problem("", f"run folder {folder} exists already", fix))
+        attempt.add([Problem("", f"run folder {folder} exists already", fix)])
     workflow = await attempt(builder.get_workflow)
     validation = await attempt(builder.get_validation_builder)
     splits: Any = await attempt(lambda: _load_splits(builder, validation)) if validation else None
@@ -128,13 +138,14 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     held_out: Any = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators)) if validation else None
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
-    attempt.problems += map(builder.placed, _single_generation(config, algorithm, trajectory_builder))
+    attempt.add(_single_generation(config, algorithm, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
     adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
     if isinstance(adapter, LocalAdapter):
-        attempt.problems += [builder.placed(problem) for problem in adapter.preflight(config)]
+        attempt.add(adapter.preflight(config))
+        attempt.add(_called_by_nobody(builder, trajectory_builder))
     llms = {}
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
@@ -187,6 +198,16 @@ def _single_generation(config: FinetuneConfig, algorithm: Any, trajectory_builde
     ]
 
 
+def _called_by_nobody(builder: Builder, trajectory_builder: Any) -> list[Problem]:
+    """Returns the problem of a model that is trained while every call of the agent goes elsewhere."""
+    names = [f"{name} is {llm.static_type}" for name, llm in builder.config.llms.items()]
+    is_called = any(llm.static_type == "policy" for llm in builder.config.llms.values())
+    if is_called or not isinstance(trajectory_builder, GroupTrajectoryBuilder):
+        return []
+    message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({', '.join(names)})"
+    return [Problem("llms", message, "make the entry that the agent calls `_type: policy`")]
+
+
 def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     """Returns what took effect, for a person: name and value, in the order of the loop."""
     config = parts.config
@@ -207,10 +228,17 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (
             "collect",
-            ", ".join(f"{k} {v}" for k, v in settings.model_dump(exclude={"reward"}).items()) if settings else "",
+            _told(settings.model_dump(exclude={"reward"})) if settings else "",
         ),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
-        ("algorithm", f"{type(parts.algorithm).__name__}: " + ", ".join(f"{k} {v}" for k, v in chosen.items())),
+        ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
+
+
+def _told(settings: dict[str, Any]) -> str:
+    """Returns settings in the words of a YAML file."""
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else to_json(value)}" for name, value in settings.items()
+    )

@@ -174,6 +174,7 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
     context.resumed = snapshot
     version, keeps = snapshot.version, snapshot.checkpoint is not None
     adopts = bool(snapshot.state["adopt"])
+    known = {row["version"]: row["fingerprint"] for row in context.store.version_rows()}
     context.store.go_back_to(snapshot.epoch, forget_jobs=keeps)
     if version is not None:
         context.store.forget_versions(version if adopts else version + 1)
@@ -184,7 +185,6 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
     if snapshot.checkpoint is not None and version is not None:
         await adapter.restore(context.folder / snapshot.checkpoint, version)
     policy = adapter.policy()
-    known = {row["version"]: row["fingerprint"] for row in context.policy_versions}
     if policy is not None and version in known and await policy.fingerprint() != known[version]:
         message = f"the backend serves other weights than version {version} of {context.run_id}, and none are kept"
         fix = "start a new run; an adapter whose runs can go on implements save and restore"

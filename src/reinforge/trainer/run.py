@@ -19,7 +19,15 @@ from reinforge import __version__
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BudgetReached, EvaluationError, Interrupted
+from reinforge.errors import (
+    BudgetReached,
+    ConfigError,
+    EvaluationError,
+    Interrupted,
+    JobFailed,
+    Problem,
+    ReinforgeError,
+)
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.interfaces import EvaluationReport
@@ -27,7 +35,7 @@ from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer import resume, stages
 from reinforge.trainer.components import Builder
-from reinforge.trainer.context import RunContext
+from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.gate import choose_best, decide
 from reinforge.trainer.plot import draw_reward_plot
 from reinforge.trainer.prepare import Parts, effective_settings, make_parts, refuse_disabled
@@ -66,6 +74,9 @@ class RunOptions:
 
     def folder_for(self, config: FinetuneConfig, suffix: str = "") -> Path:
         """Returns the folder of a run."""
+        if self.run_name is not None and (Path(self.run_name).name != self.run_name or self.run_name == ".."):
+            message = f'"{self.run_name}" is no name of a folder below {config.output_dir}'
+            raise ConfigError(Problem("--run_name", message, "use letters, digits, - and _"))
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         return Path(config.output_dir).expanduser() / f"{name}{suffix}"
 
@@ -134,7 +145,14 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         context = RunContext(folder.name, store, options.progress or SilentProgress(), config.limits)
         run = _Run(loaded, parts, context, options)
         with _run_log(folder):
-            return await run.to_the_end()
+            try:
+                return await run.to_the_end()
+            except JobFailed as error:
+                if options.smoke:
+                    error.add_note(
+                        "--smoke collects a handful of episodes: a whole run may find signal where it did not"
+                    )
+                raise
 
 
 def read_summary(folder: Path) -> RunSummary | None:
@@ -165,6 +183,8 @@ class _Run:
             self.summary.status, self.summary.reason = "stopped", f"interrupted in stage {self.context.stage_name}"
             raise
         except Exception as error:
+            if not self._begun:  # refused: what it was before stays as it is
+                raise
             self.summary.reason = f"{self.context.stage_name}: {error}"
             logging.getLogger("reinforge").exception("the run failed in stage %s", self.context.stage_name)
             error.add_note(kept_in(self.context.folder))
@@ -252,7 +272,10 @@ class _Run:
         """Makes the last adopted weights durable where the run stops between two checkpoints."""
         if self.context.pending is not None and self.summary.status == "stopped":
             write, self.context.pending = self.context.pending, None
-            await write()
+            try:
+                await write()
+            except ReinforgeError as error:  # its jobs will be trained again: nothing is lost but time
+                logging.getLogger("reinforge").warning("the last checkpoint could not be written: %s", error)
 
     async def _bind(self) -> EpisodeRunner:
         """Binds the trainer to its parts and gives the builder something to evaluate with."""
@@ -355,7 +378,7 @@ class _Run:
     def _write_files(self) -> None:
         """Writes summary, report and plot from what is known by now."""
         context, summary = self.context, self.summary
-        context.begin_stage("END")
+        context.begin_stage(END)
         context.wall_time_s.pop("START", None)
         summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)
         summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}

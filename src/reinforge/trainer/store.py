@@ -107,7 +107,8 @@ class RunStore:
             raise ConfigError(
                 f"run folder {folder} exists already; give another --run_name, or remove that folder to start again"
             )
-        with boundary(StorageError, f"making the run folder {folder}"):
+        fix = "name another place with -o finetuning.output_dir FOLDER"
+        with boundary(StorageError, f"making the run folder {folder} ({fix})"):
             (folder / "episodes").mkdir(parents=True)
             (folder / "checkpoints").mkdir()
         self._own(folder)

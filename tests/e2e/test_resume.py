@@ -1,0 +1,188 @@
+"""Going on with a run through the command line: which one, with which settings, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.trainer.store import read_rows
+from tests.e2e.test_user_components import EngineAdapterConfig, ReorderedConfig  # noqa: F401  registers them
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def killed_at(project, site, *arguments, code=-9):
+    """Runs the project in a process of its own until it kills itself at `site`."""
+    project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
+    project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
+    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r", *arguments]
+    env = {**os.environ, "REINFORGE_CRASH_AT": site, "OMP_NUM_THREADS": "1"}
+    out = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert out.returncode == code, out.stderr
+
+
+def jobs(project):
+    return read_rows(project.run, "SELECT epoch, status FROM jobs ORDER BY epoch")
+
+
+def held(project):
+    """Returns the files of the run folder, but for those that SQLite keeps while it is open and the log."""
+    files = [path for path in project.run.rglob("*") if path.is_file() and path.suffix not in (".log", ".json")]
+    return {str(path): path.read_bytes() for path in files if "run.sqlite" not in path.name}
+
+
+def test_a_killed_run_goes_on_by_its_name_and_says_from_where(project):
+    project.set("finetuning.num_epochs", 3)
+    killed_at(project, "batch.sealed:2")
+    result = call("finetune", "--resume", "r", "-o", "finetuning.output_dir", "runs")
+    assert result.exit_code == 0, result.output
+    assert "goes on after epoch 0, with checkpoints/step-000001" in result.output
+    assert jobs(project) == [(0, "completed"), (1, "completed"), (2, "completed")]
+    metrics = [json.loads(line)["epoch"] for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert metrics == [0, 1, 2]
+    assert [row["version"] for row in project.summary["policy_versions"]] == [0, 1, 2, 3]
+    assert "last" not in result.output
+    again = call("finetune", "run.yml", "--resume", "last")
+    assert (again.exit_code, "improvement" in again.output) == (0, True), "a run that is done says again how it ended"
+
+
+def test_a_budget_stops_and_the_next_call_goes_on_with_one_of_its_own(project):
+    project.set("finetuning.num_epochs", 3)
+    result = project.finetune("--max_tokens", "300")
+    assert result.exit_code == 5, result.output
+    assert "go on with: reinforge finetune --resume runs/r" in result.output
+    done = len(jobs(project))
+    assert 0 < done < 3
+    result = call("finetune", "--resume", "runs/r", "--max_tokens", "100000")
+    assert result.exit_code == 0, result.output
+    assert [epoch for epoch, _ in jobs(project)] == [0, 1, 2]
+
+
+def test_checkpoints_of_some_epochs_only_lose_nothing_where_the_run_is_stopped(project):
+    """Stopped by a budget after two epochs, with a checkpoint due after the third: it is written at the stop."""
+    project.set("finetuning.num_epochs", 3).set("trainers.trainer.save_every", 3)
+    result = project.finetune("--max_tokens", "300")
+    assert result.exit_code == 5, result.output
+    done = len(jobs(project))
+    result = call("finetune", "--resume", "runs/r", "--max_tokens", "100000")
+    assert f"goes on after epoch {done - 1}" in result.output, result.output
+
+
+def test_another_configuration_is_refused_unless_it_is_said(project):
+    project.set("finetuning.num_epochs", 2)
+    killed_at(project, "batch.sealed:2")
+    before = held(project)
+    changed = call("finetune", "run.yml", "--resume", "runs/r", "-o", "finetuning.sampling.temperature", "0.7")
+    assert changed.exit_code == 2, changed.output
+    assert "finetuning.sampling.temperature: 1.0 -> 0.7" in changed.output
+    project.rows[0] = {**project.rows[0], "question": "something else"}
+    project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
+    other = call("finetune", "run.yml", "--resume", "runs/r")
+    assert (other.exit_code, "the examples of the dataset are others" in other.output) == (2, True), other.output
+    assert held(project) == before, "a refusal changes nothing"
+    allowed = call("finetune", "run.yml", "--resume", "runs/r", "--allow_config_change")
+    assert allowed.exit_code == 0, allowed.output
+    ((row,),) = read_rows(project.run, "SELECT data FROM stages WHERE stage = 'CONFIG'")
+    assert json.loads(row)["changed"] == ["the examples of the dataset are others than when the run began"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--resume", "r"], 'there is no run "r"'),
+        (["--resume", "last"], 'there is no run "last"'),
+        (["run.yml", "--resume", "last", "--smoke"], "leave --smoke, --dry_run and --run_name out"),
+        (["run.yml", "--allow_config_change"], "--allow_config_change belongs to --resume"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(project, arguments, said):
+    project.write("run.yml", yaml.safe_dump(project.settings))
+    result = call("finetune", *arguments)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_a_users_trainer_is_run_again_as_a_whole(project):
+    """Its jobs are one opaque stage: after a kill in the second, both are made again, from the base."""
+    project.set("trainers.trainer", {"_type": "test_reordered"}).set("finetuning.num_epochs", 2)
+    project.write("plugin.py", "import tests.e2e.test_user_components\n")
+    task = (project.folder / "task.py").read_text()
+    project.write("task.py", "import tests.e2e.test_user_components\n" + task)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    project.write("go.py", "import tests.e2e.test_user_components\nfrom reinforge.cli import main\nmain()\n")
+    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    env = {**os.environ, "REINFORGE_CRASH_AT": "step.after_optim:6", "PYTHONPATH": f"{root}:{root}/src"}
+    command = [sys.executable, "go.py", "finetune", "run.yml", "--run_name", "r"]
+    assert subprocess.run(command, env=env, capture_output=True).returncode == -9
+    result = call("finetune", "--resume", "runs/r")
+    assert result.exit_code == 0, result.output
+    assert "goes on before the first epoch" in result.output
+    assert project.summary["policy_versions"][1]["num_updates"] == 8, "two jobs of four steps"
+    keys = read_rows(project.run, "SELECT count(*), count(DISTINCT key) FROM episodes WHERE phase = 'collect'")
+    assert keys == [(256, 256)]
+
+
+def test_a_backend_that_lost_the_weights_is_not_gone_on_with(project, monkeypatch):
+    """An adapter in this process that keeps no checkpoints: the base would be served as if it were trained."""
+
+    async def no(self, folder, version):
+        return False
+
+    from tests.e2e.test_user_components import EngineAdapter
+
+    monkeypatch.setattr(EngineAdapter, "save", no)
+    project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"}).set("finetuning.num_epochs", 3)
+    result = project.finetune("--max_tokens", "300")
+    assert result.exit_code == 5, result.output
+    result = call("finetune", "--resume", "runs/r")
+    assert (result.exit_code, "serves other weights than version" in result.output) == (2, True), result.output
+
+
+def test_python_goes_on_too(tmp_path, tiny_model_dir, monkeypatch):
+    import reinforge
+    from reinforge.errors import BudgetReached
+
+    monkeypatch.chdir(tmp_path)
+
+    async def agent(item, llm, context):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
+        return reply.choices[0].message.content
+
+    def vowels(output, expected):
+        return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+
+    rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(32)]
+    task = {"epochs": 2, "num_generations": 4, "examples_per_epoch": 8}
+    with pytest.raises(BudgetReached):
+        reinforge.finetune(
+            agent, rows, vowels, tiny_model_dir, **task, run_name="r", settings={"limits": {"max_tokens": 1}}
+        )
+    summary = reinforge.finetune(agent, rows, vowels, tiny_model_dir, **task, resume="last")
+    assert (summary.status, summary.run_id) == ("completed", "r")
+
+
+@pytest.mark.parametrize("of_the_device", [True, False])
+def test_too_little_memory_stops_with_advice_and_the_run_can_go_on(project, monkeypatch, of_the_device):
+    """Exit 4, not 3: the job was fine, the machine was not."""
+    import torch
+
+    from reinforge.engine.learner import Learner
+
+    def step(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory") if of_the_device else MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Learner, "step", step)
+        result = project.set("finetuning.num_epochs", 2).finetune()
+    assert result.exit_code == 4, result.output
+    assert "too little memory" in result.output
+    assert "micro_batch_tokens" in result.output
+    result = call("finetune", "--resume", "runs/r")
+    assert result.exit_code == 0, result.output
+    assert jobs(project) == [(0, "completed"), (1, "completed")]
