@@ -358,6 +358,11 @@ def test_rm_asks_at_a_terminal(runs, answer, is_left):
     assert (runs / "killed").is_dir() is is_left
 
 
+def test_help_names_an_example():
+    for command in ("list", "show", "verify", "rm"):
+        assert "Example:" in CliRunner().invoke(main, ["runs", command, "--help"]).output
+
+
 def test_looking_at_runs_needs_no_torch(runs):
     code = (
         "import sys\nfrom reinforge.cli import main\n"

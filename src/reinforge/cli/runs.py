@@ -231,7 +231,8 @@ def _tell_findings(found: Verification) -> None:
             _say(f"\n{title}")
         for finding in findings:
             _say(f"  {finding.what}: {finding.problem}\n      {'fix' if finding.is_damage else 'then'}: {finding.mend}")
-    _say("" if found.findings else None)
+    if found.findings:
+        _say("")
     many = f"{len(damages)} thing{'s are' if len(damages) > 1 else ' is'} damaged"
     _say(f"{run.folder} is sound" if found.is_sound else f"{run.folder}: {many}")
     if run.goes_on_with:
@@ -301,10 +302,9 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
         _say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _say(text: str | None) -> None:
+def _say(text: str) -> None:
     """Writes text that cannot steer a terminal: names, reasons and replies may hold anything."""
-    if text is not None:
-        click.echo(plain_text(text))
+    click.echo(plain_text(text))
 
 
 def _print_json(value: Any) -> None:

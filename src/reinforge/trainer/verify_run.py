@@ -55,9 +55,6 @@ class Finding:
     mend: str
     is_damage: bool = True
 
-    def __str__(self) -> str:
-        return f"{self.what}: {self.problem}\n    {'fix' if self.is_damage else 'mended'}: {self.mend}"
-
 
 @dataclass
 class Verification:
