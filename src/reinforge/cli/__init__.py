@@ -18,6 +18,7 @@ COMMANDS = {
     "config": ("reinforge.cli.config", "Show a resolved configuration, or the schema of the file."),
     "eval": ("reinforge.cli.eval", "Evaluate an agent, as it is or with the model of a run, with intervals."),
     "chat": ("reinforge.cli.chat", "Talk to the model of a run or of a folder."),
+    "runs": ("reinforge.cli.runs", "List runs, tell what happened to one, check its folder, or remove it."),
     "demo": ("reinforge.cli.demo", "Make the bundled agent better, on this machine's CPU, in minutes."),
 }
 

@@ -12,7 +12,7 @@ import yaml
 
 from reinforge.config.loader import LoadedConfig, load_config
 from reinforge.errors import ConfigError, Problem, did_you_mean
-from reinforge.files import to_json
+from reinforge.files import TRASH, to_json
 from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import REGISTRY, Registry
 from reinforge.trainer.checkpoints import Checkpoints
@@ -54,13 +54,15 @@ def find_run(named: str, output_dir: Path) -> Path:
 
 def list_runs(output_dir: Path) -> list[Path]:
     """Returns the run folders below a folder, the one begun last at the end."""
-    found = [path.parent for path in output_dir.expanduser().glob("*/run.sqlite")]
+    paths = output_dir.expanduser().glob("*/run.sqlite")
+    found = [path.parent for path in paths if not path.parent.name.startswith(TRASH)]
     return sorted(found, key=lambda folder: (_begun_s(folder), folder.name))
 
 
 def _begun_s(folder: Path) -> float:
     try:
-        return float(read_rows(folder, "SELECT min(started_s) FROM sessions")[0][0])
+        [[begun_s]] = read_rows(folder, "SELECT min(started_s) FROM sessions")
+        return float(begun_s if begun_s is not None else (folder / "run.sqlite").stat().st_mtime)
     except Exception:  # noqa: BLE001  a damaged run is still listed, as the oldest
         return 0.0
 
