@@ -92,7 +92,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
         StorageError: It cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = path.with_name(f"{STAGED}{os.getpid()}-{next(_numbers)}-{path.name}")
     with writing(path, len(data)):
         with open(temporary, "wb") as file:
             file.write(data)
@@ -219,7 +219,10 @@ def sweep(folder: Path) -> list[str]:
     """Removes what a dead owner was writing or removing; returns the names."""
     left = [path for path in folder.iterdir() if path.name.startswith((STAGED, TRASH))] if folder.is_dir() else []
     for path in left:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     return sorted(path.name for path in left)
 
 

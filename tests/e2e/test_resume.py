@@ -186,3 +186,16 @@ def test_too_little_memory_stops_with_advice_and_the_run_can_go_on(project, monk
     result = call("finetune", "--resume", "runs/r")
     assert result.exit_code == 0, result.output
     assert jobs(project) == [(0, "completed"), (1, "completed")]
+
+
+def test_a_damaged_base_is_written_anew(project):
+    project.set("finetuning.num_epochs", 2)
+    killed_at(project, "batch.sealed:1")
+    weights = project.run / "checkpoints" / "step-000000" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    result = call("finetune", "--resume", "runs/r")
+    assert result.exit_code == 0, result.output
+    assert "step-000000 is damaged and not used: model.safetensors has" in result.output
+    assert "nothing durable is left of it, so it begins again" in result.output
+    assert call("runs", "verify", "runs/r").exit_code == 0
+    assert project.summary["confirm_base"]["num_examples"] == 16

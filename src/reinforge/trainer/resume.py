@@ -124,6 +124,8 @@ def refuse_changes(store: RunStore, text: str, data: str, *, allowed: bool) -> l
         ConfigError: Something changed that changes what the run computes.
     """
     facts = store.facts()
+    if not (store.folder / "config.yml").is_file():
+        return []  # it was stopped before it began
     found = changes((store.folder / "config.yml").read_text(encoding="utf-8"), text)
     if facts.get("data_sha256", data) != data:
         found.append("the examples of the dataset are others than when the run began")
@@ -184,6 +186,7 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
     context.restore_counters(snapshot.state["counters"])
     if snapshot.checkpoint is not None and version is not None:
         await adapter.restore(context.folder / snapshot.checkpoint, version)
+    context.store.drop_checkpoints_but(context.checkpoints.all())
     policy = adapter.policy()
     if policy is not None and version in known and await policy.fingerprint() != known[version]:
         message = f"the backend serves other weights than version {version} of {context.run_id}, and none are kept"

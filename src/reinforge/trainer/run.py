@@ -203,6 +203,7 @@ class _Run:
     async def _all_stages(self) -> None:
         config, context, trainer = self.config, self.context, self.trainer
         self._record_settings()
+        context.store.begin_session()
         context.progress.start(context.run_id, context.folder, config.num_epochs, effective_settings(self.parts))
         runner = await self._bind()
         context.begin_stage("LOAD")
@@ -210,7 +211,6 @@ class _Run:
         context.policy = self.parts.adapter.policy()
         self._refuse_no_policy()
         if self.options.resume is None or not await self._go_on():
-            context.store.begin_session()
             await self._record_base()
         async with _watchdog(context, runner):
             known = context.validations[:1]
@@ -251,7 +251,9 @@ class _Run:
         context = self.context
         snapshot, said = resume.choose_snapshot(context.store, context.checkpoints)
         if snapshot is not None and not resume.is_ours(self.trainer, self.parts.trajectory_builder):
-            snapshot = next((each for each in context.store.snapshots() if each.epoch == stages.BASELINE), None)
+            bases = [each for each in context.store.snapshots() if each.epoch == stages.BASELINE]
+            whole = [each for each in bases if not each.checkpoint or not context.checkpoints.damage(each.checkpoint)]
+            snapshot = next(iter(whole), None)
         context.recalls = {"validate", "confirm_base", "confirm_tuned"}
         if resume.is_ours(self.trainer, self.parts.trajectory_builder):
             context.recalls.add("collect")
@@ -260,7 +262,7 @@ class _Run:
             context.store.go_back_to(stages.BASELINE - 1, forget_jobs=True)
         else:
             await resume.go_on_from(context, self.parts.adapter, snapshot)
-            context.store.begin_session(snapshot.epoch)
+            context.store.session_resumed(snapshot.epoch)
             done = "before the first epoch" if snapshot.epoch < 0 else f"after epoch {snapshot.epoch}"
             said.append(f"goes on {done}, with {snapshot.checkpoint or 'the weights that its backend holds'}")
         for text in said:

@@ -39,8 +39,10 @@ async def commit(
     """
     state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
     number = epoch + 1 if version is None else version
-    held = context.checkpoints.name(number) if context.checkpoints.has(number) and not state["adopt"] else None
-    checkpoint = held or await context.checkpoints.keep(adapter, number, state)
+    checkpoint: str | None = context.checkpoints.name(number)
+    unchanged = not state["adopt"] and context.checkpoints.has(number)
+    if not unchanged or context.checkpoints.damage(str(checkpoint)) is not None:
+        checkpoint = await context.checkpoints.keep(adapter, number, state)
     context.store.snapshot(Snapshot(epoch, version, checkpoint, state))
     return checkpoint
 

@@ -16,7 +16,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -244,6 +244,12 @@ class RunStore:
         query = "UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint = ?"
         self._put(lambda db: db.execute(query, (checkpoint,)))
 
+    def drop_checkpoints_but(self, kept: Sequence[str]) -> None:
+        """Records that no other checkpoints than these are kept."""
+        marks = ",".join("?" * len(kept))
+        query = f"UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint NOT IN ({marks})"
+        self._put(lambda db: db.execute(query, tuple(kept)))
+
     def metrics(self, epoch: int, row: dict[str, Any]) -> None:
         """Records the metrics of an epoch."""
         values = (epoch, to_json(row))
@@ -306,11 +312,15 @@ class RunStore:
         """Forgets the versions of the weights from `first` on, which will be made again."""
         self._put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
 
-    def begin_session(self, resumed_after: int | None = None) -> None:
-        """Records that a process works on the run; `resumed_after` is the epoch it goes on after."""
-        row = (time.time(), os.getpid(), socket.gethostname(), resumed_after)
-        query = "INSERT INTO sessions (started_s, pid, host, resumed_after) VALUES (?,?,?,?)"
-        self._put(lambda db: db.execute(query, row))
+    def begin_session(self) -> None:
+        """Records that a process works on the run."""
+        row = (time.time(), os.getpid(), socket.gethostname())
+        self._put(lambda db: db.execute("INSERT INTO sessions (started_s, pid, host) VALUES (?,?,?)", row))
+
+    def session_resumed(self, after: int) -> None:
+        """Records the epoch that this process goes on after."""
+        query = "UPDATE sessions SET resumed_after = ? WHERE id = (SELECT max(id) FROM sessions)"
+        self._put(lambda db: db.execute(query, (after,)))
 
     def end_session(self, how: str) -> None:
         """Records how the work of this process ended."""
@@ -443,8 +453,16 @@ def _job_row(job_key: str, epoch: int, ref: str | None, data: str | None) -> Job
 
 
 def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns rows of a run's record; nothing is locked or changed."""
-    connection = sqlite3.connect(f"file:{folder / 'run.sqlite'}?mode=ro", uri=True)
+    """Returns rows of a run's record; nothing is locked or changed.
+
+    Raises:
+        sqlite3.Error: It cannot be read.
+    """
+    database = folder / "run.sqlite"
+    # a folder that may not be written, such as an archive: without a journal beside it, the file is all there is
+    is_archive = not os.access(folder, os.W_OK) and not database.with_name("run.sqlite-wal").exists()
+    uri = f"{database.absolute().as_uri()}?{'immutable=1' if is_archive else 'mode=ro'}"
+    connection = sqlite3.connect(uri, uri=True)
     try:
         return connection.execute(query, parameters).fetchall()
     finally:
