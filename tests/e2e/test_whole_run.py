@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 
+import pytest
 import yaml
 import zstandard
 
@@ -174,3 +175,22 @@ async def agent(item, llm, context):
 def vowels(output, expected):
     return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
+
+
+def test_a_whole_run_with_adapters(project):
+    """It improves, ships adapters that PEFT reads, and `eval` runs the model with them."""
+    from click.testing import CliRunner
+
+    from reinforge.cli import main
+
+    project.set("finetuning.policy.lora", {"rank": 16}).set("finetuning.policy.optimizer.learning_rate", 3e-2)
+    project.set("finetuning.num_epochs", 10)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert project.summary["promoted"], project.summary["reason"]
+    settings = json.loads((project.run / "model" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == project.settings["finetuning"]["policy"]["model"]
+    found = CliRunner().invoke(main, ["eval", "run.yml", "--json", "--model", "runs/r", "--split", "confirm"])
+    assert found.exit_code == 0, found.output
+    mean = json.loads(found.stdout)["metrics"]["vowels"]["mean"]
+    assert mean == pytest.approx(project.summary["confirm_tuned"]["mean"], abs=0.1)

@@ -130,6 +130,16 @@ class BatchConfig(Block):
     )
 
 
+class LoRAConfig(Block):
+    """Low-rank adapters: a frozen model and a small part that learns. They want about ten times the learning rate."""
+
+    rank: int = Field(default=16, ge=1, description="Rank of each adapter.")
+    alpha: int = Field(default=32, ge=1, description="An adapter's output is multiplied by alpha / rank.")
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        default="all-linear", description="Last parts of the names of linear layers, or all but the output layer."
+    )
+
+
 class PolicyConfig(Block):
     """The model that is trained."""
 
@@ -144,6 +154,9 @@ class PolicyConfig(Block):
     precision: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of the weights.")
     max_context: int | None = Field(default=None, ge=2, description="Tokens of prompt and reply; null: the model's.")
     max_batch: int = Field(default=64, ge=1, description="Replies drawn at the same time.")
+    lora: LoRAConfig | None = Field(
+        default=None, description="Train adapters; null: all weights. A folder of adapters brings its own."
+    )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     batch: BatchConfig = Field(default_factory=BatchConfig)

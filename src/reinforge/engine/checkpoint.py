@@ -2,6 +2,7 @@
 
     step-000003/
       model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  chat_template.jinja
+      adapter_model.safetensors  adapter_config.json   in place of model and config, where adapters are trained
       training/optimizer.safetensors   moments of the optimizer
       training/state.json              steps, version, random state
       manifest.json                    size and SHA-256 of every file, written last (`reinforge.files`)
@@ -71,7 +72,8 @@ def write(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, ve
     rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
     state = TrainingState(version, learner.num_steps, num_begun, rng)
     moments = {name: value.detach().cpu().contiguous() for name, value in learner.state().items()}
-    tensors = [*model.module.parameters(), *moments.values()]
+    weights = model.trained_parameters if model.has_adapters else dict(model.module.named_parameters())
+    tensors = [*weights.values(), *moments.values()]
     with writing(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors)), quiet():
         (folder / TRAINING).mkdir(parents=True)
         model.module.save_pretrained(folder)
@@ -85,8 +87,11 @@ def load_weights(folder: Path, model: CausalModel) -> None:
     """Copies a folder's weights into the model, in place.
 
     Raises:
-        EngineError: The folder holds another model.
+        EngineError: The folder holds another model, or other adapters.
     """
+    if model.has_adapters:
+        _load_adapters(folder, model)
+        return
     with quiet():
         source = dict(load_module(folder, model.dtype).named_parameters())
     targets = dict(model.module.named_parameters())
@@ -94,6 +99,18 @@ def load_weights(folder: Path, model: CausalModel) -> None:
         raise EngineError(f"{folder} holds another model: its parameters have other names or shapes")
     for name, parameter in targets.items():
         parameter.copy_(source[name])
+
+
+def _load_adapters(folder: Path, model: CausalModel) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    with boundary(EngineError, f"read the adapters of {folder}"):
+        source = load_file(folder / "adapter_model.safetensors")
+    here = {name: value.shape for name, value in get_peft_model_state_dict(model.module).items()}
+    source = {name.removeprefix("base_model.model."): value for name, value in source.items()}
+    if {name: value.shape for name, value in source.items()} != here:
+        raise EngineError(f"{folder} holds other adapters: they belong to other layers, or have another rank")
+    set_peft_model_state_dict(model.module, source)
 
 
 def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +60,8 @@ class Engine:
         policy: Samples from the weights as they are published.
         tokenizer: The Hugging Face tokenizer with its chat template.
         model: The model that is trained.
-        reference: A frozen copy of the weights that were loaded; None unless asked for.
+        reference: A frozen copy of the weights that were loaded; None unless asked for, and with adapters, whose
+            model without them is the reference.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Engine:
         deterministic: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.reference = model.frozen_copy() if keep_reference else None
+        self.keeps_reference = keep_reference
+        self.reference = model.frozen_copy() if keep_reference and not model.has_adapters else None
+        self._frozen_digest: bytes | None = None
         self._in_job = False
         self._snapshot: Snapshot | None = None
         self.policy = EmbeddedPolicy(
@@ -153,13 +157,15 @@ class Engine:
         """
         if needs.values:
             raise EngineError("this engine has no critic, so it cannot give values")
-        if needs.ref_logprobs and self.reference is None:
+        if needs.ref_logprobs and not self.keeps_reference:
             raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
         if needs.old_logprobs:
             for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
                 sample.old_logprobs = logprobs
-        if needs.ref_logprobs and self.reference is not None:
-            for sample, logprobs in zip(samples, self._logprobs(self.reference, samples), strict=True):
+        if needs.ref_logprobs:
+            with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
+                found = self._logprobs(reference, samples)
+            for sample, logprobs in zip(samples, found, strict=True):
                 sample.ref_logprobs = logprobs
 
     def update(
@@ -281,15 +287,15 @@ class Engine:
         return state.version
 
     def fingerprint(self) -> str:
-        """Returns 16 hex digits of the SHA-256 over names and bytes of all parameters."""
+        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters."""
         return self._call(self._fingerprint)
 
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name, parameter in sorted(self.model.module.named_parameters()):
-            digest.update(name.encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
-        return digest.hexdigest()[:16]
+        trained = self.model.trained_parameters
+        if self._frozen_digest is None:  # frozen weights are hashed once
+            frozen = {name: p for name, p in self.model.module.named_parameters() if name not in trained}
+            self._frozen_digest = _digest(frozen) if frozen else b""
+        return hashlib.sha256(self._frozen_digest + _digest(trained)).hexdigest()[:16]
 
     def close(self) -> None:
         """Ends a job at its next micro-batch, fails what waits and joins the sampler's thread."""
@@ -310,13 +316,23 @@ class Engine:
     @torch.no_grad()
     def _take_snapshot(self) -> None:
         if self._snapshot is None:
-            weights = {name: p.detach().clone() for name, p in self.model.module.named_parameters()}
+            weights = {name: p.detach().clone() for name, p in self.model.trained_parameters.items()}
             moments = {name: value.clone() for name, value in self.learner.state().items()}
             self._snapshot = Snapshot(weights, moments, self.learner.num_steps)
 
     @torch.no_grad()
     def _restore_snapshot(self) -> None:
         if self._snapshot is not None:
-            for name, parameter in self.model.module.named_parameters():
+            for name, parameter in self.model.trained_parameters.items():
                 parameter.copy_(self._snapshot.weights[name])
             self.learner.restore(self._snapshot.optimizer, self._snapshot.num_steps)
+
+
+def _digest(parameters: Mapping[str, Tensor]) -> bytes:
+    """Returns the SHA-256 over names and bytes of parameters."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters.items()):
+        digest.update(name.encode())
+        content: Any = parameter.detach().cpu().contiguous().view(torch.uint8).numpy()
+        digest.update(content)
+    return digest.digest()

@@ -75,7 +75,7 @@ class Learner:
         self.model, self.config, self.seed = model, config, seed
         self.stopping = threading.Event()
         self.masks = masks
-        self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self.parameters = model.trained_parameters
         self.reset()
 
     def reset(self) -> None:

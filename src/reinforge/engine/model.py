@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.pytorch_utils import Conv1D
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine.attention import use_grouped_attention
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary
 from reinforge.types.seeding import stable_seed
+
+ADAPTERS = "adapter_config.json"
+"""Marks a folder that holds adapters, in PEFT's layout."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -54,8 +58,27 @@ class CausalModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return next(self.module.parameters()).dtype
+        """Type of the model's own weights."""
+        return self.module.dtype
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if adapters are trained and the model's own weights are frozen."""
+        return bool(getattr(self.module, "_hf_peft_config_loaded", False))
+
+    @property
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer moves, by name."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[CausalModel]:
+        """Lends the model as it was before its adapters: the reference."""
+        self.module.disable_adapters()
+        try:
+            yield self
+        finally:
+            self.module.enable_adapters()
 
     @property
     def num_layers(self) -> int:
@@ -152,10 +175,39 @@ def _fetching(source: str | Path | None, what: str) -> Iterator[None]:
 
 def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
     """Returns the module with its weights, from safetensors only and without remote code."""
+    is_local = Path(source).is_dir() and not (Path(source) / ADAPTERS).is_file()  # adapters name their model
     with _fetching(source, f"load the model {source}"):
         return AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=Path(source).is_dir()
+            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=is_local
         )
+
+
+def add_adapters(module: Any, config: LoRAConfig, seed: int) -> None:
+    """Adds adapters to a module's linear layers and freezes its own weights (LoRA, arXiv:2106.09685), by PEFT.
+
+    Differs from the paper: every linear layer but the output layer, not the attention alone (arXiv:2305.14314 found
+    that to match full weights); no dropout, which would make sampled log-probs inexact.
+
+    Raises:
+        ConfigError: No layer has one of the names.
+    """
+    from peft import LoraConfig
+
+    if Path(module.name_or_path).is_dir():  # the folder that `adapter_config.json` will name
+        module.name_or_path = str(Path(module.name_or_path).absolute())
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=config.target_modules,
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in module.modules()),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, "lora"))
+        try:
+            module.add_adapter(settings)
+        except ValueError as error:
+            raise ConfigError(Problem("finetuning.policy.lora.target_modules", str(error))) from error
 
 
 def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
@@ -174,6 +226,11 @@ def load_model(config: PolicyConfig, seed: int, device: str) -> CausalModel:
     dtype, target = DTYPES[config.precision], pick_device(device)
     is_random = config.init == "random"
     module = draw_module(config.model, dtype, seed) if is_random else load_module(config.model, dtype)
+    if getattr(module, "_hf_peft_config_loaded", False):
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+    elif config.lora is not None:
+        add_adapters(module, config.lora, seed)
     use_grouped_attention(module)
     return CausalModel(module.to(target), config.max_context)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
         return _check_template_file(config)
     folder = Path(config.model)
     problems = _check_folder(config.model, MODEL) or (_check_model(config, folder) if folder.is_dir() else [])
+    if config.lora is not None and config.init == "random":
+        message = "adapters of weights that are drawn anew belong to no model that anybody could load"
+        problems.append(Problem("finetuning.policy.lora", message, "leave out either lora or init: random"))
     if config.tokenizer is not None:
         problems += _check_folder(config.tokenizer, TOKENIZER)
     if not problems or folder.is_dir():
@@ -49,6 +53,11 @@ def _check_folder(name: str, path: str) -> list[Problem]:
 
 
 def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
+    adapters = _read_json(folder / "adapter_config.json")
+    if adapters is not None:
+        base = str(adapters.get("base_model_name_or_path"))
+        found = _check_folder(base, MODEL) or (_check_model(config, Path(base)) if Path(base).is_dir() else [])
+        return [replace(problem, message=f"{folder} holds adapters of {base}: {problem.message}") for problem in found]
     problems = []
     settings = _read_json(folder / "config.json")
     if settings is None:

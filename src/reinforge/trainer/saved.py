@@ -45,7 +45,7 @@ def find_model(named: str, output_dir: Path, argument: str = "--model") -> Saved
     for folder in (Path(named).expanduser(), output_dir.expanduser() / named):
         if (folder / "run.sqlite").is_file():
             return _of_run(folder, argument)
-        if (folder / "config.json").is_file():
+        if is_model(folder):
             return SavedModel(str(folder))
         if folder.is_dir() and folder != output_dir.expanduser():
             message = f"{folder} is neither a run folder (no run.sqlite) nor a model (no config.json)"
@@ -58,8 +58,13 @@ def find_model(named: str, output_dir: Path, argument: str = "--model") -> Saved
     raise ConfigError(Problem(argument, message, f"runs are looked for in {output_dir}{known}"))
 
 
+def is_model(folder: Path) -> bool:
+    """True for a folder with a model, or with adapters of one."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+
+
 def _of_run(folder: Path, argument: str) -> SavedModel:
-    if (folder / "model" / "config.json").is_file():
+    if is_model(folder / "model"):
         return SavedModel(str(folder / "model"), "the promoted model")
     summary = _read(folder / "summary.json") or {}
     checkpoint, what = summary.get("checkpoint"), "the best checkpoint, not promoted"
@@ -68,7 +73,7 @@ def _of_run(folder: Path, argument: str) -> SavedModel:
         if best and best.get("checkpoint"):
             checkpoint = f"checkpoints/{Path(best['checkpoint']).name}"
             what = "the model it began with: none was better" if best["epoch"] == BASELINE else what
-    if checkpoint and (folder / checkpoint / "config.json").is_file():
+    if checkpoint and is_model(folder / checkpoint):
         return SavedModel(str(folder / checkpoint), what)
     message = f"the run {folder} has no model: nothing was promoted and no best checkpoint is kept"
     raise ConfigError(Problem(argument, message, f"see {folder / 'summary.json'} for how it ended"))
