@@ -11,6 +11,7 @@ import torch
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import LossOutput, logprobs, register_loss
+from reinforge.engine import learner as learner_module
 from reinforge.engine.batch import collate, micro_batches
 from reinforge.engine.learner import Learner, Progress, rate_factor
 from reinforge.engine.logprobs import sample_logprobs, token_logprobs
@@ -204,3 +205,42 @@ def test_an_update_that_is_told_to_stop_ends_at_the_next_micro_batch(tiny_model_
     with pytest.raises(EngineError, match="closed"):
         learner.update(random_samples(4), LossSpec("cross_entropy"), Progress(0.0, 1.0, 0))
     assert all(torch.equal(before[name], value) for name, value in weights(learner).items())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_memory_that_runs_out_halves_the_micro_batches_and_changes_no_gradient(tiny_model_dir, monkeypatch, error):
+    """G17: the same step as with memory enough, to 1e-5 of the gradient; the smaller batches stay."""
+    samples, moved = random_samples(9, seed=1), []
+    for limit in (10_000, 40):
+        learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=10_000)
+        plain, captured = learner_module.token_logprobs, {}
+
+        def scarce(model, batch, limit=limit, plain=plain, **options):
+            if batch.token_ids.numel() > limit:
+                raise error
+            return plain(model, batch, **options)
+
+        monkeypatch.setattr(learner_module, "token_logprobs", scarce)
+        learner.optimizer.register_step_pre_hook(
+            lambda *_, learner=learner, captured=captured: captured.update(
+                {name: p.grad.clone() for name, p in learner.parameters.items()}
+            )
+        )
+        assert learner.update(samples, CLIPPED, ALL).num_updates == 1
+        monkeypatch.undo()
+        moved.append(captured)
+        assert (learner.micro_batch_tokens < 10_000) == (limit == 40)
+    for name, gradient in moved[0].items():
+        assert torch.allclose(gradient, moved[1][name], rtol=1e-5, atol=1e-6), name
+
+
+def test_memory_for_not_even_one_sample_is_an_error(tiny_model_dir, monkeypatch):
+    def never(*args, **kwargs):
+        raise MemoryError
+
+    learner = make_learner(tiny_model_dir, steps_per_job=1)
+    before = weights(learner)
+    monkeypatch.setattr(learner_module, "token_logprobs", never)
+    with pytest.raises(MemoryError):
+        learner.update(random_samples(4), CLIPPED, ALL)
+    assert all(torch.equal(p, before[name]) for name, p in learner.parameters.items())

@@ -28,6 +28,7 @@ from reinforge.engine import checkpoint
 from reinforge.engine.batch import plain_sample
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
+from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.prefix import sharing_masks
@@ -39,9 +40,6 @@ from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateR
 from reinforge.types.seeding import stable_seed
 
 T = TypeVar("T")
-
-NO_CPU_MEMORY = "DefaultCPUAllocator"
-"""Stands in what torch says where the machine has no memory left; it is a plain RuntimeError."""
 
 
 @dataclass(slots=True)
@@ -138,10 +136,9 @@ class Engine:
         try:
             return self.policy.sampler.call(function)
         except (MemoryError, RuntimeError) as cause:
-            if not isinstance(cause, MemoryError | torch.OutOfMemoryError) and NO_CPU_MEMORY not in str(cause):
+            if not is_out_of_memory(cause):
                 raise
-            tokens = self.config.batch.micro_batch_tokens
-            fix = f"lower finetuning.policy.batch.micro_batch_tokens (now {tokens}) or policy.max_batch"
+            fix = "lower finetuning.policy.batch.micro_batch_tokens, policy.max_context or policy.max_batch"
             raise OutOfMemory(f"too little memory: {cause}; {fix}") from cause
 
     def begin_job(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Sequence
@@ -19,10 +20,13 @@ from reinforge.engine.batch import collate, cut
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.losses import LossOutput, find_loss
 from reinforge.engine.masks import AttentionMasks
+from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import CausalModel
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_random
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Learner:
         masks: For prefixes that siblings share; None: each sample is computed whole.
 
     Attributes:
+        micro_batch_tokens: Tokens computed at once; fewer than configured after memory ran out.
         num_steps: Optimizer steps made since the weights were loaded.
         stopping: Set from any thread to end an update at the next micro-batch, with an error.
     """
@@ -74,6 +79,7 @@ class Learner:
     def __init__(self, model: CausalModel, config: PolicyConfig, seed: int, masks: AttentionMasks | None = None):
         self.model, self.config, self.seed = model, config, seed
         self.stopping = threading.Event()
+        self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks = masks
         self.parameters = model.trained_parameters
         self.reset()
@@ -148,16 +154,36 @@ class Learner:
 
         Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample.
         """
-        metrics = self._try_step(samples, loss, progress, entropy_grad)
-        self.optimizer.zero_grad(set_to_none=True)
-        return metrics
+        while True:
+            try:
+                return self._try_step(samples, loss, progress, entropy_grad)
+            except (MemoryError, RuntimeError) as cause:
+                if not is_out_of_memory(cause) or not self._halve(samples):
+                    raise
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
+
+    def _halve(self, samples: Sequence[TrainingSample]) -> bool:
+        """Halves the micro-batches from now on, which changes no gradient; False: they hold one sample each already."""
+        batches = self._micro_batches(samples)
+        if max(map(len, batches)) == 1:
+            return False
+        while self._micro_batches(samples) == batches:
+            self.micro_batch_tokens //= 2
+        logger.warning("memory ran out: micro-batches of %d tokens from now on", self.micro_batch_tokens)
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return True
+
+    def _micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
+        return cut(samples, self.micro_batch_tokens, share=self.masks is not None)
 
     def _try_step(
         self, samples: Sequence[TrainingSample], loss: Any, progress: float, entropy_grad: bool
     ) -> dict[str, float] | None:
         total_weight = sum(sample.weight * sample.num_trained for sample in samples)
         step_loss, sums = 0.0, Sums()
-        for indices in cut(samples, self.config.batch.micro_batch_tokens, share=self.masks is not None):
+        for indices in self._micro_batches(samples):
             if self.stopping.is_set():
                 raise EngineError("the engine is closed")
             batch = collate([samples[i] for i in indices], self.model.device)
