@@ -17,7 +17,7 @@ from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import REGISTRY, Registry
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import RunStore, Snapshot, read_rows
+from reinforge.trainer.store import RunStore, Snapshot, read_facts, read_rows
 from reinforge.types.evaluation import EvalInputItem
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ def load_run_config(
     Raises:
         ConfigError: It cannot be read back, or not found since the run was stopped before it began.
     """
-    facts = dict(read_rows(folder, "SELECT key, value FROM run"))
+    facts = read_facts(folder)
     if "project_root" not in facts or not (folder / "config.yml").is_file():
         message = f"{folder} was stopped before it began: it holds no configuration"
-        raise ConfigError(Problem("", message, "start it again under another --run_name, or remove the folder"))
-    root = Path(facts["project_root"].strip('"'))
+        raise ConfigError(Problem("", message, f"name its file too: reinforge finetune FILE --resume {folder}"))
+    root = Path(facts["project_root"])
     return load_config(folder / "config.yml", overrides=overrides, registry=registry, project_root=root)
 
 
@@ -121,8 +121,10 @@ def refuse_changes(store: RunStore, text: str, data: str, *, allowed: bool) -> l
     Raises:
         ConfigError: Something changed that changes what the run computes.
     """
-    facts = store.facts()
-    found = changes((store.folder / "config.yml").read_text(encoding="utf-8"), text)
+    facts, config = store.facts(), store.folder / "config.yml"
+    if not config.is_file():  # it was stopped before it began
+        return []
+    found = changes(config.read_text(encoding="utf-8"), text)
     if facts.get("data_sha256", data) != data:
         found.append("the examples of the dataset are others than when the run began")
     if found and not allowed:
@@ -182,8 +184,13 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
     if snapshot.checkpoint is not None and version is not None:
         await adapter.restore(context.folder / snapshot.checkpoint, version)
     policy = adapter.policy()
+    if policy is None or version is None:
+        return
+    fingerprint = await policy.fingerprint()
     known = {row["version"]: row["fingerprint"] for row in context.policy_versions}
-    if policy is not None and version in known and await policy.fingerprint() != known[version]:
+    if version not in known and not adopts:  # the process died between the base's checkpoint and its version
+        context.version_published(version, fingerprint, 0, snapshot.checkpoint)
+    elif known.get(version, fingerprint) != fingerprint:
         message = f"the backend serves other weights than version {version} of {context.run_id}, and none are kept"
         fix = "start a new run; an adapter whose runs can go on implements save and restore"
         raise ConfigError(Problem("", message, fix))

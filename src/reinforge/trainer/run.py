@@ -34,7 +34,7 @@ from reinforge.trainer.prepare import Parts, effective_settings, make_parts, ref
 from reinforge.trainer.progress import RunProgress, SilentProgress
 from reinforge.trainer.report import RunSummary, load_summary, write_report, write_summary
 from reinforge.trainer.run_settings import cut_splits, make_small
-from reinforge.trainer.store import RunStore, read_rows
+from reinforge.trainer.store import RunStore, read_facts
 from reinforge.types.evaluation import MetricSummary
 
 WATCHDOG_S = 5.0
@@ -139,8 +139,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
 
 def read_summary(folder: Path) -> RunSummary | None:
     """Returns the summary of a run that is done; None: it is not."""
-    facts = dict(read_rows(folder, "SELECT key, value FROM run"))
-    return load_summary(folder) if facts.get("status") == '"completed"' else None
+    return load_summary(folder) if read_facts(folder).get("status") == "completed" else None
 
 
 class _Run:

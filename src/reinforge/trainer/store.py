@@ -265,7 +265,7 @@ class RunStore:
 
     def facts(self) -> dict[str, Any]:
         """Returns what `set_run` recorded."""
-        return {key: json.loads(value) for key, value in self.rows("SELECT key, value FROM run")}
+        return read_facts(self.folder)
 
     def validation(self, epoch: int, row: dict[str, Any]) -> None:
         """Records a validation."""
@@ -448,6 +448,13 @@ def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> lis
         return connection.execute(query, parameters).fetchall()
     finally:
         connection.close()
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Returns what `set_run` recorded; nothing of a run whose process died before its journal had tables."""
+    if not read_rows(folder, "SELECT 1 FROM sqlite_master WHERE name = 'run'"):
+        return {}
+    return {key: json.loads(value) for key, value in read_rows(folder, "SELECT key, value FROM run")}
 
 
 def read_outputs(folder: Path, phase: str) -> dict[str, Any]:
