@@ -23,6 +23,14 @@ CHAINS = (
     ("publish.mid:2", "export.mid", "gc.mid_delete"),
     ("db.before_commit:12", "db.after_commit:12", "rollout.before_journal:9"),
 )
+PASSINGS = {
+    **dict.fromkeys(("rollout.before_journal", "rollout.after_journal", "reward.after"), 127),
+    **dict.fromkeys(("batch.sealed", "submit.after_intent", "submit.after_send", "submit.after_id"), 4),
+    **dict.fromkeys(("step.after_backward", "step.after_optim"), 8),
+    **{"ckpt.after_tensor": 6, "ckpt.after_manifest": 6, "ckpt.after_rename": 5, "gc.mid_delete": 2},
+    **{"publish.before": 4, "publish.mid": 4, "export.mid": 4, "db.before_commit": 40, "db.after_commit": 40},
+}
+"""How often a whole run passes each site; the journal's groups depend on the machine, and are a few more."""
 SPARSE = {"trainers.trainer.save_every": 3, "finetuning.run_configuration.validation_interval": 9}
 """Settings by which the base, version 3 and the last have a checkpoint."""
 LIFE_S = 1.5
@@ -40,13 +48,12 @@ def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(toy, whole
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("number", [1, 2, 4, 11])
+@pytest.mark.parametrize("share", [0, 0.5, 1])
 @pytest.mark.parametrize("site", SITES)
-def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, site, number):
-    child = toy.start(crash_at=f"{site}:{number}")
-    if child.wait() == 0:
-        pytest.skip(f"{site} is passed fewer than {number} times")
-    assert (child.process.exitcode, damaged(toy.run)) == (KILLED, [])
+def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, site, share):
+    number = max(1, round(share * PASSINGS[site]))
+    assert toy.start(crash_at=f"{site}:{number}").wait() == KILLED
+    assert damaged(toy.run) == []
     assert toy.go_on().wait() == 0
     assert differences(toy.run, whole.run) == []
 
@@ -55,7 +62,7 @@ def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, s
     "sites",
     [
         ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
-        ("ckpt.after_manifest:2", "ckpt.after_rename", "export.mid:2"),
+        pytest.param(("ckpt.after_manifest:2", "ckpt.after_rename", "export.mid:2"), marks=pytest.mark.fault),
     ],
     ids="->".join,
 )
@@ -98,11 +105,10 @@ def test_a_kill_before_the_run_has_begun(toy, whole):
 
 def test_kills_in_the_final_stages(toy, whole):
     """In the comparison on `confirm`, while model/ is written, and before the summary counts as written."""
-    sites = ("rollout.after_journal:125", "ckpt.after_manifest", "export.mid")
-    toy.start(crash_at="rollout.after_journal:125").wait()
+    assert toy.start(crash_at="rollout.after_journal:125").wait() == KILLED
     assert toy.resume(crash_at="ckpt.after_manifest").wait() == KILLED
     assert not (toy.run / "model").exists()
-    assert toy.resume().wait() == 0, sites
+    assert toy.resume().wait() == 0
     assert differences(toy.run, whole.run) == []
     assert (toy.run / "model" / "model.safetensors").exists()
 

@@ -41,7 +41,7 @@ def test_a_signal_stops_the_run_and_it_goes_on_to_the_same_end(make_toy, whole, 
 def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
     """The epochs that are done are not made again."""
     toy = make_toy(SPARSE)
-    child = toy.start(mutation=mutations.stop_at_the_second_epoch)
+    child = toy.start(mutation=mutations.stop_in_the_second_epoch)
     assert child.wait() == CODES[signal.SIGTERM]
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(0,)]
     assert toy.resume().wait() == 0
@@ -51,7 +51,7 @@ def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
 def test_a_stop_that_writes_no_checkpoint_shows(make_toy):
     """Mutation check of G21."""
     toy = make_toy(SPARSE)
-    toy.start(mutation=mutations.stop_at_the_second_epoch_and_commit_nothing).wait()
+    toy.start(mutation=mutations.stop_in_the_second_epoch_and_commit_nothing).wait()
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
 

@@ -137,7 +137,8 @@ class EpochTrainer(Trainer):
             return
         policy = self.trainer_adapter.policy()
         version = None if policy is None else policy.version + (status is not None)
-        state = {"adopt": status is not None, "trainer": self._state()}
+        # counted now: what follows this point is counted again when the run goes on from it
+        state = {"adopt": status is not None, "trainer": self._state(), "counters": context.counters()}
         write = partial(stages.commit, context, self.trainer_adapter, epoch, state, version=version)
         if self._saves(epoch, num_epochs) or status is None:
             await write()
