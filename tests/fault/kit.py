@@ -1,9 +1,9 @@
 """Runs that are made to die: real processes forked from a server that has torch loaded, and a toy project for them.
 
-    toy = Toy(folder, model)
-    toy.finetune_process(crash_at="batch.sealed:2").wait()      -> -9: killed by SIGKILL, there
-    toy.resume_process().wait()                                 -> 0
-    differences(toy.run, whole.run)                             -> [], or the names of what is not equal
+toy = Toy(folder, model)
+toy.start(crash_at="batch.sealed:2").wait()      -> -9: killed by SIGKILL, there
+toy.resume().wait()                              -> 0
+differences(toy.run, whole.run)                  -> [], or the names of what is not equal
 """
 
 import hashlib

@@ -63,6 +63,13 @@ def test_a_change_can_be_allowed(stopped):
     assert "finetuning.gate.margin: -1.0 -> 0.5" in data[0]
 
 
+def test_episodes_of_another_configuration_are_not_used_again(stopped, whole):
+    """All 24 episodes of the second epoch were journalled; under a new temperature they are run again."""
+    assert stopped.resume("-o", "finetuning.sampling.temperature", "0.9", "--allow_config_change").wait() == 0
+    assert stopped.num_run == whole.num_run + 24
+    assert sum(stopped.summary["episodes"].values()) == whole.num_run
+
+
 def test_limits_are_those_of_one_call(toy, whole):
     """A run that used its tokens goes on with more of them, to the same end."""
     child = toy.start("--max_tokens", "150")

@@ -87,7 +87,9 @@ def test_a_signal_while_the_program_starts(toy, number):
     toy.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name"]
     for i in range(8):
-        process = subprocess.Popen([*command, f"r{i}"], cwd=toy.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*command, f"r{i}"], cwd=toy.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         time.sleep(0.1 + 0.4 * i)
         process.send_signal(number)
         _, said = process.communicate(timeout=10)

@@ -165,8 +165,16 @@ def _adopted(checkpoints: Checkpoints, name: str) -> Snapshot | None:
     return None if state is None else Snapshot(state["epoch"], state["version"], name, state)
 
 
-async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Snapshot) -> None:
+async def go_on_from(
+    context: RunContext, adapter: TrainerAdapter, snapshot: Snapshot, *, forget_episodes: bool = False
+) -> None:
     """Puts journal, counters and weights back to a snapshot.
+
+    Args:
+        context: The run.
+        adapter: Loads the weights.
+        snapshot: Where it goes on.
+        forget_episodes: True where the configuration is another one now: what came after is not used again.
 
     Raises:
         ConfigError: The backend serves other weights than those, and has no checkpoint of them.
@@ -174,7 +182,7 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
     context.resumed = snapshot
     version, keeps = snapshot.version, snapshot.checkpoint is not None
     adopts = bool(snapshot.state["adopt"])
-    context.store.go_back_to(snapshot.epoch, forget_jobs=keeps)
+    context.store.go_back_to(snapshot.epoch, forget_jobs=keeps, forget_episodes=forget_episodes)
     if version is not None:
         context.store.forget_versions(version if adopts else version + 1)
         context.store.flush()

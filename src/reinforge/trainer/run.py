@@ -148,7 +148,7 @@ class _Run:
     def __init__(self, loaded: LoadedConfig, parts: Parts, context: RunContext, options: RunOptions):
         self.loaded, self.parts, self.context, self.options = loaded, parts, context, options
         self.config, self.trainer = parts.config, parts.trainer
-        self._begun = False
+        self._begun = self._changed = False
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
 
     async def to_the_end(self) -> RunSummary:
@@ -211,6 +211,7 @@ class _Run:
             allowed = self.options.allow_config_change
             changed = resume.refuse_changes(context.store, text, data, allowed=allowed)
             if changed:
+                self._changed = True
                 context.store.stage(stages.BASELINE, "CONFIG", {"changed": changed})
         replace_file(context.folder / "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
@@ -236,9 +237,9 @@ class _Run:
             context.recalls.add("collect")
         if snapshot is None:
             said.append("nothing durable is left of it, so it begins again")
-            context.store.go_back_to(stages.BASELINE - 1, forget_jobs=True)
+            context.store.go_back_to(stages.BASELINE - 1, forget_jobs=True, forget_episodes=self._changed)
         else:
-            await resume.go_on_from(context, self.parts.adapter, snapshot)
+            await resume.go_on_from(context, self.parts.adapter, snapshot, forget_episodes=self._changed)
             context.store.begin_session(snapshot.epoch)
             done = "before the first epoch" if snapshot.epoch < 0 else f"after epoch {snapshot.epoch}"
             said.append(f"goes on {done}, with {snapshot.checkpoint or 'the weights that its backend holds'}")

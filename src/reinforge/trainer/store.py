@@ -283,12 +283,13 @@ class RunStore:
         rows = self.rows("SELECT epoch, version, checkpoint, data FROM snapshots ORDER BY epoch DESC")
         return [Snapshot(epoch, version, checkpoint, json.loads(data)) for epoch, version, checkpoint, data in rows]
 
-    def go_back_to(self, epoch: int, *, forget_jobs: bool) -> None:
+    def go_back_to(self, epoch: int, *, forget_jobs: bool, forget_episodes: bool = False) -> None:
         """Forgets what came after an epoch's job, except episodes, which are used again, and the log of stages.
 
         Args:
             epoch: The run goes on after the job of this epoch.
             forget_jobs: True where the weights come from a checkpoint, so that later jobs did not happen.
+            forget_episodes: True where later episodes were run under another configuration.
         """
 
         def forget(db: sqlite3.Connection) -> None:
@@ -297,6 +298,9 @@ class RunStore:
             db.execute("DELETE FROM validations WHERE epoch >= ?", (epoch,))
             if forget_jobs:
                 db.execute("DELETE FROM jobs WHERE epoch > ?", (epoch,))
+            if forget_episodes:
+                later = "epoch > ? OR (epoch = ? AND phase != 'collect') OR phase LIKE 'confirm%'"
+                db.execute(f"DELETE FROM episodes WHERE {later}", (epoch, epoch))
 
         self._put(forget)
         self.flush()
