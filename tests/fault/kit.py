@@ -111,6 +111,7 @@ def start_server():
 def _run(folder, arguments, crash_at, mutation, output):
     """The child: from a fork with everything imported to the command line's own door."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

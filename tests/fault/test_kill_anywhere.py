@@ -13,7 +13,8 @@ import pytest
 from reinforge.crash import SITES
 from tests.fault import mutations
 from tests.fault.conftest import SFT
-from tests.fault.kit import KILLED, damaged, differences
+from tests.fault.kit import KILLED, Toy, damaged, differences
+from tests.models import make_tiny_model
 
 CHAINS = (
     ("rollout.after_journal:30", "batch.sealed", "submit.after_intent"),
@@ -169,6 +170,54 @@ def test_a_checkpoint_that_is_not_adopted_shows(toy):
     """Mutation check of G1."""
     toy.end_after("ckpt.after_rename:3", mutation=mutations.adopt_no_orphan)
     assert resumed_after(toy) == [None, 0]
+
+
+STAGGERED = """
+import asyncio, hashlib
+
+def number_of(text):
+    return hashlib.sha256(text.encode()).digest()[0]
+
+async def agent(item, llm, context):
+    await asyncio.sleep(0.04 * (number_of(item.id) % 5))
+    content = item.input_obj * (1 + number_of(item.id) % 8)
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": content}], max_tokens=8)
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+@pytest.fixture(scope="session")
+def wider_model(tmp_path_factory):
+    """Wide enough that how products are cut into blocks depends on what is computed together."""
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "wider", hidden_size=128, intermediate_size=256)
+
+
+def killed_while_collecting(folder, model, *, deterministic):
+    """Returns what differs after kills that leave some siblings journalled and others to be run, in other batches."""
+
+    def staggered(name):
+        toy = Toy(folder / name, model)
+        toy.write("task.py", STAGGERED)
+        return toy.set("finetuning.deterministic", deterministic).set("finetuning.num_epochs", 3)
+
+    whole = staggered("whole")
+    assert whole.start().wait() == 0
+    sites = [f"rollout.after_journal:{number}" for number in (20, 47, 71)]
+    return [name for site in sites for name in differences(staggered(site).end_after(site).run, whole.run)]
+
+
+@pytest.mark.fault
+def test_what_is_drawn_in_other_batches_after_a_kill_is_the_same(tmp_path, wider_model):
+    assert killed_while_collecting(tmp_path, wider_model, deterministic=True) == []
+
+
+@pytest.mark.fault
+def test_draws_that_depend_on_their_batch_show(tmp_path, wider_model):
+    """Mutation check of G1: without `deterministic` the last bits differ."""
+    assert killed_while_collecting(tmp_path, wider_model, deterministic=False) != []
 
 
 DEFAULT = {"finetuning.deterministic": False}

@@ -86,11 +86,15 @@ def test_a_signal_while_the_program_starts(toy, number):
     toy.set("finetuning.algorithm", {"_type": "grpo"})
     toy.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name"]
-    for i in range(8):
+    for i in range(5):
         process = subprocess.Popen(
-            [*command, f"r{i}"], cwd=toy.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            [*command, f"r{i}"],
+            cwd=toy.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
-        time.sleep(0.1 + 0.4 * i)
+        time.sleep(0.1 + 0.6 * i)
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
         assert process.returncode in (CODES[number], -number), said
