@@ -1,86 +1,10 @@
-"""A whole project in a folder: agent, data, model and YAML, as a user has them."""
+"""A whole project in a folder, that the tests of a package run in."""
 
-import json
 import sys
-import textwrap
 
 import pytest
-import yaml
-from click.testing import CliRunner
 
-from reinforge.cli import main
-
-AGENT = """
-from reinforge import PolicyFailure
-
-async def agent(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
-    return reply.choices[0].message.content
-
-def vowels(output, expected):
-    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
-"""
-
-
-def settings(model):
-    return {
-        "llms": {"agent": {"_type": "policy"}},
-        "workflow": {"_type": "python", "function": "task:agent"},
-        "eval": {
-            "general": {"max_concurrency": 16, "dataset": {"_type": "jsonl", "file_path": "data.jsonl"}},
-            "evaluators": {"vowels": {"_type": "python", "function": "task:vowels"}},
-        },
-        "trajectory_builders": {"builder": {"_type": "group", "num_generations": 8, "examples_per_epoch": 16}},
-        "trainer_adapters": {"adapter": {"_type": "local"}},
-        "trainers": {"trainer": {"_type": "epoch"}},
-        "finetuning": {
-            "enabled": True,
-            "trainer": "trainer",
-            "trajectory_builder": "builder",
-            "trainer_adapter": "adapter",
-            "reward_function": {"name": "vowels"},
-            "num_epochs": 5,
-            "output_dir": "runs",
-            "policy": {"model": str(model), "optimizer": {"learning_rate": 3e-3}, "batch": {"steps_per_job": 4}},
-            "curriculum_learning": {"min_reward_diff": 0.01},
-            "device": "cpu",
-        },
-    }
-
-
-class Project:
-    """A folder with everything that a run needs; change what you like, then `finetune`."""
-
-    def __init__(self, folder, model):
-        self.folder, self.settings = folder, settings(model)
-        self.write("task.py", AGENT)
-        self.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]
-
-    def write(self, name, text):
-        (self.folder / name).write_text(textwrap.dedent(text))
-
-    def set(self, path, value):
-        *above, last = path.split(".")
-        block = self.settings
-        for key in above:
-            block = block.setdefault(key, {})
-        block[last] = value
-        return self
-
-    def finetune(self, *arguments):
-        if self.rows is not None:
-            self.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
-        if not (self.folder / "run.yml").exists():
-            self.write("run.yml", yaml.safe_dump(self.settings, sort_keys=False))
-        return CliRunner().invoke(main, ["finetune", "run.yml", "--run_name", "r", *arguments])
-
-    @property
-    def run(self):
-        return self.folder / "runs" / "r"
-
-    @property
-    def summary(self):
-        return json.loads((self.run / "summary.json").read_text())
+from tests.project import Project
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import signal
 from typing import Any
 
 import click
@@ -35,6 +36,13 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         return importlib.import_module(COMMANDS[cmd_name][0]).command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command; Ctrl-C ends it with the code of a signal wherever it is, also before a run handles it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(128 + signal.SIGINT) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the table without importing any command."""

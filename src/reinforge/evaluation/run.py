@@ -69,10 +69,12 @@ class DatasetEvaluation(EvaluationRunner):
         return [str(item.id) for item in self.splits[split]]
 
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
-        """Runs these episodes and returns them finished and scored, in the order of `keys`."""
-        records = await self.runner.run(
-            [(key, self._items[key.example_id]) for key in keys], self._score, self.listener
-        )
+        """Returns these episodes finished and scored, in the order of `keys`: recalled or, where they are not, run."""
+        asked = [(key, self._items[key.example_id]) for key in keys]
+        found = {key: record for key, item in asked if (record := self.recall(key, item)) is not None}
+        missing = [(key, item) for key, item in asked if key not in found]
+        found |= {record.key: record for record in await self.runner.run(missing, self._score, self.listener)}
+        records = [found[key] for key in keys]
         if self._calls_epoch != self.epoch:
             self._calls, self._calls_epoch = {}, self.epoch
         collected = [record for record in records if record.key.phase == "collect"]

@@ -44,6 +44,7 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
+METRICS = "training_metrics.jsonl"
 IDENTICAL_SHARE = 0.98
 IDENTICAL_EPOCHS = 3
 """More than this share of groups with word-for-word equal siblings, in this many epochs in a row, is an error."""
@@ -136,7 +137,8 @@ class EpochTrainer(Trainer):
             return
         policy = self.trainer_adapter.policy()
         version = None if policy is None else policy.version + (status is not None)
-        state = {"adopt": status is not None, "trainer": self._state()}
+        # counted now: what follows this point is counted again when the run goes on from it
+        state = {"adopt": status is not None, "trainer": self._state(), "counters": context.counters()}
         write = partial(stages.commit, context, self.trainer_adapter, epoch, state, version=version)
         if self._saves(epoch, num_epochs) or status is None:
             await write()
@@ -161,6 +163,7 @@ class EpochTrainer(Trainer):
     async def _go_on(self, context: RunContext, num_epochs: int) -> int:
         """Takes up a run where it was stopped; returns the first epoch that is still to be collected."""
         if context.resumed is None or context.resumed.epoch < 0:
+            (context.folder / METRICS).unlink(missing_ok=True)  # of epochs that will be made again
             return 0
         epoch, state = context.resumed.epoch, context.resumed.state["trainer"]
         self._reward_history = [*context.store.metric_rows(before=epoch), dict(state["row"])]
@@ -174,7 +177,7 @@ class EpochTrainer(Trainer):
         self._job_refs = [job.ref for job in jobs if job.ref]
         self._statuses = [job.status for job in jobs if job.status]
         lines = "".join(to_json({"epoch": row["epoch"], **row}) + "\n" for row in self._reward_history[:-1])
-        replace_file(context.folder / "training_metrics.jsonl", lines)
+        replace_file(context.folder / METRICS, lines)
         await self._finish_epoch(epoch, num_epochs, self._statuses[-1] if context.resumed.state["adopt"] else None)
         return epoch + 1
 
@@ -451,7 +454,7 @@ class EpochTrainer(Trainer):
 
     def _log_metrics_to_file(self, epoch: int, metrics: dict[str, Any], output_dir: Path) -> None:
         """Appends one line of metrics and writes the histories and the curriculum's state."""
-        append_line(output_dir / "training_metrics.jsonl", {"epoch": epoch, **metrics})
+        append_line(output_dir / METRICS, {"epoch": epoch, **metrics})
         for name, value in (
             ("reward_history.json", self._reward_history),
             ("validation_history.json", self.context.validations if self.context else self._validation_history),

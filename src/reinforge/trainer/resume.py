@@ -17,7 +17,7 @@ from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import REGISTRY, Registry
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import RunStore, Snapshot, read_rows
+from reinforge.trainer.store import RunStore, Snapshot, read_facts, read_rows
 from reinforge.types.evaluation import EvalInputItem
 
 logger = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ def load_run_config(
     Raises:
         ConfigError: It cannot be read back, or not found since the run was stopped before it began.
     """
-    facts = dict(read_rows(folder, "SELECT key, value FROM run"))
+    facts = read_facts(folder)
     if "project_root" not in facts or not (folder / "config.yml").is_file():
         message = f"{folder} was stopped before it began: it holds no configuration"
-        raise ConfigError(Problem("", message, "start it again under another --run_name, or remove the folder"))
-    root = Path(facts["project_root"].strip('"'))
+        raise ConfigError(Problem("", message, f"name its file too: reinforge finetune FILE --resume {folder}"))
+    root = Path(facts["project_root"])
     return load_config(folder / "config.yml", overrides=overrides, registry=registry, project_root=root)
 
 
@@ -123,10 +123,10 @@ def refuse_changes(store: RunStore, text: str, data: str, *, allowed: bool) -> l
     Raises:
         ConfigError: Something changed that changes what the run computes.
     """
-    facts = store.facts()
-    if not (store.folder / "config.yml").is_file():
-        return []  # it was stopped before it began
-    found = changes((store.folder / "config.yml").read_text(encoding="utf-8"), text)
+    facts, config = store.facts(), store.folder / "config.yml"
+    if not config.is_file():  # it was stopped before it began
+        return []
+    found = changes(config.read_text(encoding="utf-8"), text)
     if facts.get("data_sha256", data) != data:
         found.append("the examples of the dataset are others than when the run began")
     if found and not allowed:
@@ -167,8 +167,16 @@ def _adopted(checkpoints: Checkpoints, name: str) -> Snapshot | None:
     return None if state is None else Snapshot(state["epoch"], state["version"], name, state)
 
 
-async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Snapshot) -> None:
+async def go_on_from(
+    context: RunContext, adapter: TrainerAdapter, snapshot: Snapshot, *, forget_episodes: bool = False
+) -> None:
     """Puts journal, counters and weights back to a snapshot.
+
+    Args:
+        context: The run.
+        adapter: Loads the weights.
+        snapshot: Where it goes on.
+        forget_episodes: True where the configuration is another one now: what came after is not used again.
 
     Raises:
         ConfigError: The backend serves other weights than those, and has no checkpoint of them.
@@ -177,7 +185,7 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
     version, keeps = snapshot.version, snapshot.checkpoint is not None
     adopts = bool(snapshot.state["adopt"])
     known = {row["version"]: row["fingerprint"] for row in context.store.version_rows()}
-    context.store.go_back_to(snapshot.epoch, forget_jobs=keeps)
+    context.store.go_back_to(snapshot.epoch, forget_jobs=keeps, forget_episodes=forget_episodes)
     if version is not None:
         context.store.forget_versions(version if adopts else version + 1)
         context.store.flush()
@@ -188,7 +196,12 @@ async def go_on_from(context: RunContext, adapter: TrainerAdapter, snapshot: Sna
         await adapter.restore(context.folder / snapshot.checkpoint, version)
     context.store.drop_checkpoints_but(context.checkpoints.all())
     policy = adapter.policy()
-    if policy is not None and version in known and await policy.fingerprint() != known[version]:
+    if policy is None or version is None:
+        return
+    fingerprint = await policy.fingerprint()
+    if version not in known and not adopts:  # the process died between the base's checkpoint and its version
+        context.version_published(version, fingerprint, 0, snapshot.checkpoint)
+    elif known.get(version, fingerprint) != fingerprint:
         message = f"the backend serves other weights than version {version} of {context.run_id}, and none are kept"
         fix = "start a new run; an adapter whose runs can go on implements save and restore"
         raise ConfigError(Problem("", message, fix))

@@ -42,7 +42,7 @@ from reinforge.trainer.prepare import Parts, effective_settings, make_parts, ref
 from reinforge.trainer.progress import RunProgress, SilentProgress
 from reinforge.trainer.report import RunSummary, load_summary, write_report, write_summary
 from reinforge.trainer.run_settings import cut_splits, make_small
-from reinforge.trainer.store import RunStore, read_rows
+from reinforge.trainer.store import RunStore, read_facts
 from reinforge.types.evaluation import MetricSummary
 
 WATCHDOG_S = 5.0
@@ -157,8 +157,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
 
 def read_summary(folder: Path) -> RunSummary | None:
     """Returns the summary of a run that is done; None: it is not."""
-    facts = dict(read_rows(folder, "SELECT key, value FROM run"))
-    return load_summary(folder) if facts.get("status") == '"completed"' else None
+    return load_summary(folder) if read_facts(folder).get("status") == "completed" else None
 
 
 class _Run:
@@ -167,7 +166,7 @@ class _Run:
     def __init__(self, loaded: LoadedConfig, parts: Parts, context: RunContext, options: RunOptions):
         self.loaded, self.parts, self.context, self.options = loaded, parts, context, options
         self.config, self.trainer = parts.config, parts.trainer
-        self._begun = False
+        self._begun = self._changed = False
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
 
     async def to_the_end(self) -> RunSummary:
@@ -232,6 +231,7 @@ class _Run:
             allowed = self.options.allow_config_change
             changed = resume.refuse_changes(context.store, text, data, allowed=allowed)
             if changed:
+                self._changed = True
                 context.store.stage(stages.BASELINE, "CONFIG", {"changed": changed})
         replace_file(context.folder / "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
@@ -259,9 +259,9 @@ class _Run:
             context.recalls.add("collect")
         if snapshot is None:
             said.append("nothing durable is left of it, so it begins again")
-            context.store.go_back_to(stages.BASELINE - 1, forget_jobs=True)
+            context.store.go_back_to(stages.BASELINE - 1, forget_jobs=True, forget_episodes=self._changed)
         else:
-            await resume.go_on_from(context, self.parts.adapter, snapshot)
+            await resume.go_on_from(context, self.parts.adapter, snapshot, forget_episodes=self._changed)
             context.store.session_resumed(snapshot.epoch)
             done = "before the first epoch" if snapshot.epoch < 0 else f"after epoch {snapshot.epoch}"
             said.append(f"goes on {done}, with {snapshot.checkpoint or 'the weights that its backend holds'}")

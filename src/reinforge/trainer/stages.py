@@ -31,7 +31,7 @@ async def commit(
         context: The run.
         adapter: Keeps the weights.
         epoch: -1 before the first.
-        state: What is needed to go on, besides the counters.
+        state: What is needed to go on; the counters as they are now unless it holds them.
         version: Version of the weights as they are; None: the backend serves no policy.
 
     Returns:

@@ -272,7 +272,7 @@ class RunStore:
 
     def facts(self) -> dict[str, Any]:
         """Returns what `set_run` recorded."""
-        return {key: json.loads(value) for key, value in self.rows("SELECT key, value FROM run")}
+        return read_facts(self.folder)
 
     def validation(self, epoch: int, row: dict[str, Any]) -> None:
         """Records a validation."""
@@ -290,12 +290,13 @@ class RunStore:
         rows = self.rows("SELECT epoch, version, checkpoint, data FROM snapshots ORDER BY epoch DESC")
         return [Snapshot(epoch, version, checkpoint, json.loads(data)) for epoch, version, checkpoint, data in rows]
 
-    def go_back_to(self, epoch: int, *, forget_jobs: bool) -> None:
+    def go_back_to(self, epoch: int, *, forget_jobs: bool, forget_episodes: bool = False) -> None:
         """Forgets what came after an epoch's job, except episodes, which are used again, and the log of stages.
 
         Args:
             epoch: The run goes on after the job of this epoch.
             forget_jobs: True where the weights come from a checkpoint, so that later jobs did not happen.
+            forget_episodes: True where later episodes were run under another configuration.
         """
 
         def forget(db: sqlite3.Connection) -> None:
@@ -304,6 +305,9 @@ class RunStore:
             db.execute("DELETE FROM validations WHERE epoch >= ?", (epoch,))
             if forget_jobs:
                 db.execute("DELETE FROM jobs WHERE epoch > ?", (epoch,))
+            if forget_episodes:
+                later = "epoch > ? OR (epoch = ? AND phase != 'collect') OR phase LIKE 'confirm%'"
+                db.execute(f"DELETE FROM episodes WHERE {later}", (epoch, epoch))
 
         self._put(forget)
         self.flush()
@@ -467,6 +471,13 @@ def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> lis
         return connection.execute(query, parameters).fetchall()
     finally:
         connection.close()
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Returns what `set_run` recorded; nothing of a run whose process died before its journal had tables."""
+    if not read_rows(folder, "SELECT 1 FROM sqlite_master WHERE name = 'run'"):
+        return {}
+    return {key: json.loads(value) for key, value in read_rows(folder, "SELECT key, value FROM run")}
 
 
 def read_outputs(folder: Path, phase: str) -> dict[str, Any]:

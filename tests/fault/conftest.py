@@ -1,0 +1,51 @@
+"""Toy projects, and runs of them that nothing stopped, to compare with."""
+
+import pytest
+
+from tests.fault.kit import Toy
+
+SFT = {"_type": "sft", "min_reward": 0.2}
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_model_dir, tmp_path_factory):
+    """Returns a run that nothing stopped, made once for each set of changes: `finished({"finetuning.seed": 1})`."""
+    known = {}
+
+    def finish(changes):
+        key = repr(sorted(changes.items()))
+        if key not in known:
+            toy = Toy(tmp_path_factory.mktemp("finished"), tiny_model_dir)
+            for path, value in changes.items():
+                toy.set(path, value)
+            child = toy.start()
+            assert child.wait() == 0, child.said
+            known[key] = toy
+        return known[key]
+
+    return finish
+
+
+@pytest.fixture
+def make_toy(tiny_model_dir, tmp_path):
+    """Returns a new project with these changes, in a folder of its own."""
+    count = iter(range(1_000_000))
+
+    def make(changes=None):
+        toy = Toy(tmp_path / f"toy-{next(count)}", tiny_model_dir)
+        for path, value in (changes or {}).items():
+            toy.set(path, value)
+        return toy
+
+    return make
+
+
+@pytest.fixture
+def toy(make_toy):
+    return make_toy()
+
+
+@pytest.fixture
+def whole(finished):
+    """The same run as `toy`'s, that nothing stopped."""
+    return finished({})

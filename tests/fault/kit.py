@@ -1,0 +1,229 @@
+"""Runs that are made to die: real processes forked from a server that has torch loaded, and a toy project for them.
+
+toy = Toy(folder, model)
+toy.start(crash_at="batch.sealed:2").wait()      -> -9: killed by SIGKILL, there
+toy.resume().wait()                              -> 0
+differences(toy.run, whole.run)                  -> [], or the names of what is not equal
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+
+from reinforge import crash
+from reinforge.files import damage
+from tests.project import Project
+
+ROOT = Path(__file__).parents[2]
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.fault.preload"])
+KILLED = -signal.SIGKILL
+PATIENCE_S = 60
+SUMMARY = (
+    "baseline", "final", "best", "confirm_base", "confirm_tuned", "improvement", "promoted", "episodes", "tokens",
+    "policy_versions", "checkpoint",
+)  # fmt: skip
+
+# the reward runs once for each episode, so a line in a file is an episode that was really run
+TASK = """
+import os
+
+async def agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    with open("ran.txt", "a") as file:
+        file.write("x\\n")
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+class Child:
+    """A run in a process and a session of its own; `said` is what it wrote."""
+
+    def __init__(self, folder, arguments, crash_at, mutation):
+        self.output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
+        task = (folder, arguments, crash_at, mutation, self.output)
+        self.process = SERVER.Process(target=_run, args=task, daemon=True)
+        start_server()
+        self.process.start()
+
+    @property
+    def said(self):
+        return self.output.read_text()
+
+    def wait(self, seconds=PATIENCE_S):
+        """Returns the exit code; minus the signal where one killed it."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"it still runs after {seconds} s: {self.said}"
+        return self.process.exitcode
+
+    def wait_for(self, path):
+        """Returns once a file is there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not path.exists():
+            assert self.process.is_alive(), self.said
+            assert time.monotonic() < deadline, f"{path} does not come"
+            time.sleep(0.01)
+
+    def send(self, number, after_s=0.0):
+        """Sends a signal unless the process ends before."""
+        self.process.join(after_s)
+        if self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+    def left_behind(self):
+        """Returns the processes of its session that live on; without one there is no port and no lock either."""
+        return [pid for pid in psutil.pids() if pid != self.process.pid and _session_of(pid) == self.process.pid]
+
+
+def _session_of(pid):
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def start_server():
+    """Starts the fork server where it does not run yet; it finds modules where this process does."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _run(folder, arguments, crash_at, mutation, output):
+    """The child: from a fork with everything imported to the command line's own door."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    assert "tests.fault.preload" in sys.modules, "the server has not loaded torch"
+    from reinforge.cli import main
+
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    crash.arm(crash_at)
+    if mutation is not None:
+        mutation()
+    main(["finetune", *arguments], prog_name="reinforge")
+
+
+class Toy(Project):
+    """A tiny project whose run takes about a second; its runs are processes."""
+
+    def __init__(self, folder, model):
+        folder.mkdir(exist_ok=True)
+        super().__init__(folder, model)
+        self.write("task.py", TASK)
+        self.rows = self.rows[:32]
+        self.set("finetuning.algorithm", {"_type": "dithered"})
+        self.set("trajectory_builders.builder", {"_type": "group", "num_generations": 4, "examples_per_epoch": 6})
+        self.set("trainers.trainer.keep_last", 1)
+        self.set("finetuning.deterministic", True)
+        self.set("finetuning.num_epochs", 4)
+        self.set("finetuning.run_configuration.validation_interval", 2)
+        self.set("finetuning.policy.batch.steps_per_job", 2)
+        self.set("finetuning.policy.optimizer.learning_rate", 0.01)
+        self.set("finetuning.policy.schedule", {"warmup_steps": 0})
+        self.set("finetuning.gate", {"margin": -1.0})
+
+    def start(self, *arguments, crash_at=None, mutation=None):
+        """Begins the run."""
+        self.write_files()
+        return Child(self.folder, ["run.yml", "--run_name", "r", *arguments], crash_at, mutation)
+
+    def resume(self, *arguments, crash_at=None, mutation=None):
+        """Goes on with it."""
+        return Child(self.folder, ["--resume", str(self.run), *arguments], crash_at, mutation)
+
+    def go_on(self, *arguments):
+        """Does what a person does after any kill: `--resume`, or the first command again where there is no run yet."""
+        if (self.run / "run.sqlite").exists():
+            return Child(self.folder, ["run.yml", "--resume", str(self.run), *arguments], None, None)
+        shutil.rmtree(self.run, ignore_errors=True)
+        return self.start(*arguments)
+
+    def end_with_kills(self, rng, longest_s):
+        """Runs to the end through kills at random times; returns how many there were."""
+        child, kills = self.start(), 0
+        while True:
+            child.send(signal.SIGKILL, rng.uniform(0.05, longest_s))
+            code = child.wait()
+            assert code in (0, KILLED), child.said
+            if code == 0:
+                return kills
+            kills += 1
+            assert damaged(self.run) == []
+            child = self.go_on()
+
+    def end_after(self, *sites, mutation=None):
+        """Kills it at each site, every one in the process that goes on after the one before, and lets it end."""
+        child = self.start(crash_at=sites[0])
+        for site in sites[1:]:
+            assert child.wait() == KILLED, child.said
+            child = self.resume(crash_at=site)
+        assert child.wait() == KILLED, child.said
+        assert damaged(self.run) == []
+        child = self.resume(mutation=mutation)
+        assert child.wait() == 0, child.said
+        return self
+
+    @property
+    def num_run(self):
+        """Number of episodes that were really run, as the reward counts them."""
+        return len((self.folder / "ran.txt").read_text().splitlines())
+
+    def rows_of(self, query):
+        """Returns rows of the run's journal."""
+        with closing(sqlite3.connect(self.run / "run.sqlite")) as database:
+            return database.execute(query).fetchall()
+
+
+def damaged(run):
+    """Returns the visible checkpoints that are not whole."""
+    return [path.name for path in sorted((run / "checkpoints").glob("step-*")) if damage(path) is not None]
+
+
+def facts(run):
+    """Returns what must be equal between a run that was stopped and one that was not: name -> value."""
+    summary = json.loads((run / "summary.json").read_text())
+    last = sorted((run / "checkpoints").glob("step-*"))[-1]
+    state = json.loads((last / "training" / "state.json").read_text())
+    return {
+        "last": last.name,
+        "weights": _sha256(last / "model.safetensors"),
+        "optimizer": _sha256(last / "training" / "optimizer.safetensors"),
+        "rng": state["rng"],
+        "num_steps": state["num_steps"],
+        "metrics": (run / "training_metrics.jsonl").read_bytes(),
+        "validations": json.loads((run / "validation_history.json").read_text()),
+        **{name: summary[name] for name in SUMMARY},
+    }
+
+
+def differences(run, other):
+    """Returns the names of what differs between two finished runs."""
+    left, right = facts(run), facts(other)
+    return [name for name in left if left[name] != right[name]]
+
+
+def _sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()

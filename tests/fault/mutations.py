@@ -1,0 +1,135 @@
+"""Safeties taken away, one each: what a test promises must fail without the one that it is there for.
+
+Each is called in the process of a run before the run begins.
+"""
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import subprocess
+
+from reinforge.crash import crash_point
+from reinforge.engine import checkpoint
+from reinforge.engine.learner import Learner
+from reinforge.rollout import runner
+from reinforge.trainer import loop, resume, run, stages
+from reinforge.trainer.checkpoints import Checkpoints
+from reinforge.trainer.context import RunContext
+from reinforge.trainer.store import Snapshot
+
+
+def forget_the_rng():
+    checkpoint.restore_rng = lambda state: None
+
+
+def forget_the_optimizer():
+    def restore(learner, state, num_steps):
+        learner.reset()
+        learner.num_steps = num_steps
+
+    Learner.restore = restore
+
+
+def forget_the_counters():
+    RunContext.restore_counters = lambda context, counters: None
+
+
+def recall_nothing():
+    RunContext.recall = lambda context, key, item: None
+
+
+def adopt_no_orphan():
+    resume._adopted = lambda checkpoints, name: None
+
+
+def trust_the_journal():
+    """Loads what the journal names without a look at it."""
+    Checkpoints.damage = lambda checkpoints, name: None
+
+
+def record_before_the_checkpoint():
+    keep = Checkpoints.keep
+
+    async def commit(context, adapter, epoch, state, *, version):
+        state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
+        name = context.checkpoints.name(version)
+        context.store.snapshot(Snapshot(epoch, version, name, state))
+        return await keep(context.checkpoints, adapter, version, state)
+
+    stages.commit = commit
+    trust_the_journal()
+
+
+def rename_by_copying():
+    """A folder gets its name first and its files one by one."""
+
+    def rename(source, target):
+        target.mkdir()
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            place = target / path.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
+            crash_point("ckpt.after_tensor")
+        shutil.rmtree(source)
+
+    os.rename = rename
+
+
+def keep_old_metrics():
+    """Goes on without setting the metrics file back."""
+    replace_file = loop.replace_file
+    loop.replace_file = lambda path, text: None if path.name == "training_metrics.jsonl" else replace_file(path, text)
+
+
+def allow_every_change():
+    resume.refuse_changes = lambda store, text, data, *, allowed: []
+
+
+def draw_without_the_seed():
+    runner.stable_seed = lambda *names: random.getrandbits(32)
+
+
+def handle_no_signals():
+    async def bare(work, options):
+        return await work
+
+    run._with_signals = bare
+
+
+def commit_nothing_at_a_stop():
+    async def nothing(run):
+        return None
+
+    run._Run._commit_pending = nothing
+
+
+def hang_at_a_stop():
+    async def forever(run):
+        await asyncio.sleep(3600)
+
+    run._Run._commit_pending = forever
+
+
+def leave_a_child_behind():
+    subprocess.Popen(["sleep", "60"])
+
+
+def stop_in_the_second_epoch():
+    """No safety is taken away: the process sends itself a signal while the second epoch is collected."""
+    episode_done = RunContext.episode_done
+    left = [10]
+
+    def stopping(context, record):
+        episode_done(context, record)
+        left[0] -= (record.key.phase, record.key.epoch) == ("collect", 1)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    RunContext.episode_done = stopping
+
+
+def stop_in_the_second_epoch_and_commit_nothing():
+    stop_in_the_second_epoch()
+    commit_nothing_at_a_stop()

@@ -1,0 +1,252 @@
+"""G1: a run that is killed at any time goes on with `--resume` to the same end, bit for bit.
+
+Compared: weights, optimizer, random state, metrics file, validations, and the figures, counts and verdict of
+`summary.json`. Without `deterministic` each episode and each optimizer step counts exactly once.
+"""
+
+import collections
+import json
+import random
+
+import pytest
+
+from reinforge.crash import SITES
+from tests.fault import mutations
+from tests.fault.conftest import SFT
+from tests.fault.kit import KILLED, Toy, damaged, differences
+from tests.models import make_tiny_model
+
+CHAINS = (
+    ("rollout.after_journal:30", "batch.sealed", "submit.after_intent"),
+    ("reward.after:40", "submit.after_send", "submit.after_id"),
+    ("step.after_optim:3", "step.after_optim", "step.after_backward"),
+    ("ckpt.after_tensor:3", "ckpt.after_manifest", "ckpt.after_rename"),
+    ("publish.mid:2", "publish.before", "export.mid", "gc.mid_delete"),
+    ("db.before_commit:12", "db.after_commit:12", "rollout.before_journal:9"),
+)
+PASSINGS = {
+    **dict.fromkeys(("rollout.before_journal", "rollout.after_journal", "reward.after"), 127),
+    **dict.fromkeys(("batch.sealed", "submit.after_intent", "submit.after_send", "submit.after_id"), 4),
+    **dict.fromkeys(("step.after_backward", "step.after_optim"), 8),
+    **{"ckpt.after_tensor": 6, "ckpt.after_manifest": 6, "ckpt.after_rename": 5, "gc.mid_delete": 2},
+    **{"publish.before": 4, "publish.mid": 4, "export.mid": 4, "db.before_commit": 40, "db.after_commit": 40},
+}
+"""How often a whole run passes each site; the journal's groups depend on the machine, and are a few more."""
+SPARSE = {"trainers.trainer.save_every": 3, "finetuning.run_configuration.validation_interval": 9}
+"""Settings by which the base, version 3 and the last have a checkpoint."""
+LIFE_S = 1.5
+"""About how long a toy's run takes: kills at random times fall within."""
+
+
+def test_every_site_has_its_kill():
+    assert {site.partition(":")[0] for chain in CHAINS for site in chain} == set(SITES)
+
+
+@pytest.mark.parametrize("sites", CHAINS, ids="->".join)
+def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(toy, whole, sites):
+    """Each kill but the first hits the process that goes on after the one before, once at the same place."""
+    assert differences(toy.end_after(*sites).run, whole.run) == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+@pytest.mark.parametrize("site", SITES)
+def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, site, share):
+    number = max(1, round(share * PASSINGS[site]))
+    assert toy.start(crash_at=f"{site}:{number}").wait() == KILLED
+    assert damaged(toy.run) == []
+    assert toy.go_on().wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+@pytest.mark.parametrize(
+    "sites",
+    [
+        ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
+        pytest.param(("ckpt.after_manifest:2", "ckpt.after_rename", "export.mid:2"), marks=pytest.mark.fault),
+    ],
+    ids="->".join,
+)
+def test_a_run_of_sft_ends_the_same_too(make_toy, finished, sites):
+    change = {"finetuning.algorithm": SFT}
+    assert differences(make_toy(change).end_after(*sites).run, finished(change).run) == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("site", SITES)
+def test_a_run_of_sft_killed_at_one_place_ends_the_same_too(make_toy, finished, site):
+    change = {"finetuning.algorithm": SFT}
+    toy = make_toy(change)
+    assert toy.start(crash_at=f"{site}:2").wait() == KILLED
+    assert toy.go_on().wait() == 0
+    assert differences(toy.run, finished(change).run) == []
+
+
+@pytest.mark.parametrize("num_kills", [10, pytest.param(200, marks=pytest.mark.fault)])
+def test_kills_at_random_times(make_toy, whole, num_kills):
+    rng, kills = random.Random(num_kills), 0
+    while kills < num_kills:
+        toy = make_toy()
+        kills += toy.end_with_kills(rng, LIFE_S)
+        assert differences(toy.run, whole.run) == []
+
+
+def test_a_kill_before_the_run_has_begun(toy, whole):
+    """Nothing is there yet: the file is named again, and the message says so where it is not."""
+    assert toy.start(crash_at="db.after_commit").wait() == KILLED
+    refused = toy.resume()
+    assert (refused.wait(), "reinforge finetune FILE --resume" in refused.said) == (2, True)
+    assert toy.go_on().wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+def test_kills_in_the_final_stages(toy, whole):
+    """In the comparison on `confirm`, while model/ is written, and before the summary counts as written."""
+    assert toy.start(crash_at="rollout.after_journal:125").wait() == KILLED
+    assert toy.resume(crash_at="ckpt.after_manifest").wait() == KILLED
+    assert not (toy.run / "model").exists()
+    assert toy.resume().wait() == 0
+    assert differences(toy.run, whole.run) == []
+    assert (toy.run / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("site", ["batch.sealed:3", pytest.param("publish.mid:4", marks=pytest.mark.fault)])
+def test_epochs_without_a_checkpoint_are_made_again(make_toy, finished, site):
+    """The episodes of those epochs are not run again, their steps are."""
+    toy = make_toy(SPARSE).end_after(site)
+    assert differences(toy.run, finished(SPARSE).run) == []
+
+
+def test_episodes_that_were_journalled_are_not_run_again(toy, whole):
+    assert toy.end_after("batch.sealed:2").num_run == whole.num_run
+
+
+def test_a_checkpoint_that_the_journal_does_not_know_is_adopted(toy):
+    """Its step is not made again: the run goes on after epoch 1, whose checkpoint is the third."""
+    toy.end_after("ckpt.after_rename:3")
+    assert resumed_after(toy) == [None, 1]
+
+
+def resumed_after(toy):
+    return [row[0] for row in toy.rows_of("SELECT resumed_after FROM sessions ORDER BY id")]
+
+
+@pytest.mark.parametrize(
+    ("site", "mutation"),
+    [
+        ("ckpt.after_rename:3", mutations.forget_the_rng),
+        ("ckpt.after_rename:3", mutations.forget_the_optimizer),
+        pytest.param("ckpt.after_rename:3", mutations.forget_the_counters, marks=pytest.mark.fault),
+        pytest.param("export.mid:3", mutations.keep_old_metrics, marks=pytest.mark.fault),
+    ],
+)
+def test_what_is_not_put_back_shows(toy, whole, site, mutation):
+    """Mutation check of G1."""
+    assert differences(toy.end_after(site, mutation=mutation).run, whole.run) != []
+
+
+def test_a_journal_that_is_ahead_of_the_checkpoint_shows(toy):
+    """Mutation check of G1: with the two commits in the wrong order the run cannot go on."""
+    assert toy.start(crash_at="ckpt.after_manifest:3", mutation=mutations.record_before_the_checkpoint).wait() == KILLED
+    assert toy.resume(mutation=mutations.trust_the_journal).wait() != 0
+
+
+def test_a_checkpoint_that_is_not_renamed_whole_shows(toy):
+    """Mutation check of G1."""
+    assert toy.start(crash_at="ckpt.after_tensor:5", mutation=mutations.rename_by_copying).wait() == KILLED
+    assert damaged(toy.run) == ["step-000000"]
+
+
+def test_episodes_that_are_run_again_show(toy, whole):
+    """Mutation check of G1."""
+    assert toy.end_after("batch.sealed:2", mutation=mutations.recall_nothing).num_run > whole.num_run
+
+
+def test_a_checkpoint_that_is_not_adopted_shows(toy):
+    """Mutation check of G1."""
+    toy.end_after("ckpt.after_rename:3", mutation=mutations.adopt_no_orphan)
+    assert resumed_after(toy) == [None, 0]
+
+
+STAGGERED = """
+import asyncio, hashlib
+
+def number_of(text):
+    return hashlib.sha256(text.encode()).digest()[0]
+
+async def agent(item, llm, context):
+    await asyncio.sleep(0.04 * (number_of(item.id) % 5))
+    content = item.input_obj * (1 + number_of(item.id) % 8)
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": content}], max_tokens=8)
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+@pytest.fixture(scope="session")
+def wider_model(tmp_path_factory):
+    """Wide enough that how products are cut into blocks depends on what is computed together."""
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "wider", hidden_size=128, intermediate_size=256)
+
+
+def killed_while_collecting(folder, model, *, deterministic):
+    """Returns what differs after kills that leave some siblings journalled and others to be run, in other batches."""
+
+    def staggered(name):
+        toy = Toy(folder / name, model)
+        toy.write("task.py", STAGGERED)
+        return toy.set("finetuning.deterministic", deterministic).set("finetuning.num_epochs", 3)
+
+    whole = staggered("whole")
+    assert whole.start().wait() == 0
+    sites = [f"rollout.after_journal:{number}" for number in (20, 47, 71)]
+    return [name for site in sites for name in differences(staggered(site).end_after(site).run, whole.run)]
+
+
+@pytest.mark.fault
+def test_what_is_drawn_in_other_batches_after_a_kill_is_the_same(tmp_path, wider_model):
+    assert killed_while_collecting(tmp_path, wider_model, deterministic=True) == []
+
+
+@pytest.mark.fault
+def test_draws_that_depend_on_their_batch_show(tmp_path, wider_model):
+    """Mutation check of G1: without `deterministic` the last bits differ."""
+    assert killed_while_collecting(tmp_path, wider_model, deterministic=False) != []
+
+
+DEFAULT = {"finetuning.deterministic": False}
+
+
+@pytest.mark.parametrize("sites", [CHAINS[0], pytest.param(CHAINS[3], marks=pytest.mark.fault)], ids="->".join)
+def test_each_episode_and_each_step_counts_once_by_default(make_toy, finished, sites):
+    toy = make_toy(DEFAULT).end_after(*sites)
+    assert_counted_once(toy, finished(DEFAULT))
+
+
+@pytest.mark.fault
+def test_each_episode_and_each_step_counts_once_after_kills_at_random_times(make_toy, finished):
+    rng, kills = random.Random(7), 0
+    while kills < 50:
+        toy = make_toy(DEFAULT)
+        kills += toy.end_with_kills(rng, LIFE_S)
+        assert_counted_once(toy, finished(DEFAULT))
+
+
+def assert_counted_once(toy, whole):
+    summary = toy.summary
+    keys = "SELECT key FROM episodes ORDER BY key"
+    assert toy.rows_of(keys) == whole.rows_of(keys)
+    outcomes = collections.Counter(outcome for (outcome,) in toy.rows_of("SELECT outcome FROM episodes"))
+    assert summary["episodes"] == outcomes
+    assert toy.rows_of("SELECT epoch, status FROM jobs ORDER BY epoch") == [(i, "completed") for i in range(4)]
+    assert [row["version"] for row in summary["policy_versions"]] == [0, 1, 2, 3, 4]
+    steps = [row["num_updates"] for row in summary["policy_versions"]]
+    assert steps == [0, 2, 2, 2, 2]
+    assert json.loads((toy.run / "checkpoints/step-000004/training/state.json").read_text())["num_steps"] == sum(steps)
+    assert [row["epoch"] for row in read_metrics(toy)] == [0, 1, 2, 3]
+
+
+def read_metrics(toy):
+    return [json.loads(line) for line in (toy.run / "training_metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,79 @@
+"""G23: the same configuration, seed and threads give the same metrics, and a run goes on as what it began as."""
+
+import pytest
+
+from tests.fault import mutations
+from tests.fault.kit import KILLED, differences
+
+CHANGES = [
+    ("finetuning.seed", "0", "1"),
+    ("finetuning.num_epochs", "4", "5"),
+    ("finetuning.policy.optimizer.learning_rate", "0.01", "0.02"),
+    ("finetuning.policy.batch.steps_per_job", "2", "3"),
+    ("finetuning.sampling.temperature", "1.0", "0.5"),
+    ("finetuning.algorithm.clip_low", "0.2", "0.3"),
+    ("finetuning.gate.margin", "-1.0", "0.5"),
+    ("finetuning.splits.confirm", "0.25", "0.2"),
+    ("finetuning.outcomes.overlong", "0.0", "-1.0"),
+    ("trajectory_builders.builder.num_generations", "4", "5"),
+    ("trainers.trainer.save_every", "1", "2"),
+]
+
+
+@pytest.fixture
+def stopped(toy):
+    """A project whose run was killed in its second epoch."""
+    assert toy.start(crash_at="batch.sealed:2").wait() == KILLED
+    return toy
+
+
+def test_two_runs_of_one_seed_are_the_same(toy, whole):
+    assert toy.start().wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+def test_draws_that_do_not_come_from_the_seed_show(toy, whole):
+    """Mutation check of G23."""
+    assert toy.start(mutation=mutations.draw_without_the_seed).wait() == 0
+    assert "metrics" in differences(toy.run, whole.run)
+
+
+def test_a_change_of_the_configuration_is_refused(stopped, whole):
+    """Exit 2, with path, old and new value; the run stays as it was."""
+    for path, old, new in CHANGES:
+        child = stopped.resume("-o", path, new)
+        assert child.wait() == 2, f"{path}: {child.said}"
+        assert f"{path}: {old} -> {new}" in child.said
+    assert stopped.resume().wait() == 0
+    assert differences(stopped.run, whole.run) == []
+
+
+def test_other_examples_are_refused(stopped):
+    stopped.rows[0]["question"] = "something else"
+    stopped.write_files()
+    child = stopped.resume()
+    assert (child.wait(), "the examples of the dataset" in child.said) == (2, True)
+
+
+def test_a_change_can_be_allowed(stopped, whole):
+    """Episodes of the other temperature are not used again: all 24 of the second epoch were journalled already."""
+    child = stopped.resume("-o", "finetuning.sampling.temperature", "0.9", "--allow_config_change")
+    assert child.wait() == 0, child.said
+    assert stopped.num_run == whole.num_run + 24
+    assert sum(stopped.summary["episodes"].values()) == whole.num_run
+    (data,) = stopped.rows_of("SELECT data FROM stages WHERE stage = 'CONFIG'")
+    assert "finetuning.sampling.temperature: 1.0 -> 0.9" in data[0]
+
+
+def test_limits_are_those_of_one_call(toy, whole):
+    """A run that used its tokens goes on with more of them, to the same end."""
+    child = toy.start("--max_tokens", "150")
+    assert (child.wait(), "limits.max_tokens" in child.said) == (5, True)
+    assert toy.resume("--max_tokens", "100000", "--max_minutes", "60").wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+def test_a_change_that_is_not_refused_shows(stopped):
+    """Mutation check of G23."""
+    path, _, new = CHANGES[2]
+    assert stopped.resume("-o", path, new, mutation=mutations.allow_every_change).wait() == 0

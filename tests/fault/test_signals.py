@@ -1,0 +1,100 @@
+"""G21: SIGINT and SIGTERM stop a run within 10 seconds, with nothing left behind, and it goes on to the same end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.fault import mutations
+from tests.fault.kit import differences
+from tests.fault.test_kill_anywhere import SPARSE
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def stop(toy, number, after_s, **options):
+    """Returns the process of a run that was sent a signal some time after its beginning, and its exit code."""
+    child = toy.start(**options)
+    child.wait_for(toy.run / "config.yml")
+    child.send(number, after_s)
+    return child, child.wait(seconds=10)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(15, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_stops_the_run_and_it_goes_on_to_the_same_end(make_toy, whole, number, count):
+    rng = random.Random(int(number))
+    for _ in range(count):
+        toy = make_toy()
+        child, code = stop(toy, number, rng.uniform(0, 0.7))
+        assert (code, child.left_behind()) == (CODES[number], []), child.said
+        assert toy.summary["status"] == "stopped"
+        assert f"go on with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
+        assert toy.resume().wait() == 0
+        assert differences(toy.run, whole.run) == []
+
+
+def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
+    """The epochs that are done are not made again."""
+    toy = make_toy(SPARSE)
+    child = toy.start(mutation=mutations.stop_in_the_second_epoch)
+    assert child.wait() == CODES[signal.SIGTERM]
+    assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(0,)]
+    assert toy.resume().wait() == 0
+    assert differences(toy.run, finished(SPARSE).run) == []
+
+
+def test_a_stop_that_writes_no_checkpoint_shows(make_toy):
+    """Mutation check of G21."""
+    toy = make_toy(SPARSE)
+    toy.start(mutation=mutations.stop_in_the_second_epoch_and_commit_nothing).wait()
+    assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
+
+
+def test_a_second_signal_ends_a_stop_that_hangs(toy, whole):
+    child = toy.start(mutation=mutations.hang_at_a_stop)
+    child.wait_for(toy.run / "config.yml")
+    child.send(signal.SIGTERM, 0.3)
+    child.send(signal.SIGTERM, 0.3)
+    assert (child.wait(seconds=10), child.left_behind()) == (143, [])
+    assert toy.resume().wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+def test_a_run_without_handlers_shows(toy):
+    """Mutation check of G21."""
+    _, code = stop(toy, signal.SIGTERM, 0.3, mutation=mutations.handle_no_signals)
+    assert code == -signal.SIGTERM
+    assert not (toy.run / "summary.json").exists()
+
+
+def test_a_process_that_is_left_behind_shows(toy):
+    """Mutation check of G21."""
+    child, _ = stop(toy, signal.SIGTERM, 0.0, mutation=mutations.leave_a_child_behind)
+    (left,) = child.left_behind()
+    os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_while_the_program_starts(toy, number):
+    """The real program, before a run handles signals: a shell sees the same codes, and nothing needs cleaning up."""
+    toy.set("finetuning.algorithm", {"_type": "grpo"})
+    toy.write_files()
+    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name"]
+    for i in range(5):
+        process = subprocess.Popen(
+            [*command, f"r{i}"],
+            cwd=toy.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        )
+        time.sleep(0.1 + 0.6 * i)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode in (CODES[number], -number), said
