@@ -39,8 +39,9 @@ async def commit(
     """
     state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
     number = epoch + 1 if version is None else version
-    held = context.checkpoints.name(number) if context.checkpoints.has(number) and not state["adopt"] else None
-    checkpoint = held or await context.checkpoints.keep(adapter, number, state)
+    name = context.checkpoints.name(number)
+    holds = not state["adopt"] and context.checkpoints.has(number) and context.checkpoints.damage(name) is None
+    checkpoint = name if holds else await context.checkpoints.keep(adapter, number, state)
     context.store.snapshot(Snapshot(epoch, version, checkpoint, state))
     return checkpoint
 

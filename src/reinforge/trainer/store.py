@@ -26,7 +26,7 @@ import zstandard
 
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, StorageError, boundary
-from reinforge.files import replace_file, sweep, to_json
+from reinforge.files import replace_file, sweep, to_json, writing
 from reinforge.trainer.records import episode_json
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -364,7 +364,8 @@ class RunStore:
         if isinstance(self._error, ConfigError):
             raise self._error
         if self._error is not None:
-            raise StorageError(f"cannot write {self.database}: {self._error}") from self._error
+            with writing(self.database):
+                raise self._error
 
     def _write(self) -> None:
         """The writer thread: everything that is waiting goes into one transaction."""
