@@ -143,11 +143,16 @@ def episode(number):
 
 def test_a_journal_that_does_not_fit_holds_what_it_acknowledged_and_goes_on_later(tmp_path):
     store, acknowledged = RunStore(tmp_path / "r"), 0
-    with no_file_above(200_000), pytest.raises(StorageError, match=r"run\.sqlite: .* bytes are free on its disk"):
+
+    def record_until_it_fails():
+        nonlocal acknowledged
         for number in range(1000):
             store.episode(episode(number))
             store.flush()
             acknowledged = number + 1
+
+    with no_file_above(200_000), pytest.raises(StorageError, match=r"run\.sqlite: .* bytes are free on its disk"):
+        record_until_it_fails()
     assert 0 < acknowledged < 100
     with pytest.raises(StorageError):
         store.close()

@@ -55,7 +55,8 @@ class PythonEvaluator(Evaluator):
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.takes_item = _num_required(function) == 1
-        self.is_async = any(map(inspect.iscoroutinefunction, (function, function.__call__)))
+        called = function if inspect.isroutine(function) else type(function).__call__
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
     async def evaluate(self, item: EvalInputItem) -> Any:
         """Returns what the function returned; `score_item` says what of it is a score."""
