@@ -109,6 +109,16 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(run):
     assert damage_each(run, cuts=2, flips=3) == 60
 
 
+def test_no_byte_of_a_manifest_can_be_changed_unnoticed(run):
+    path = run.store.folder / NEWEST / "manifest.json"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]))
+        assert "manifest.json" in (run.checkpoints.damage(NEWEST) or ""), f"byte {at}"
+    path.write_bytes(whole)
+    assert run.checkpoints.damage(NEWEST) is None
+
+
 @pytest.mark.fault
 def test_500_damaged_checkpoints_are_passed_over_aloud(run):
     assert damage_each(run, cuts=19, flips=30) == 500
