@@ -173,7 +173,7 @@ def test_every_episode_is_accounted_for(kinds, rate, seed, curriculum):
 
 
 @pytest.mark.fault
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(kinds=kinds, rate=rates, seed=seeds, curriculum=curricula)
 def test_every_episode_of_300_groups_is_accounted_for(kinds, rate, seed, curriculum):
-    run_and_check(kinds=kinds, rate=rate, seed=seed, num_groups=150, curriculum_learning=curriculum)
+    run_and_check(kinds=kinds, rate=rate, seed=seed, num_groups=300, curriculum_learning=curriculum)

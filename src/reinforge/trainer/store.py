@@ -141,8 +141,8 @@ class RunStore:
             replace_file(folder / OWNER, to_json({"pid": os.getpid(), "host": socket.gethostname()}))
             for part in ("checkpoints", "episodes"):
                 (folder / part).mkdir(exist_ok=True)
-            sweep(folder)
-            sweep(folder / "checkpoints")
+            for each in (folder, folder / "checkpoints", folder / "episodes"):
+                sweep(each)
             self._begin()
         except BaseException:
             self._lock.release()
