@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ MANIFEST_FORMAT = 1
 STAGED, TRASH = ".tmp-", ".trash-"
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DATABASE_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
 _numbers = itertools.count()
 
 
@@ -74,8 +76,8 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
     except ReinforgeError:
         raise
     except Exception as cause:
-        number = getattr(cause, "errno", None)
-        room = f"; {_free(path):,} bytes are free on its disk" if number in _NO_ROOM else ""
+        full = getattr(cause, "errno", None) in _NO_ROOM or getattr(cause, "sqlite_errorcode", None) in _DATABASE_FULL
+        room = f"; {_free(path):,} bytes are free on its disk" if full else ""
         raise StorageError(f"writing {path}{size}: {type(cause).__name__}: {cause}{room}") from cause
 
 
@@ -92,13 +94,17 @@ def replace_file(path: Path, content: bytes | str) -> None:
         StorageError: It cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f"{STAGED}{os.getpid()}-{next(_numbers)}-{path.name}")
+    temporary = staging_folder(path.parent)
     with writing(path, len(data)):
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -141,7 +147,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def staging_folder(folder: Path) -> Path:
-    """Returns a name below `folder`, used by nobody, for something that `commit_folder` will give its own name."""
+    """Returns a name below `folder`, used by nobody, for something that gets its own name once it is whole."""
     return folder / f"{STAGED}{os.getpid()}-{next(_numbers)}"
 
 
@@ -159,19 +165,31 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
     with writing(target):
         paths = sorted(path for path in staged.rglob("*") if path != staged / MANIFEST)
         files = {str(path.relative_to(staged)): file_facts(path) for path in paths if path.is_file()}
+    with writing(target, sum(entry["bytes"] for entry in files.values())):
         for path in paths:
             _force(path)
         crash_point("ckpt.after_tensor")
         manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
-        (staged / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        (staged / MANIFEST).write_text(_sealed(manifest), encoding="utf-8")
         _force(staged / MANIFEST)
         _force(staged)
         crash_point("ckpt.after_manifest")
         replaced = _set_aside(target) if target.exists() else None
-        os.rename(staged, target)
+        try:
+            os.rename(staged, target)
+        except OSError:
+            if replaced is not None:
+                os.rename(replaced, target)
+            raise
         _force(target.parent)
         if replaced is not None:
             shutil.rmtree(replaced)
+
+
+def _sealed(manifest: dict[str, Any]) -> str:
+    """Returns the text of a manifest; its last entry is a hash of the others, so that a changed one is noticed too."""
+    digest = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}, indent=1) + "\n"
 
 
 def file_facts(path: Path) -> dict[str, Any]:
@@ -183,10 +201,13 @@ def file_facts(path: Path) -> dict[str, Any]:
 def damage(folder: Path) -> str | None:
     """Returns what is wrong with a committed folder, or None: every file is there, bit for bit."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
         files = manifest["files"]
         if manifest["format"] != MANIFEST_FORMAT:
             return f"{MANIFEST} has the format {manifest['format']}, this version reads {MANIFEST_FORMAT}"
+        if text != _sealed({name: value for name, value in manifest.items() if name != "sha256"}):
+            return f"{MANIFEST} was changed"
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
     except (OSError, ValueError, KeyError, TypeError):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from reinforge.algorithms.curriculum import percentile_at
 from reinforge.algorithms.samples import to_samples
 from reinforge.config.loader import load_config
-from reinforge.errors import EvaluationError
+from reinforge.errors import BackendUnavailable
 from reinforge.finetuning import (
     CurriculumLearningConfig,
     EvalInputItem,
@@ -91,7 +91,7 @@ async def test_nat_6_a_validation_that_fails_is_unknown_and_never_zero(tmp_path)
         raise ConnectionError("the database is down")
 
     run = ScriptedRun(tmp_path, workflow=down)
-    with pytest.raises(EvaluationError, match="the baseline cannot be scored.*the database is down"):
+    with pytest.raises(BackendUnavailable, match="the baseline cannot be scored.*the database is down"):
         await run.run()
     baseline = json.loads((tmp_path / "r" / "summary.json").read_text())["baseline"]
     assert (baseline["mean"], baseline["num_unscored"]) == (None, 3)

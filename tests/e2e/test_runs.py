@@ -58,6 +58,7 @@ def runs(made, tmp_path, monkeypatch):
     """The folder of the two runs, to be changed at will."""
     shutil.copytree(made, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
+    sys.modules.pop("task", None)  # each project has its own
     return tmp_path / "project" / "runs"
 
 

@@ -214,6 +214,9 @@ class LimitsConfig(Block):
     max_minutes: float | None = Field(default=None, gt=0, description="Stop resumably after this long.")
     max_tokens: int | None = Field(default=None, gt=0, description="Stop resumably after this many sampled tokens.")
     episode_timeout_s: float = Field(default=120.0, gt=0, description="Seconds an episode may take.")
+    evaluator_timeout_s: float = Field(
+        default=120.0, gt=0, description="Seconds an evaluator may take for one answer; then the score is missing."
+    )
     stage_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds without progress before the watchdog speaks."
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from reinforge.config.schema import OutcomesConfig
 from reinforge.crash import crash_point
-from reinforge.errors import EvaluationError
+from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.statistics import summarize
@@ -124,7 +124,7 @@ class DatasetEvaluation(EvaluationRunner):
             parts = {part: await self._score_by(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
         else:
-            known[name] = await score_item(evaluator, record.item)
+            known[name] = await score_item(evaluator, record.item, self.runner.limits.evaluator_timeout_s)
         return known[name]
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
@@ -202,15 +202,25 @@ def why_missing(records: Sequence[EpisodeRecord]) -> str:
     return f"{count} of {len(records)} episodes are missing because of {reason}"
 
 
+def error_of(outcomes: Mapping[str, int]) -> type[ReinforgeError]:
+    """Returns what is raised where too much is missing: the environment's error if most of it is the backend's fault.
+
+    Example: {"backend_error": 3, "tool_error": 2, "ok": 9} -> BackendUnavailable; {"tool_error": 1} -> EvaluationError.
+    """
+    missing = sum(count for name, count in outcomes.items() if Outcome(name).is_missing)
+    return BackendUnavailable if outcomes.get(Outcome.BACKEND_ERROR, 0) > missing / 2 else EvaluationError
+
+
 def refuse_too_many_missing(records: Sequence[EpisodeRecord], allowed: float, what: str) -> None:
     """Stops the run where the world failed too often for any figure to be trusted.
 
     Raises:
-        EvaluationError: More than the `allowed` share of the episodes is missing.
+        BackendUnavailable: More than the `allowed` share is missing, mostly since a model did not answer.
+        EvaluationError: So many are missing for other reasons.
     """
     missing = sum(record.outcome.is_missing for record in records)
     if records and missing > allowed * len(records):
-        raise EvaluationError(
+        raise error_of(count_outcomes(records))(
             f"{what}: {missing} of {len(records)} episodes are missing, more than outcomes.max_missing "
             f"({allowed:.0%}) allows; {why_missing(records)}"
         )

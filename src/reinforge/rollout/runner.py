@@ -159,7 +159,12 @@ class EpisodeRunner:
             record.outcome, record.reason = Outcome.CONTEXT_OVERFLOW, str(overflow)
         except (BackendError, EngineError, ConnectionError) as error:
             record.outcome, record.reason = Outcome.BACKEND_ERROR, f"{type(error).__name__}: {error}"
-        except Exception as error:  # noqa: BLE001  whatever the user's agent raises is one episode's data, never the run's end
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            record.outcome, record.reason = Outcome.CANCELLED, "the agent cancelled itself"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's agent raises is one episode's data, never the run's end
             if capture.overflow:
                 record.outcome = Outcome.CONTEXT_OVERFLOW
             else:

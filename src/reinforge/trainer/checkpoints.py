@@ -10,7 +10,7 @@ from typing import Any
 
 from reinforge.crash import crash_point
 from reinforge.errors import StorageError
-from reinforge.files import commit_folder, damage, remove_folder, staging_folder, write_json, writing
+from reinforge.files import commit_folder, damage, remove_folder, replace_file, staging_folder, to_json, writing
 from reinforge.interfaces import TrainerAdapter
 
 STATE = Path("training") / "run.json"
@@ -57,15 +57,29 @@ class Checkpoints:
         try:
             if not await adapter.save(staged, version):
                 return None
-            with writing(target):
+            text = to_json(state or {}) + "\n"
+            with writing(target, len(text)):
                 (staged / STATE).parent.mkdir(exist_ok=True)
-            write_json(staged / STATE, state or {})
+            replace_file(staged / STATE, text)
             commit_folder(staged, target, version=version)
-        except StorageError as error:
+        except BaseException as error:
             shutil.rmtree(staged, ignore_errors=True)
-            raise StorageError(str(error).replace(str(staged), str(target))) from error
+            if isinstance(error, StorageError):
+                raise StorageError(str(error).replace(str(staged), str(target))) from error
+            raise
         crash_point("ckpt.after_rename")
         return self.name(version)
+
+    def checked(self, name: str) -> Path:
+        """Returns the folder of a checkpoint, every byte of which was compared with its manifest.
+
+        Raises:
+            StorageError: It is damaged.
+        """
+        reason = self.damage(name)
+        if reason is not None:
+            raise StorageError(f"{self.run / name} is damaged and not used: {reason}")
+        return self.run / name
 
     def damage(self, name: str) -> str | None:
         """Returns what is wrong with a checkpoint, or None."""

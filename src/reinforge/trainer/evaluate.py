@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 from reinforge.adapters.local import LocalAdapter
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendUnavailable, ConfigError, EvaluationError, Problem
-from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.run import DatasetEvaluation, error_of
 from reinforge.evaluation.splits import SPLITS, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import EvaluationReport, TrainerAdapter
@@ -26,7 +25,6 @@ from reinforge.trainer.records import episode_json
 from reinforge.trainer.saved import SavedModel, find_model
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.trajectory import Outcome
 
 ALL = "all"
 
@@ -125,7 +123,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         # the phase of the verdict would repeat its very draws; this one has draws of its own in the same worlds
         records = await evaluation.collect([EpisodeKey("eval", 0, id_, draw) for id_ in ids for draw in range(draws)])
         report = evaluation.report(split, 0, records)
-    _refuse_unscored(report, records)
+    _refuse_unscored(report)
     return Evaluation(str(model or "as configured"), split, report, records, time.monotonic() - started)
 
 
@@ -206,9 +204,7 @@ async def _adapter(builder: Builder) -> TrainerAdapter:
     return adapter
 
 
-def _refuse_unscored(report: EvaluationReport, records: Sequence[EpisodeRecord]) -> None:
+def _refuse_unscored(report: EvaluationReport) -> None:
     if report.error is None:
         return
-    unreachable = sum(record.outcome is Outcome.BACKEND_ERROR for record in records)
-    kind = BackendUnavailable if unreachable > len(records) / 2 else EvaluationError
-    raise kind(f"nothing could be scored: {report.error}")
+    raise error_of(report.outcomes)(f"nothing could be scored: {report.error}")

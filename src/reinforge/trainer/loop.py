@@ -81,6 +81,7 @@ class EpochTrainer(Trainer):
         self._selection = Selection()
         self._sparing = Sparing()
         self._num_empty = 0
+        self._num_missing = 0
         self._num_identical_epochs = 0
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
@@ -183,6 +184,7 @@ class EpochTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group carries signal, so nothing was submitted."""
+        self._num_missing = 0
         meta = {"epoch": epoch, "trainer_run_id": run_id, **self._only_included(epoch)}
         collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
@@ -243,9 +245,9 @@ class EpochTrainer(Trainer):
             find_tokens(collection, builder.evaluation.captured)
         records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
         refuse_too_many_missing(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
-        self._end_stage(
-            {"trajectories": collection.num_trajectories, "missing": sum(r.outcome.is_missing for r in records)}
-        )
+        missing = sum(record.outcome.is_missing for record in records)
+        self._num_missing += missing
+        self._end_stage({"trajectories": collection.num_trajectories, "missing": missing})
         return collection
 
     async def _refill(
@@ -399,8 +401,6 @@ class EpochTrainer(Trainer):
         filtered = [group.mean_reward for group in chosen.groups]
         selection = self._selection
         builder = self.trajectory_builder
-        known = isinstance(builder, GroupTrajectoryBuilder)
-        records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
         return {
             "epoch": epoch,
             "avg_reward": average,
@@ -414,7 +414,7 @@ class EpochTrainer(Trainer):
             "num_groups_outside": len(selection.outside),
             "num_groups_spared": len(self._sparing.spared),
             "num_trajectories": collection.num_trajectories,
-            "num_missing": sum(r.outcome.is_missing for r in records) if known else None,
+            "num_missing": self._num_missing if isinstance(builder, GroupTrajectoryBuilder) else None,
             "curriculum_percentile": self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,

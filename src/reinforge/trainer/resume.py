@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +146,22 @@ def choose_snapshot(store: RunStore, checkpoints: Checkpoints) -> tuple[Snapshot
     A checkpoint that is newer than what the journal knows was committed and not yet recorded: it is adopted. None
     means that nothing durable is left, so that the run begins again.
     """
-    known, said = store.snapshots(), list[str]()
-    newest = known[0].epoch if known else -2
-    orphans = [_adopted(checkpoints, name) for name in checkpoints.all()]
-    new = [orphan for orphan in orphans if orphan is not None and orphan.epoch > newest]
-    for snapshot in sorted([*new, *known], key=lambda each: -each.epoch):
-        if snapshot.checkpoint is None:
-            return snapshot, said
-        reason = checkpoints.damage(snapshot.checkpoint)
-        if reason is None:
-            if snapshot in new:
-                store.snapshot(snapshot)
-            return snapshot, said
-        if f"{snapshot.checkpoint} " not in " ".join(said):
-            said.append(f"{snapshot.checkpoint} is damaged and not used: {reason}")
-    return None, said
+    damage, known = cache(checkpoints.damage), store.snapshots()
+    names, newest = {snapshot.checkpoint for snapshot in known}, known[0].epoch if known else -2
+    orphans = [name for name in checkpoints.all() if name not in names]
+    adopted = [_adopted(checkpoints, name) for name in orphans if damage(name) is None]
+    new = [orphan for orphan in adopted if orphan is not None and orphan.epoch > newest]
+    bad = {name: damage(name) for name in reversed(orphans) if damage(name) is not None}
+    chosen = None
+    for snapshot in [*sorted(new, key=lambda each: -each.epoch), *known]:
+        name = snapshot.checkpoint
+        if name is None or damage(name) is None:
+            chosen = snapshot
+            break
+        bad[name] = damage(name)
+    if chosen in new:
+        store.snapshot(chosen)
+    return chosen, [f"{name} is damaged and not used: {reason}" for name, reason in bad.items()]
 
 
 def _adopted(checkpoints: Checkpoints, name: str) -> Snapshot | None:

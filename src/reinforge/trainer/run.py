@@ -19,16 +19,8 @@ from reinforge import __version__
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import (
-    BudgetReached,
-    ConfigError,
-    EvaluationError,
-    Interrupted,
-    JobFailed,
-    Problem,
-    ReinforgeError,
-)
-from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.errors import BudgetReached, ConfigError, Interrupted, JobFailed, Problem, ReinforgeError
+from reinforge.evaluation.run import DatasetEvaluation, error_of
 from reinforge.files import replace_file
 from reinforge.interfaces import EvaluationReport
 from reinforge.registry import REGISTRY, Registry
@@ -328,10 +320,10 @@ class _Run:
     def _refuse_blind(self, baseline: dict[str, Any]) -> None:
         """Stops before training where the baseline shows that nothing can be measured."""
         if baseline["avg_reward"] is None:
-            raise EvaluationError(f"the baseline cannot be scored: {baseline['error']}")
+            raise error_of(baseline["outcomes"])(f"the baseline cannot be scored: {baseline['error']}")
         asked = baseline["num_examples"] + baseline["num_unscored"]
         if baseline["num_unscored"] > self.config.outcomes.max_missing * asked:
-            raise EvaluationError(
+            raise error_of(baseline["outcomes"])(
                 f"the baseline: {baseline['num_unscored']} of {asked} examples are missing, more than "
                 f"outcomes.max_missing ({self.config.outcomes.max_missing:.0%}) allows: {baseline['outcomes']}"
             )
@@ -364,7 +356,7 @@ class _Run:
         if verdict.promoted:
             from reinforge.engine.checkpoint import copy_model
 
-            copy_model(context.folder / best["checkpoint"], context.folder / "model")
+            copy_model(context.checkpoints.checked(best["checkpoint"]), context.folder / "model")
 
     async def _arm(self, row: dict[str, Any], phase: str) -> EvaluationReport:
         """Evaluates one arm on `confirm` with fresh episodes; both arms meet the same worlds."""
@@ -372,7 +364,7 @@ class _Run:
         assert evaluation is not None
         total = len(evaluation.example_ids("confirm")) * self.config.gate.draws
         self.context.begin_stage(phase.upper(), None, total)
-        await self.parts.adapter.restore(self.context.folder / row["checkpoint"], row["version"])
+        await self.parts.adapter.restore(self.context.checkpoints.checked(row["checkpoint"]), row["version"])
         report = await evaluation.validate("confirm", row["epoch"], phase)
         self.context.end_stage({"outcomes": report.outcomes})
         return report

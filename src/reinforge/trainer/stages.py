@@ -39,10 +39,9 @@ async def commit(
     """
     state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
     number = epoch + 1 if version is None else version
-    checkpoint: str | None = context.checkpoints.name(number)
-    unchanged = not state["adopt"] and context.checkpoints.has(number)
-    if not unchanged or context.checkpoints.damage(str(checkpoint)) is not None:
-        checkpoint = await context.checkpoints.keep(adapter, number, state)
+    name = context.checkpoints.name(number)
+    holds = not state["adopt"] and context.checkpoints.has(number) and context.checkpoints.damage(name) is None
+    checkpoint = name if holds else await context.checkpoints.keep(adapter, number, state)
     context.store.snapshot(Snapshot(epoch, version, checkpoint, state))
     return checkpoint
 

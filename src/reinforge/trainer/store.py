@@ -9,6 +9,7 @@ never waits for the disk, except in `flush` and in what says so.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -26,7 +27,7 @@ import zstandard
 
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, StorageError, boundary
-from reinforge.files import replace_file, sweep, to_json
+from reinforge.files import replace_file, sweep, to_json, writing
 from reinforge.trainer.records import episode_json
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -38,6 +39,7 @@ INTENT = "intent"
 """Status of a job that is about to be submitted and has no name at its backend yet."""
 
 LOCK, OWNER = ".lock", ".owner.json"
+OWNER_WAIT_S = 1.0
 
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -140,8 +142,8 @@ class RunStore:
             replace_file(folder / OWNER, to_json({"pid": os.getpid(), "host": socket.gethostname()}))
             for part in ("checkpoints", "episodes"):
                 (folder / part).mkdir(exist_ok=True)
-            sweep(folder)
-            sweep(folder / "checkpoints")
+            for each in (folder, folder / "checkpoints", folder / "episodes"):
+                sweep(each)
             self._begin()
         except BaseException:
             self._lock.release()
@@ -368,6 +370,8 @@ class RunStore:
         """Writes what is left and gives the folder back."""
         self._queue.put(None)
         self._writer.join(timeout=30)
+        with contextlib.suppress(OSError):
+            (self.folder / OWNER).unlink()
         self._lock.release()
         self._raise_if_failed()
 
@@ -379,7 +383,8 @@ class RunStore:
         if isinstance(self._error, ConfigError):
             raise self._error
         if self._error is not None:
-            raise StorageError(f"cannot write {self.database}: {self._error}") from self._error
+            with writing(self.database):
+                raise self._error
 
     def _write(self) -> None:
         """The writer thread: everything that is waiting goes into one transaction."""
@@ -439,12 +444,30 @@ class RunStore:
 
 
 def owner_of(folder: Path) -> str:
-    """Returns who owns a run folder, for a message."""
+    """Returns who owns a locked run folder, for a message; waits a moment for one who has only just taken it."""
+    deadline = time.monotonic() + OWNER_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+            if owner["host"] != socket.gethostname() or _is_alive(owner["pid"]):
+                return f"process {owner['pid']} on {owner['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        time.sleep(0.01)
+    return "another process"
+
+
+def _is_alive(pid: int) -> bool:
+    """False if there is no such process; the name of an owner that died is still in the folder."""
+    if os.name == "nt":  # where signal 0 is not a question
+        return True
     try:
-        owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _job_row(job_key: str, epoch: int, ref: str | None, data: str | None) -> JobRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from numbers import Real
 from typing import Any
@@ -13,16 +14,29 @@ from reinforge.interfaces import Evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
-async def score_item(evaluator: Evaluator, item: EvalInputItem) -> EvalOutputItem:
+async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float | None = None) -> EvalOutputItem:
     """Returns the evaluator's score of one example as a finite float.
 
-    An evaluator that raises, or gives None, NaN, infinity or no number, makes the score missing: `score=None` with
-    the reason in `error`. It is never 0.0, which would be a judgement that nobody made.
+    An evaluator that raises, hangs, or gives None, NaN, infinity or no number, makes the score missing: `score=None`
+    with the reason in `error`. It is never 0.0, which would be a judgement that nobody made.
+
+    Args:
+        evaluator: Scores.
+        item: The example with the agent's output.
+        timeout_s: Seconds that it may take; None: any.
     """
+    clock = asyncio.timeout(timeout_s)
     try:
-        result = await evaluator.evaluate(item)
-    except Exception as error:  # noqa: BLE001  whatever a user's evaluator raises is a missing score with a reason
-        return missing(item, describe_error(error))
+        async with clock:
+            result = await evaluator.evaluate(item)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return missing(item, "the evaluator cancelled itself")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's evaluator raises: missing, with the reason
+        late = isinstance(error, TimeoutError) and clock.expired()
+        return missing(item, f"the evaluator did not answer within {timeout_s:g} s" if late else describe_error(error))
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
     if result.error is not None:

@@ -21,6 +21,7 @@ from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
+from reinforge.rollout.threads import in_daemon_thread
 from reinforge.types.evaluation import EvalInputItem
 
 CONTRACT = "write reward(item) or reward(output, expected), async or plain"
@@ -40,7 +41,9 @@ class PythonEvaluatorConfig(EvaluatorConfig, name="python"):
 
 
 class PythonEvaluator(Evaluator):
-    """Calls the user's function; a plain function runs in the event loop, so a slow one should be async.
+    """Calls the user's function; a plain one runs on a thread, so that one that hangs is left behind.
+
+    Several answers are scored side by side.
 
     Args:
         function: One parameter without default: it is given the item. Two: output and expected output.
@@ -52,11 +55,15 @@ class PythonEvaluator(Evaluator):
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.takes_item = _num_required(function) == 1
+        called = function if inspect.isroutine(function) else type(function).__call__
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
     async def evaluate(self, item: EvalInputItem) -> Any:
         """Returns what the function returned; `score_item` says what of it is a score."""
         arguments = (item,) if self.takes_item else (item.output_obj, item.expected_output_obj)
-        result = self.function(*arguments)
+        if self.is_async:
+            return await self.function(*arguments)
+        result = await in_daemon_thread(lambda: self.function(*arguments), "evaluator")
         return await result if inspect.isawaitable(result) else result
 
 

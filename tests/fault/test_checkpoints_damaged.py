@@ -1,0 +1,187 @@
+"""G2: a checkpoint is loaded bit for bit or not at all; the one before takes its place, and the run says so."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.errors import StorageError
+from reinforge.trainer.checkpoints import Checkpoints
+from reinforge.trainer.resume import choose_snapshot
+from reinforge.trainer.store import RunStore, Snapshot
+from reinforge.types.sample import LossSpec
+from tests.doubles import RecordingAdapter
+from tests.e2e.conftest import Project
+from tests.samples import random_samples
+
+NEWEST, BEFORE = "checkpoints/step-000002", "checkpoints/step-000001"
+FILES = 10
+
+
+class EngineAdapter(RecordingAdapter):
+    """Keeps the weights of an engine."""
+
+    def __init__(self, engine):
+        super().__init__(engine.policy)
+        self.engine = engine
+
+    async def save(self, folder, version):
+        self.engine.write(folder, version)
+        return True
+
+
+def state_of(epoch):
+    return {"epoch": epoch, "version": epoch + 1, "adopt": True, "trainer": None, "counters": {}}
+
+
+class Run:
+    """A run folder with three checkpoints, and what their weights were when they were written."""
+
+    def __init__(self, folder, model):
+        self.engine = Engine.load(PolicyConfig(model=str(model)), seed=0, device="cpu")
+        self.store, self.fingerprints = RunStore(folder), {}
+        self.checkpoints, adapter = Checkpoints(folder), EngineAdapter(self.engine)
+        for epoch in (-1, 0, 1):
+            if epoch >= 0:
+                self.engine.begin_job()
+                loss = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
+                self.engine.update(random_samples(6, epoch), loss, progress_start=0.0, progress_end=0.1)
+                self.engine.end_job()
+            name = asyncio.run(self.checkpoints.keep(adapter, epoch + 1, state_of(epoch)))
+            self.store.snapshot(Snapshot(epoch, epoch + 1, name, state_of(epoch)))
+            self.fingerprints[name] = self.engine.fingerprint()
+        self.files = sorted(path for path in (folder / NEWEST).rglob("*") if path.is_file())
+
+    def choose(self):
+        """Chooses where to go on and loads it; returns its name, the weights' fingerprint and what was said."""
+        snapshot, said = choose_snapshot(self.store, self.checkpoints)
+        self.engine.load_weights(self.store.folder / snapshot.checkpoint)
+        return snapshot.checkpoint, self.engine.fingerprint(), " ".join(said)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_model_dir):
+    made = Run(tmp_path_factory.mktemp("damaged") / "r", tiny_model_dir)
+    assert len(made.files) == FILES
+    yield made
+    made.engine.close()
+    made.store.close()
+
+
+def damaged(data, how, rng):
+    """Returns what is left of a file's bytes; None: nothing is."""
+    if how == "delete":
+        return None
+    at = rng.randrange(len(data))
+    return data[:at] if how == "cut" else bytes([*data[:at], data[at] ^ rng.randrange(1, 256), *data[at + 1 :]])
+
+
+def damage_each(run, cuts, flips):
+    """Damages every file of the newest checkpoint in many ways, one at a time, and chooses each time."""
+    rng, num_cases = random.Random(cuts), 0
+    for path in run.files:
+        whole = path.read_bytes()
+        for how in ["delete"] + ["cut"] * cuts + ["flip"] * flips:
+            left = damaged(whole, how, rng)
+            path.unlink() if left is None else path.write_bytes(left)
+            chosen, fingerprint, said = run.choose()
+            path.write_bytes(whole)
+            assert (chosen, fingerprint) == (BEFORE, run.fingerprints[BEFORE]), f"{how} {path.name}"
+            assert NEWEST in said, said
+            assert path.name in said, said
+            num_cases += 1
+    return num_cases
+
+
+def test_a_whole_checkpoint_is_chosen_without_a_word(run):
+    assert run.choose() == (NEWEST, run.fingerprints[NEWEST], "")
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud(run):
+    assert damage_each(run, cuts=2, flips=3) == 60
+
+
+def test_no_byte_of_a_manifest_can_be_changed_unnoticed(run):
+    path = run.store.folder / NEWEST / "manifest.json"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]))
+        assert "manifest.json" in (run.checkpoints.damage(NEWEST) or ""), f"byte {at}"
+    path.write_bytes(whole)
+    assert run.checkpoints.damage(NEWEST) is None
+
+
+@pytest.mark.fault
+def test_500_damaged_checkpoints_are_passed_over_aloud(run):
+    assert damage_each(run, cuts=19, flips=30) == 500
+
+
+@pytest.fixture
+def orphaned(run):
+    """The newest checkpoint was committed, and the process died before the journal knew of it."""
+    snapshot = run.store.snapshots()[0]
+    run.store.go_back_to(0, forget_jobs=False)
+    yield run
+    run.store.snapshot(snapshot)
+
+
+def test_a_damaged_checkpoint_that_the_journal_does_not_know_is_not_adopted(orphaned):
+    assert damage_each(orphaned, cuts=1, flips=1) == 30
+    assert orphaned.choose() == (NEWEST, orphaned.fingerprints[NEWEST], "")
+
+
+def test_a_damaged_checkpoint_is_never_handed_out(run):
+    path = run.files[-1]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(StorageError, match=f"step-000002 is damaged and not used: .*{path.name}"):
+        run.checkpoints.checked(NEWEST)
+    path.write_bytes(whole)
+    assert run.checkpoints.checked(NEWEST) == run.store.folder / NEWEST
+
+
+@pytest.fixture
+def project(tmp_path, tiny_model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("task", None)
+    made = Project(tmp_path, tiny_model_dir)
+    made.set("finetuning.num_epochs", 2).set("trajectory_builders.builder.examples_per_epoch", 4)
+    made.rows = made.rows[:24]
+    return made
+
+
+def reinforge(project, *arguments, **environment):
+    command = [sys.executable, "-m", "reinforge", "finetune", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=project.folder, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("lost", "goes_on"), [(1, "after epoch 0"), pytest.param(3, "it begins again", marks=pytest.mark.fault)]
+)
+def test_a_killed_run_goes_on_from_the_newest_checkpoint_that_is_whole(project, lost, goes_on):
+    """Its last checkpoints lost a byte: they are named, and what was lost with them is done again."""
+    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    assert reinforge(project, "run.yml", "--run_name", "r", REINFORGE_CRASH_AT="publish.before:2").returncode == -9
+    newest = sorted((project.run / "checkpoints").glob("step-*"))
+    assert len(newest) == 3
+    for folder in newest[-lost:]:
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    done = CliRunner().invoke(main, ["finetune", "run.yml", "--resume", "r"])
+    assert done.exit_code == 0, done.output
+    said = Path(project.run / "run.log").read_text()
+    for folder in newest[-lost:]:
+        assert f"{folder.name} is damaged and not used: model.safetensors" in said
+    assert goes_on in said
+    assert [row["version"] for row in project.summary["policy_versions"]] == [0, 1, 2]
+    checkpoints = Checkpoints(project.run)
+    assert [checkpoints.damage(name) for name in checkpoints.all()] == [None] * len(checkpoints.all())

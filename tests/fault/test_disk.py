@@ -1,0 +1,196 @@
+"""G5: a disk that is full, broken or read-only stops the run cleanly, with the path and the bytes that it needs."""
+
+import builtins
+import errno
+import io
+import itertools
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.errors import StorageError
+from reinforge.files import replace_file, writing
+from reinforge.trainer.checkpoints import Checkpoints
+from reinforge.trainer.store import RunStore
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
+from tests.e2e.conftest import Project
+from tests.scripted_run import ScriptedRun
+
+ERRORS = [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT]
+
+
+class Disk:
+    """Fails one of the calls that write: opening for writing, fsync, replace, rename, mkdir; counts them all."""
+
+    def __init__(self, monkeypatch):
+        self.fails_at, self.number, self.num_calls = None, errno.ENOSPC, 0
+        for place, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "mkdir")):
+            monkeypatch.setattr(place, name, self._shim(getattr(place, name), lambda arguments: True))
+        for place in (builtins, io):  # pathlib opens by the second
+            monkeypatch.setattr(
+                place, "open", self._shim(place.open, lambda arguments: set("wax+") & set(arguments[1]))
+            )
+
+    def _shim(self, call, writes):
+        def shim(*arguments, **options):
+            if self.fails_at is not None and writes((*arguments, options.get("mode", "r"))):
+                self.num_calls += 1
+                if self.num_calls == self.fails_at:
+                    raise OSError(self.number, os.strerror(self.number))
+            return call(*arguments, **options)
+
+        return shim
+
+    @contextmanager
+    def failing(self, at, number=errno.ENOSPC):
+        self.fails_at, self.number, self.num_calls = at, number, 0
+        try:
+            yield
+        finally:
+            self.fails_at = None
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def each_failure(disk):
+    """Returns (call, errno) for every call that wrote when nothing failed, and every error."""
+    assert disk.num_calls >= 3
+    return itertools.product(range(1, disk.num_calls + 1), ERRORS)
+
+
+class ThreeFiles(RecordingAdapter):
+    """Keeps weights that are three files of one letter."""
+
+    letter = "a"
+
+    async def save(self, folder, version):
+        with writing(folder, 30):
+            folder.mkdir()
+            for name in ("model.safetensors", "config.json", "tokenizer.json"):
+                (folder / name).write_text(self.letter * 10)
+        return True
+
+
+def contents(folder):
+    """Returns what a folder holds, hidden files too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["the same version again", "the next version"])
+async def test_a_commit_that_fails_at_any_call_leaves_the_checkpoint_before(tmp_path, disk, version):
+    adapter, checkpoints = ThreeFiles(ScriptedPolicy()), Checkpoints(tmp_path)
+    checkpoints.folder.mkdir()
+    first = await checkpoints.keep(adapter, 1, {"epoch": 1})
+    with disk.failing(at=0):
+        await checkpoints.keep(adapter, version, {"epoch": version})
+    for at, number in each_failure(disk):
+        checkpoints.drop_all_but([first])
+        before = contents(tmp_path / first)
+        adapter.letter = "b" if adapter.letter == "a" else "a"
+        with disk.failing(at, number), pytest.raises(StorageError) as raised:
+            await checkpoints.keep(adapter, version, {"epoch": version})
+        said = str(raised.value)
+        assert str(tmp_path / checkpoints.name(version)) in said
+        assert " bytes): " in said
+        assert os.strerror(number) in said
+        assert (" are free on its disk" in said) == (number in (errno.ENOSPC, errno.EDQUOT))
+        assert checkpoints.has(1), f"call {at}: {said}"
+        assert [checkpoints.damage(name) for name in checkpoints.all()] == [None] * len(checkpoints.all())
+        assert version == 1 or contents(tmp_path / first) == before
+        assert not [path for path in checkpoints.folder.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, disk):
+    path = tmp_path / "summary.json"
+    with disk.failing(at=0):
+        replace_file(path, "old")
+    for at, number in each_failure(disk):
+        with disk.failing(at, number), pytest.raises(StorageError, match=r"summary.json \(3 bytes\)"):
+            replace_file(path, "new")
+        assert contents(tmp_path) == {"summary.json": b"old"}
+
+
+def test_a_folder_that_cannot_be_made_is_the_environments_failure(tmp_path, disk):
+    with disk.failing(1, errno.EACCES), pytest.raises(StorageError, match=r"making the run folder .*/r: Permission"):
+        RunStore(tmp_path / "r")
+
+
+@contextmanager
+def no_file_above(num_bytes):
+    """Makes every write past this size fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def episode(number):
+    item = examples(1)[0].copy_with_updates(output_obj="x" * 5000)
+    return EpisodeRecord(EpisodeKey("collect", 0, "0", number), item, reward=0.5)
+
+
+def test_a_journal_that_does_not_fit_holds_what_it_acknowledged_and_goes_on_later(tmp_path):
+    store, acknowledged = RunStore(tmp_path / "r"), 0
+
+    def record_until_it_fails():
+        nonlocal acknowledged
+        for number in range(1000):
+            store.episode(episode(number))
+            store.flush()
+            acknowledged = number + 1
+
+    with no_file_above(200_000), pytest.raises(StorageError, match=r"run\.sqlite: .* bytes are free on its disk"):
+        record_until_it_fails()
+    assert 0 < acknowledged < 100
+    with pytest.raises(StorageError):
+        store.close()
+    store = RunStore.open(tmp_path / "r")
+    for number in range(acknowledged, 100):
+        store.episode(episode(number))
+    store.flush()
+    assert store.rows("SELECT count(*), max(generation) FROM episodes") == [(100, 99)]
+    assert store.rows("PRAGMA integrity_check") == [("ok",)]
+    store.close()
+
+
+async def test_a_run_whose_disk_is_full_ends_with_the_reason_and_frees_its_folder(tmp_path):
+    run = ScriptedRun(tmp_path, script=lambda request: f"{'x' * 2000} {request.sampling.seed % 7}")
+    with no_file_above(100_000), pytest.raises(StorageError, match=str(tmp_path / "r")):
+        await run.run()
+    assert run.events == ["open", "closed"]
+    RunStore.open(tmp_path / "r").close()
+
+
+def test_a_run_that_found_no_room_for_its_checkpoint_goes_on_once_there_is_some(tmp_path, tiny_model_dir, monkeypatch):
+    """After the first job the optimizer's moments are larger than the weights: the second checkpoint does not fit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("task", None)
+    project = Project(tmp_path, tiny_model_dir)
+    project.set("finetuning.num_epochs", 1).set("trajectory_builders.builder.examples_per_epoch", 4)
+    project.rows = project.rows[:24]
+    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    size = (tiny_model_dir / "model.safetensors").stat().st_size
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
+    full = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert full.returncode == 4, full.stderr
+    assert f"writing {project.run.relative_to(tmp_path)}/checkpoints/step-000001 (" in full.stderr
+    assert " bytes)" in full.stderr
+    checkpoints = Checkpoints(project.run)
+    assert [(name, checkpoints.damage(name)) for name in checkpoints.all()] == [("checkpoints/step-000000", None)]
+    done = CliRunner().invoke(main, ["finetune", "run.yml", "--resume", "r"])
+    assert done.exit_code == 0, done.output
+    assert project.summary["status"] == "completed"

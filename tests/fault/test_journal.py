@@ -1,0 +1,94 @@
+"""G3: what the journal acknowledged is in it, each row once and none left out, however the process dies."""
+
+import os
+import random
+import select
+import signal
+import sqlite3
+import time
+
+import pytest
+
+from reinforge.trainer.store import RunStore
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from tests.doubles import examples
+
+PER_EPOCH = 8
+
+
+def write_for_ever(folder, acknowledge):
+    """Records epochs of episodes, a stage and a job each; says the number of every epoch that is on disk."""
+    store, item = RunStore(folder), examples(1)[0]
+    for epoch in range(1_000_000):
+        for number in range(PER_EPOCH):
+            store.episode(EpisodeRecord(EpisodeKey("collect", epoch, "0", number), item, reward=0.5))
+        key = f"r/{epoch}"
+        ref = TrainingJobRef(run_id="r", backend="local", metadata={"epoch": epoch})
+        store.intend_job(key, epoch, "r")
+        store.job_submitted(key, ref)
+        store.job(ref, TrainingJobStatus(run_id="r", backend="local", status="completed"), key)
+        store.stage(epoch, "AWAIT", {})
+        acknowledge(epoch)
+
+
+def killed_writer(folder, after_s):
+    """Returns the epochs that a writer acknowledged until it was killed, `after_s` seconds after its first one."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            write_for_ever(folder, lambda epoch: os.write(writer, epoch.to_bytes(4, "big")))
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert select.select([reader], [], [], 30)[0], "nothing was acknowledged"
+    time.sleep(after_s)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    return [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data) - len(data) % 4, 4)]
+
+
+def check(folder, acknowledged):
+    """Checks the record as the dead writer left it, and that another owner writes on."""
+    assert acknowledged == [*range(len(acknowledged))]
+    database = sqlite3.connect(f"file:{folder / 'run.sqlite'}?mode=ro", uri=True)
+    assert database.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+    database.close()
+    store = RunStore.open(folder)
+    last = len(acknowledged) - 1
+    stages = [epoch for (epoch,) in store.rows("SELECT epoch FROM stages ORDER BY id")]
+    assert stages == [*range(len(stages))], "each once, none left out"
+    assert len(stages) > last
+    jobs = {job.job_key: job.status for job in store.jobs()}
+    assert jobs.keys() >= {f"r/{epoch}" for epoch in range(len(stages))}
+    assert all(jobs[f"r/{epoch}"].status == "completed" for epoch in range(len(stages)))
+    episodes = store.rows("SELECT epoch, generation FROM episodes ORDER BY epoch, generation")
+    assert episodes == [divmod(number, PER_EPOCH) for number in range(len(episodes))], "a prefix of what was recorded"
+    assert len(episodes) >= len(stages) * PER_EPOCH
+    store.stage(len(stages), "AWAIT", {})
+    assert store.rows("SELECT count(*) FROM stages") == [(len(stages) + 1,)]
+    store.close()
+
+
+def kill_often(tmp_path, times):
+    rng = random.Random(times)
+    num_acknowledged = 0
+    for number in range(times):
+        folder = tmp_path / str(number)
+        acknowledged = killed_writer(folder, rng.uniform(0, 0.1))
+        check(folder, acknowledged)
+        num_acknowledged += len(acknowledged)
+    assert num_acknowledged > 2 * times, "the writer was killed before it did anything"
+
+
+def test_a_writer_killed_at_any_time_leaves_a_record_of_all_that_it_acknowledged(tmp_path):
+    kill_often(tmp_path, 15)
+
+
+@pytest.mark.fault
+def test_200_writers_killed_at_any_time_leave_a_record_of_all_that_they_acknowledged(tmp_path):
+    kill_often(tmp_path, 200)

@@ -1,0 +1,92 @@
+"""G7: one process owns a run folder, the others are told who; the lock is free the moment that its owner dies."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from reinforge.errors import ConfigError, StorageError
+from reinforge.trainer.store import RunStore
+
+RACERS = 4
+
+
+class Racer:
+    """A process that tries to own a folder when it is told to, says how that went, and stays until it is killed."""
+
+    def __init__(self, take):
+        (there, self.go), (self.said, say) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.go)
+            os.read(there, 1)
+            try:
+                owned = take()
+                os.write(say, b"mine")
+            except (StorageError, ConfigError) as error:
+                owned = None
+                os.write(say, str(error).encode())
+            except BaseException as error:
+                os.write(say, f"unexpected: {error!r}".encode())
+                raise
+            os.read(there, 1)
+            del owned
+            os._exit(0)
+        os.close(there)
+        os.close(say)
+
+    def result(self):
+        return os.read(self.said, 10_000).decode()
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.go)
+        os.close(self.said)
+
+
+def race(take):
+    """Lets processes race; returns the winner and what the others were told. All are still alive."""
+    racers = [Racer(take) for _ in range(RACERS)]
+    for racer in racers:
+        os.write(racer.go, b"g")
+    results = [racer.result() for racer in racers]
+    winners = [racer for racer, said in zip(racers, results, strict=True) if said == "mine"]
+    assert len(winners) == 1, results
+    return winners[0], racers, [said for said in results if said != "mine"]
+
+
+def race_often(tmp_path, times):
+    folder = tmp_path / "r"
+    RunStore(folder).close()
+    for _ in range(times):
+        winner, racers, refused = race(lambda: RunStore.open(folder))
+        owner = f"the run folder {folder} is in use by process {winner.pid} on {socket.gethostname()}"
+        assert refused == [owner] * (RACERS - 1)
+        with pytest.raises(StorageError, match="is in use by"):
+            RunStore.open(folder)
+        for racer in racers:
+            racer.kill()  # the folder is free for the next ones, and still names the dead
+    started = time.monotonic()
+    RunStore.open(folder).close()
+    assert time.monotonic() - started < 1
+
+
+def test_one_of_four_gets_the_folder_and_the_next_one_once_it_is_dead(tmp_path):
+    race_often(tmp_path, 10)
+
+
+@pytest.mark.fault
+def test_one_of_four_gets_the_folder_50_times(tmp_path):
+    race_often(tmp_path, 50)
+
+
+def test_one_of_four_makes_the_folder(tmp_path):
+    """The others find a folder that exists already, or one that is being made."""
+    for number in range(10):
+        _, racers, refused = race(lambda number=number: RunStore(tmp_path / str(number)))
+        assert all("exists already" in said or "FileExistsError" in said for said in refused), refused
+        for racer in racers:
+            racer.kill()
