@@ -89,7 +89,7 @@ def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
         [{"id": str(i), "question": f"go {i}", "answer": ""} for i in range(96)],
         went_left,
         tool_user,
-        epochs=5,
+        epochs=8,
         num_generations=8,
         examples_per_epoch=16,
         output_dir=tmp_path,
