@@ -24,7 +24,7 @@ demo-long: $(STAMP)
 	$(BIN)/reinforge demo --long
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not fault"
+	$(BIN)/python -m pytest -m "not slow and not fault" -n auto --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 1800

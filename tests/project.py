@@ -1,6 +1,7 @@
 """A whole project in a folder: agent, data, model and YAML, as a user has them."""
 
 import json
+import sys
 import textwrap
 
 import yaml
@@ -51,6 +52,7 @@ class Project:
 
     def __init__(self, folder, model):
         self.folder, self.settings = folder, settings(model)
+        sys.modules.pop("task", None)  # each project has its own
         self.write("task.py", AGENT)
         self.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]
 

@@ -94,7 +94,7 @@ def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
         examples_per_epoch=16,
         output_dir=tmp_path,
         run_name="tools",
-        settings={"policy": {"optimizer": {"learning_rate": 2e-3}, "batch": {"steps_per_job": 2}}},
+        settings={"seed": 1, "policy": {"optimizer": {"learning_rate": 2e-3}, "batch": {"steps_per_job": 2}}},
         progress=SilentProgress(),
     )
     assert summary.confirm_tuned.mean - summary.confirm_base.mean > 0.2

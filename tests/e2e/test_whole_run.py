@@ -4,7 +4,6 @@ import asyncio
 import json
 import sqlite3
 
-import pytest
 import yaml
 import zstandard
 
@@ -193,4 +192,4 @@ def test_a_whole_run_with_adapters(project):
     found = CliRunner().invoke(main, ["eval", "run.yml", "--json", "--model", "runs/r", "--split", "confirm"])
     assert found.exit_code == 0, found.output
     mean = json.loads(found.stdout)["metrics"]["vowels"]["mean"]
-    assert mean == pytest.approx(project.summary["confirm_tuned"]["mean"], abs=0.1)
+    assert mean > project.summary["confirm_base"]["ci_high"], "the adapters are used"
