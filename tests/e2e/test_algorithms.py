@@ -29,8 +29,18 @@ def test_an_algorithm_named_in_the_file_trains(project, algorithm, told):  # noq
     assert [version["num_updates"] for version in project.summary["policy_versions"]][1:] == [2, 2]
 
 
-def test_what_no_trajectory_reaches_is_said_in_the_algorithms_words(project):  # noqa: F811
+def test_epochs_in_which_nothing_is_good_enough_are_empty(project):  # noqa: F811
     project.set("finetuning.algorithm", {"_type": "expert_iteration", "min_reward": 2.0})
+    project.set("finetuning.limits.max_empty_updates", 2)
     result = project.finetune()
     assert result.exit_code == 3
-    assert "RejectionSampling took none" in result.output
+    assert "2 epochs in a row had nothing to train on" in result.output
+    assert "of 16 the algorithm takes nothing" in " ".join(result.output.split())
+
+
+def test_reinforce_pp_needs_no_siblings(project):  # noqa: F811
+    project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", {"_type": "reinforce_pp"})
+    project.settings["trajectory_builders"]["builder"].update(num_generations=1, examples_per_epoch=32)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert [version["num_updates"] for version in project.summary["policy_versions"]][1:] == [4, 4]

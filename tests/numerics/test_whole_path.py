@@ -12,7 +12,7 @@ import torch
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine.batch import collate, cut
 from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import sample_logprobs
+from reinforge.engine.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.losses import find_loss
 from reinforge.engine.model import CausalModel, load_module
 from reinforge.engine.prefix import sharing_masks
@@ -101,6 +101,24 @@ def test_how_a_step_is_computed_changes_nothing(tiny_model_dir, name):
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
         for ours, theirs in zip(others, gradients, strict=True):
             assert (ours - theirs).abs().max() < 1e-7 * expected["grad_norm"]
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "dpo"])
+def test_a_loss_of_one_number_a_sample_is_a_weighted_mean_over_samples(tiny_model_dir, name):
+    """sum_s w_s l_s / sum_s w_s over the whole step, however it was cut; metrics of samples are plain means."""
+    samples = off_policy_samples(tiny_model_dir, name)
+    learner = make_learner(tiny_model_dir, 60)
+    found, _ = step(learner, samples, LOSSES[name])
+    batch = collate(samples)
+    logprobs, batch.entropies = token_logprobs(learner.model, batch)
+    output = find_loss(LOSSES[name])(batch, logprobs, **LOSSES[name].params)
+    weights, losses = [sample.weight for sample in samples], output.loss.tolist()
+    total = sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+    assert found["loss"] == pytest.approx(total / sum(weights), rel=1e-6)
+    if name == "dpo":
+        assert found["margin"] == pytest.approx(sum(output.metrics["margin"].tolist()) / len(samples), rel=1e-6)
+    else:
+        assert len(set(weights)) > 1, "weights that differ, or this shows nothing"
 
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - WITHOUT_VALUE))

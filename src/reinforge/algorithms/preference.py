@@ -50,6 +50,11 @@ class Preference(Algorithm):
     def __init__(self, config: PreferenceConfig):
         self.config = config
 
+    def teaches(self, group: TrajectoryGroup) -> bool:
+        """Returns False where no two siblings are far enough apart."""
+        rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.is_trainable]
+        return bool(make_pairs(rewards, self.config.pairs, self.config.min_margin))
+
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns two samples a pair, which share their `pair_id`.
 

@@ -55,6 +55,10 @@ class RejectionSampling(Algorithm):
         self.config = config or RejectionSamplingConfig()
         self.needs_groups = self.config.min_reward is None
 
+    def teaches(self, group: TrajectoryGroup) -> bool:
+        """Returns False where nothing is good enough."""
+        return bool(self.keep(group.trajectories))
+
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples of what is kept."""
         return samples_of_groups(
