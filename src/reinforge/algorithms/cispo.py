@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from reinforge.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, Scale
+from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import LossSpec
 
@@ -36,6 +36,7 @@ class CISPOConfig(PolicyGradientConfig, name="cispo"):
         default="token", description="Mean over each trajectory first, or over all tokens alike."
     )
     scale_advantages: Scale = True
+    kl_estimator: KlEstimator = "k3"
 
 
 class CISPO(PolicyGradient):

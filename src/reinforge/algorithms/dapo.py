@@ -18,18 +18,26 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from reinforge.algorithms.policy_gradient import Aggregation, ClipHigh, ClippedConfig, PolicyGradient, Scale
+from reinforge.algorithms.policy_gradient import (
+    Aggregation,
+    ClipHigh,
+    ClippedConfig,
+    KlEstimator,
+    PolicyGradient,
+    Scale,
+)
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
 
 class DAPOConfig(ClippedConfig, name="dapo"):
-    """Settings of DAPO; the defaults are the paper's."""
+    """Settings of DAPO; the defaults are the paper's, without its penalty of length."""
 
     clip_high: ClipHigh = 0.28
     aggregation: Aggregation = "token"
     scale_advantages: Scale = True
+    kl_estimator: KlEstimator = "k3"
     max_length: int | None = Field(
         default=None, ge=1, description="Sampled tokens of a trajectory from which the penalty is 1; null: no penalty."
     )

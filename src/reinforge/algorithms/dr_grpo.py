@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient
+from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, KlEstimator, PolicyGradient
 from reinforge.registry import register_algorithm
 
 
@@ -21,6 +21,7 @@ class DrGRPOConfig(ClippedConfig, name="dr_grpo"):
     """Settings of Dr. GRPO."""
 
     aggregation: Aggregation = "constant"
+    kl_estimator: KlEstimator = "k3"
 
 
 class DrGRPO(PolicyGradient):

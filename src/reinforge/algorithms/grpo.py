@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from reinforge.algorithms.policy_gradient import ClippedConfig, PolicyGradient, Scale
+from reinforge.algorithms.policy_gradient import ClippedConfig, KlEstimator, PolicyGradient, Scale
 from reinforge.registry import register_algorithm
 
 
@@ -21,6 +21,7 @@ class GRPOConfig(ClippedConfig, name="grpo"):
     """Settings of GRPO; the defaults are the paper's, without the KL term."""
 
     scale_advantages: Scale = True
+    kl_estimator: KlEstimator = "k3"
 
 
 class GRPO(PolicyGradient):

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from reinforge.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, Scale
+from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import LossSpec
 
@@ -32,6 +32,7 @@ class GSPOConfig(PolicyGradientConfig, name="gspo"):
         default=4e-4, gt=0, description=f"The sequence's ratio is clipped above at 1 + clip_high: {NARROW}."
     )
     scale_advantages: Scale = True
+    kl_estimator: KlEstimator = "k3"
 
 
 class GSPO(PolicyGradient):

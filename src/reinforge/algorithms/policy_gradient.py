@@ -18,6 +18,10 @@ from reinforge.types.trajectory import TrajectoryGroup
 ClipLow = Annotated[float, Field(gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")]
 ClipHigh = Annotated[float, Field(gt=0, description="The ratio is clipped above at 1 + clip_high.")]
 Scale = Annotated[bool, Field(description="Divide by the group's standard deviation.")]
+KlEstimator = Annotated[
+    Literal["k1", "k2", "k3"],
+    Field(description="Schulman's estimator of the KL in the loss; the mean gradient of k1 is zero there."),
+]
 Aggregation = Annotated[
     Literal["sequence", "token", "constant"],
     Field(
@@ -30,9 +34,6 @@ class PolicyGradientConfig(AlgorithmConfig):
     """What every policy gradient can be told."""
 
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="Schulman's estimator of that KL; the mean gradient of k1 in a loss is zero."
-    )
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy, which is raised.")
     credit: Literal["trajectory", "turn"] = Field(
         default="trajectory",
@@ -87,8 +88,8 @@ class PolicyGradient(Algorithm):
         return self.spec("clipped_pg", names)
 
     def spec(self, name: str, params: Sequence[str]) -> LossSpec:
-        """Returns a loss whose parameters are the settings of these names."""
-        return LossSpec(name, {param: getattr(self.config, param) for param in params})
+        """Returns a loss whose parameters are the settings of these names, where the algorithm has them."""
+        return LossSpec(name, {param: getattr(self.config, param) for param in params if hasattr(self.config, param)})
 
     @property
     def aggregation(self) -> str:

@@ -22,7 +22,7 @@ from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 
 
 class RLOOConfig(ClippedConfig, name="rloo"):
-    """Settings of RLOO; the KL is taken off the reward (k1, summed over the reply), and `kl_estimator` is not read."""
+    """Settings of RLOO; the KL is taken off the reward: k1, summed over the reply."""
 
     aggregation: Aggregation = "constant"
 
