@@ -314,6 +314,10 @@ class Algorithm(ABC):
     needs_groups: bool = False
     """True if credit compares siblings: groups without spread carry no signal, single ones are refused."""
 
+    def teaches(self, group: TrajectoryGroup) -> bool:
+        """Returns False for a group of which nothing would be taken; an epoch of such is empty, no failed job."""
+        return True
+
     @abstractmethod
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples to train on, without credit."""

@@ -23,7 +23,16 @@ from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 ENTRY_POINT_GROUP = "reinforge.components"
 
 BUILTIN_MODULES = (
+    "reinforge.algorithms.cispo",
+    "reinforge.algorithms.dapo",
+    "reinforge.algorithms.dpo",
+    "reinforge.algorithms.dr_grpo",
     "reinforge.algorithms.grpo",
+    "reinforge.algorithms.gspo",
+    "reinforge.algorithms.ipo",
+    "reinforge.algorithms.reinforce_pp",
+    "reinforge.algorithms.rejection_sampling",
+    "reinforge.algorithms.rloo",
     "reinforge.algorithms.sft",
     "reinforge.rollout.workflow",
     "reinforge.rollout.llms",

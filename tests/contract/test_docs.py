@@ -34,7 +34,9 @@ def test_configure_is_made_from_the_classes():
 
 
 def test_there_is_a_page_for_each_kind():
-    assert [path.stem for path in EXTEND] == ["adapter", "builder", "dataset", "evaluator", "trainer", "workflow"]
+    assert [path.stem for path in EXTEND] == [
+        "adapter", "algorithm", "builder", "dataset", "evaluator", "loss", "trainer", "workflow"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", EXTEND, ids=lambda path: path.stem)
@@ -53,6 +55,18 @@ def test_the_plugin_of_a_page_trains(path, project):  # noqa: F811
     result = project.finetune()
     assert result.exit_code == 0, result.output
     assert len(project.summary["policy_versions"]) >= 2, "something was trained"
+
+
+def test_every_algorithm_stands_beside_its_papers():
+    """Each row of papers.md is a registered algorithm; the papers that it names stand in its file."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (\w+\.py) \| ", (DOCS / "papers.md").read_text(), re.MULTILINE)
+    known = {c.name: c.origin for c in REGISTRY.components("algorithm") if c.origin.startswith("reinforge.algorithms.")}
+    assert {name for name, _, _ in rows} == set(known)
+    for name, papers, file in rows:
+        assert known[name].endswith(f".{file.removesuffix('.py')}")
+        said = importlib.import_module(known[name]).__doc__
+        for paper in re.findall(r"\[(\d{4}\.\d{5})\]", papers):
+            assert f"arXiv:{paper}" in said, f"{file} does not name {paper}"
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)

@@ -209,7 +209,10 @@ class LocalAdapter(TrainerAdapter):
         """Builds samples, scores, credits and updates; returns the job's metrics."""
         samples = self.algorithm.build_samples(trajectories.groups)
         if not samples:
-            raise JobFailed("nothing to train: no turn of these trajectories has token ids that may be trained")
+            raise JobFailed(
+                f"nothing to train: of {trajectories.num_trajectories} trajectories {type(self.algorithm).__name__} "
+                "took none: no turn has token ids that may be trained, or none is good enough (min_reward, min_margin)"
+            )
         engine.begin_job()
         try:
             engine.score(samples, self.algorithm.needs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reinforge.config.schema import CurriculumLearningConfig
@@ -27,6 +27,7 @@ class Selection:
         zero_variance: Groups whose rewards are all equal.
         low_spread: Groups whose rewards differ by less than `min_reward_diff`.
         untrainable: Groups in which no turn has token ids.
+        not_taken: Groups of which the algorithm takes nothing, for instance since no reward is high enough.
         outside: Groups outside the curriculum's share.
     """
 
@@ -34,21 +35,29 @@ class Selection:
     zero_variance: list[TrajectoryGroup] = field(default_factory=list)
     low_spread: list[TrajectoryGroup] = field(default_factory=list)
     untrainable: list[TrajectoryGroup] = field(default_factory=list)
+    not_taken: list[TrajectoryGroup] = field(default_factory=list)
     outside: list[TrajectoryGroup] = field(default_factory=list)
 
     @property
     def num_dropped(self) -> int:
         """Groups that are not trained."""
-        return len(self.zero_variance) + len(self.low_spread) + len(self.untrainable) + len(self.outside)
+        dropped = (self.zero_variance, self.low_spread, self.untrainable, self.not_taken, self.outside)
+        return sum(map(len, dropped))
 
 
-def with_signal(groups: Sequence[TrajectoryGroup], min_reward_diff: float, compares: bool) -> Selection:
+def with_signal(
+    groups: Sequence[TrajectoryGroup],
+    min_reward_diff: float,
+    compares: bool,
+    teaches: Callable[[TrajectoryGroup], bool] | None = None,
+) -> Selection:
     """Splits groups into those that can teach and those that cannot.
 
     Args:
         groups: Every group of the epoch.
         min_reward_diff: Smallest spread of rewards that counts as signal, in the unit of the reward.
-        compares: True if the algorithm compares siblings; else only untrainable groups go.
+        compares: True if the algorithm compares siblings; else equal and close rewards are as good as others.
+        teaches: Whether the algorithm takes anything of a group; None: it does.
     """
     selection = Selection()
     for group in groups:
@@ -58,6 +67,8 @@ def with_signal(groups: Sequence[TrajectoryGroup], min_reward_diff: float, compa
             selection.zero_variance.append(group)
         elif compares and group.reward_range < min_reward_diff - ZERO_VARIANCE:
             selection.low_spread.append(group)
+        elif teaches is not None and not teaches(group):
+            selection.not_taken.append(group)
         else:
             selection.kept.append(group)
     return selection

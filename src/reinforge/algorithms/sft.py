@@ -33,6 +33,11 @@ class SFT(Algorithm):
     def __init__(self, config: SFTConfig | None = None):
         self.config = config or SFTConfig()
 
+    def teaches(self, group: TrajectoryGroup) -> bool:
+        """Returns False where no reward is high enough."""
+        floor = self.config.min_reward
+        return floor is None or any(t.is_trainable and t.reward >= floor for t in group.trajectories)
+
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples of the trajectories whose reward is high enough."""
         floor = self.config.min_reward

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ class TokenBatch:
         advantages: `[B, T]` credit; 0 where an algorithm gave none.
         weights: `[B]` weight of each sample.
         prefixes: What samples share; None where each begins in its own way.
+        pairs: `[P, 2]` rows of each preference pair whose two samples are here: the preferred one, the other one.
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
     """
 
@@ -62,6 +64,7 @@ class TokenBatch:
     advantages: Tensor
     weights: Tensor
     prefixes: Prefixes | None = None
+    pairs: Tensor | None = None
     entropies: Tensor | None = None
 
 
@@ -69,7 +72,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
     """Returns the samples as one batch.
 
     Raises:
-        TrajectoryError: A sample trains its first token, which no context precedes.
+        TrajectoryError: A sample trains its first token, which no context precedes, or a preference pair is no pair.
     """
     if any(len(sample) and sample.loss_mask[0] for sample in samples):
         raise TrajectoryError("loss_mask[0] is True: the first token of a sample has no context to be predicted from")
@@ -93,6 +96,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         advantages=pad([np.zeros(len(s)) if s.advantages is None else s.advantages for s in samples], np.float32),
         weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
         prefixes=_prefixes(samples, device),
+        pairs=_pairs(samples, device),
     )
 
 
@@ -110,18 +114,43 @@ def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) ->
 
 
 def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
-    """Returns the samples' indices by what stands before their first trained token (everything, if none is)."""
+    """Returns the samples' indices by their prefixes."""
     families: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
-        trained = np.flatnonzero(sample.loss_mask)
-        prefix = sample.token_ids[: trained[0] if len(trained) else len(sample)]
-        families.setdefault(tuple(prefix.tolist()), []).append(index)
+        families.setdefault(prefix_of(sample), []).append(index)
     return families
+
+
+def prefix_of(sample: TrainingSample) -> tuple[int, ...]:
+    """Returns what stands before a sample's first trained token (everything, if none is)."""
+    trained = np.flatnonzero(sample.loss_mask)
+    return tuple(sample.token_ids[: trained[0] if len(trained) else len(sample)].tolist())
+
+
+def _pairs(samples: Sequence[TrainingSample], device: torch.device | None) -> Tensor | None:
+    pairs = [sorted(unit, key=lambda i: -samples[i].reward) for unit in units_of(samples) if len(unit) > 1]
+    for pair in pairs:
+        rewards = [samples[i].reward for i in pair]
+        if len(pair) != 2 or rewards[0] == rewards[1]:
+            name = samples[pair[0]].pair_id
+            raise TrajectoryError(f'pair "{name}" has to be two samples of different rewards, not {rewards}')
+    return torch.tensor(pairs, device=device) if pairs else None
+
+
+def units_of(samples: Sequence[TrainingSample]) -> list[list[int]]:
+    """Returns the samples' indices by what must be computed together: the two of a pair, or one alone.
+
+    Example: `pair_id` of a, None, a, None -> [[0, 2], [1], [3]].
+    """
+    units: dict[int | str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        units.setdefault(index if sample.pair_id is None else sample.pair_id, []).append(index)
+    return list(units.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Siblings that are computed together: `prefix` tokens once, `suffix` at most for each member."""
+    """Siblings that share a forward: `prefix` tokens once, `suffix` at most for each member."""
 
     prefix: int
     suffix: int
@@ -132,29 +161,49 @@ def cut(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = Tru
     """Returns indices in micro-batches of at most `max_tokens` tokens, padding included.
 
     Siblings stay together where their common prefix is worth sharing, and are cut only where they are too many for
-    one batch. All others go as rows, with rows of like length; one that is too long goes alone.
+    one batch. All others go as rows, with rows of like length; one that is too long goes alone. The two samples of a
+    preference pair are never parted, even where they are too long together.
 
     Example: three samples of a prefix of 6 tokens, each with 2 more, and one of 9: 12 tokens shared, 24 as rows
         => [[3], [0, 1, 2]] with max_tokens 12
     """
-    alone: list[int] = []
+    families: dict[tuple[int, ...], list[list[int]]] = {}
+    alone: list[list[int]] = []
+    for together in units_of(samples):
+        prefixes = {prefix_of(samples[i]) for i in together}
+        (families.setdefault(prefixes.pop(), []) if len(prefixes) == 1 else alone).append(together)
     units: list[_Unit] = []
-    for prefix, members in _families(samples).items():
-        suffixes = [len(samples[i]) - len(prefix) for i in members]
+    for prefix, members in families.items():
+        suffixes = [len(samples[i]) - len(prefix) for i in chain(*members)]
         total = sum(suffixes)
-        if not share or len(prefix) + total > WORTH * (len(prefix) * len(members) + total):
+        if not share or len(prefix) + total > WORTH * (len(prefix) * len(suffixes) + total):
             alone += members
             continue
         size = max(1, (max_tokens - len(prefix)) // max(suffixes))
-        parts = (members[start : start + size] for start in range(0, len(members), size))
-        units += [_Unit(len(prefix), max(suffixes), part) for part in parts]
+        units += [_Unit(len(prefix), max(suffixes), part) for part in _parts(members, size)]
     batches: list[list[_Unit]] = []
     for unit in sorted(units, key=lambda unit: (unit.prefix, unit.suffix, unit.members)):
         if not batches or _num_tokens([*batches[-1], unit]) > max_tokens:
             batches.append([])
         batches[-1].append(unit)
-    rows = [[alone[i] for i in batch] for batch in micro_batches([len(samples[i]) for i in alone], max_tokens)]
-    return rows + [[i for unit in batch for i in unit.members] for batch in batches]
+    lengths = [max(len(samples[i]) for i in together) for together in alone]
+    rows = micro_batches(lengths, max_tokens, list(map(len, alone)))
+    return [[i for number in batch for i in alone[number]] for batch in rows] + [
+        [i for unit in batch for i in unit.members] for batch in batches
+    ]
+
+
+def _parts(members: Sequence[list[int]], size: int) -> list[list[int]]:
+    """Returns members in parts of at most `size`; what must stay together does.
+
+    Example: [[0, 3], [1], [2, 4]] in parts of 3 -> [[0, 3, 1], [2, 4]]; in parts of 1 -> [[0, 3], [1], [2, 4]].
+    """
+    parts: list[list[int]] = []
+    for together in members:
+        if not parts or len(parts[-1]) + len(together) > size:
+            parts.append([])
+        parts[-1] += together
+    return parts
 
 
 def _num_tokens(units: Sequence[_Unit]) -> int:
@@ -162,16 +211,25 @@ def _num_tokens(units: Sequence[_Unit]) -> int:
     return len(units) * max(unit.prefix for unit in units) + num_rows * max(unit.suffix for unit in units)
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Returns indices in batches of at most `max_tokens` tokens, padding included; a longer row goes alone.
+def micro_batches(lengths: Sequence[int], max_tokens: int, counts: Sequence[int] | None = None) -> list[list[int]]:
+    """Returns indices in batches of at most `max_tokens` tokens, padding included; a longer one goes alone.
 
     Example: lengths [3, 9, 4, 8], 16 tokens -> [[0, 2], [3], [1]] by length; with 20 tokens -> [[0, 2], [3, 1]].
+
+    Args:
+        lengths: Tokens of the longest row of each.
+        max_tokens: Of one batch.
+        counts: Rows of each; None: one.
     """
     batches: list[list[int]] = []
+    num_rows = 0
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if not batches or lengths[index] * (len(batches[-1]) + 1) > max_tokens:
+        count = 1 if counts is None else counts[index]
+        if not batches or lengths[index] * (num_rows + count) > max_tokens:
             batches.append([])
+            num_rows = 0
         batches[-1].append(index)
+        num_rows += count
     return batches
 
 

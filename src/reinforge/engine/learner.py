@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig, ScheduleConfig
 from reinforge.crash import crash_point
-from reinforge.engine.batch import collate, cut
+from reinforge.engine.batch import collate, cut, units_of
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.losses import LossOutput, find_loss
 from reinforge.engine.masks import AttentionMasks
@@ -45,20 +45,21 @@ class Progress:
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over the trained tokens of steps."""
+    """Sums over the trained tokens of steps, or over their samples."""
 
     totals: dict[str, float] = field(default_factory=dict)
-    num_tokens: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, metrics: dict[str, Tensor], mask_BT: Tensor) -> None:
-        """Adds the values of one micro-batch, `[B, T]` each."""
-        for name, values_BT in metrics.items():
-            self.totals[name] = self.totals.get(name, 0.0) + values_BT.detach()[mask_BT].sum().item()
-        self.num_tokens += int(mask_BT.sum().item())
+        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, or `[B]`."""
+        for name, values in metrics.items():
+            read = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
+            self.totals[name] = self.totals.get(name, 0.0) + read.sum().item()
+            self.counts[name] = self.counts.get(name, 0) + read.numel()
 
     def means(self) -> dict[str, float]:
-        """Returns the mean of each metric over the tokens."""
-        return {name: total / self.num_tokens for name, total in self.totals.items()}
+        """Returns the mean of each metric over the tokens or samples that have it."""
+        return {name: total / self.counts[name] for name, total in self.totals.items()}
 
 
 class Learner:
@@ -131,20 +132,21 @@ class Learner:
         )
 
     def plan(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
-        """Returns the samples' indices by optimizer step, shuffled anew in each pass.
+        """Returns the samples' indices by optimizer step, shuffled anew in each pass; a pair is never parted.
 
         Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
         """
         settings = self.config.batch
         usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
+        units = [[usable[i] for i in unit] for unit in units_of([samples[i] for i in usable])]
         num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
-        num_steps = min(num_steps, len(usable))
+        num_steps = min(num_steps, len(units))
         steps = []
         for number in range(settings.passes):
-            order = usable.copy()
+            order = units.copy()
             stable_random(self.seed, "shuffle", epoch, number).shuffle(order)
             bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
-            steps += [sorted(order[a:b]) for a, b in pairwise(bounds)]
+            steps += [sorted(chain(*order[a:b])) for a, b in pairwise(bounds)]
         return steps
 
     def step(
@@ -152,7 +154,8 @@ class Learner:
     ) -> dict[str, float] | None:
         """Makes one optimizer step; returns its metrics, or None if it was refused.
 
-        Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample.
+        Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample; where
+        the loss is one number a sample, sum_s w_s l_s / sum_s w_s.
         """
         while True:
             try:
@@ -181,7 +184,8 @@ class Learner:
     def _try_step(
         self, samples: Sequence[TrainingSample], loss: Any, progress: float, entropy_grad: bool
     ) -> dict[str, float] | None:
-        total_weight = sum(sample.weight * sample.num_trained for sample in samples)
+        token_weight = sum(sample.weight * sample.num_trained for sample in samples)
+        sample_weight = sum(sample.weight for sample in samples)
         step_loss, sums = 0.0, Sums()
         for indices in self._micro_batches(samples):
             if self.stopping.is_set():
@@ -191,8 +195,11 @@ class Learner:
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad
             )
             output: LossOutput = loss(batch, logprobs_BT)
-            weights_BT = batch.weights[:, None] * batch.loss_mask / total_weight
-            part = (torch.where(batch.loss_mask, output.loss, 0.0) * weights_BT).sum()
+            if output.loss.ndim == 1:
+                part = (output.loss * batch.weights).sum() / sample_weight
+            else:
+                weights_BT = batch.weights[:, None] * batch.loss_mask / token_weight
+                part = (torch.where(batch.loss_mask, output.loss, 0.0) * weights_BT).sum()
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
                 return None
             part.backward()

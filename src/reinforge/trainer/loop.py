@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ class EpochTrainer(Trainer):
 
     Args:
         trainer_config: Its configuration.
-        kwargs: Kept for the reference's callers; `compares` says whether the algorithm compares siblings.
+        kwargs: Kept for the reference's callers; `compares` says whether the algorithm compares siblings, `teaches`
+            of which groups it takes something.
     """
 
     trainer_config: EpochTrainerConfig
@@ -72,6 +74,7 @@ class EpochTrainer(Trainer):
         super().__init__(trainer_config, **kwargs)
         self.context: RunContext | None = None
         self.compares: bool = kwargs.get("compares", True)
+        self.teaches: Callable[[TrajectoryGroup], bool] | None = kwargs.get("teaches")
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
         self._prompts: list[list[Message]] = []
@@ -282,7 +285,7 @@ class EpochTrainer(Trainer):
     ) -> TrajectoryCollection:
         """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
         config = self.curriculum_config
-        selection = with_signal(trajectory_collection.groups, config.min_reward_diff, self.compares)
+        selection = with_signal(trajectory_collection.groups, config.min_reward_diff, self.compares, self.teaches)
         kept = selection.kept
         self._sparing.learn(trajectory_collection.groups, kept)
         outside: list[TrajectoryGroup] = []
@@ -301,7 +304,7 @@ class EpochTrainer(Trainer):
         state["included_groups"] = {group.group_id for group in kept}
         if config.collect_only_included:
             state["mean_rewards"] = dict(self._sparing.mean_rewards)
-        self._selection = Selection(kept, selection.zero_variance, selection.low_spread, selection.untrainable, outside)
+        self._selection = replace(selection, kept=kept, outside=outside)
         return TrajectoryCollection(
             trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
         )
@@ -346,6 +349,7 @@ class EpochTrainer(Trainer):
         reasons = (
             f"{len(selection.zero_variance)} groups have equal rewards, {len(selection.low_spread)} differ by less "
             f"than curriculum_learning.min_reward_diff, {len(selection.untrainable)} have no trained tokens"
+            + (f", of {len(selection.not_taken)} the algorithm takes nothing" if selection.not_taken else "")
         )
         logger.warning("epoch %d trained nothing: %s", epoch, reasons)
         if self._num_empty >= limit:
@@ -491,4 +495,4 @@ def _all_equal(group: TrajectoryGroup) -> bool:
 async def epoch_trainer(config: EpochTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
     """Yields the loop."""
     algorithm = await builder.get_algorithm()
-    yield EpochTrainer(config, compares=algorithm.needs_groups)
+    yield EpochTrainer(config, compares=algorithm.needs_groups, teaches=algorithm.teaches)

@@ -33,7 +33,8 @@ class TrainingSample:
         group_rewards: The rewards of all its siblings, itself included: what group-relative credit compares with.
         turn_rewards: Reward of each turn, by turn index, where the trajectory has shaped rewards; else None.
         agent: Name of the agent that spoke.
-        pair_id: Preference pair this belongs to; None outside preference learning.
+        pair_id: Preference pair this belongs to; None outside preference learning. Of its two samples the one with the
+            higher reward is preferred; both are in the same optimizer step and micro-batch.
         weight: Multiplies the sample's loss.
         advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
         old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.

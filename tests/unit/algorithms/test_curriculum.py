@@ -12,6 +12,9 @@ from reinforge.algorithms.curriculum import (
     with_signal,
     within_curriculum,
 )
+from reinforge.algorithms.dpo import DPO, DPOConfig
+from reinforge.algorithms.rejection_sampling import ExpertIterationConfig, RejectionSampling
+from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.unit.algorithms.test_algorithms import group, turn
@@ -46,6 +49,16 @@ def test_an_algorithm_that_compares_nothing_keeps_equal_groups():
 
 def test_a_spread_of_exactly_the_bound_is_signal():
     assert len(with_signal([group(0.3, 0.2)], 0.1, compares=True).kept) == 1
+
+
+def test_groups_of_which_the_algorithm_takes_nothing_go_too():
+    groups = [group(1, 0, name="solved"), group(0.5, 0, name="not")]
+    selection = with_signal(groups, 0.1, compares=False, teaches=RejectionSampling(ExpertIterationConfig()).teaches)
+    assert ([g.group_id for g in selection.kept], [g.group_id for g in selection.not_taken]) == (["solved"], ["not"])
+    assert selection.num_dropped == 1
+    assert SFT(SFTConfig(min_reward=0.5)).teaches(groups[1])
+    assert not SFT(SFTConfig(min_reward=0.6)).teaches(groups[1])
+    assert [DPO(DPOConfig(min_margin=0.6)).teaches(group) for group in groups] == [True, False]
 
 
 @pytest.mark.parametrize(("hardest_first", "expected"), [(False, ["easy", "middle"]), (True, ["hard", "middle"])])

@@ -46,3 +46,33 @@ def test_the_prefixes_of_a_batch():
     assert (batch.prefixes.lengths.tolist(), batch.prefixes.groups.tolist()) == ([3, 2], [0, 1, 0])
     assert collate([sample([1, 2], [3]), sample([1, 3], [3])]).prefixes is None
     assert np.array_equal(batch.token_ids[1].tolist(), [5, 6, 7, 8, 0])
+
+
+def pair(name, *samples):
+    """Gives two samples a pair id and rewards 1 and 0."""
+    for reward, member in zip((1.0, 0.0), samples, strict=True):
+        member.pair_id, member.reward = name, reward
+    return samples
+
+
+def test_a_pair_stays_together_among_rows():
+    """Rows of 3, 9, 4, 8 tokens of which the first two are a pair: 2 x 9 tokens go together, too many or not."""
+    rows = [sample([n], range(length - 1)) for n, length in enumerate((3, 9, 4, 8), start=1)]
+    pair("p", *rows[:2])
+    assert cut(rows, 16) == [[2, 3], [0, 1]]
+    assert cut(rows, 1) == [[2], [3], [0, 1]]
+
+
+def test_a_pair_stays_together_in_a_family_that_is_cut():
+    """Prefix 6, suffixes of 2: three rows in 12 tokens; the pair 0 and 3 is not parted."""
+    family = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(5)]
+    pair("p", family[0], family[3])
+    assert cut(family, 12) == [[0, 3, 1], [2, 4]]
+    assert cut(family, 8) == [[0, 3], [1], [2], [4]]
+
+
+def test_the_pairs_of_a_batch_name_the_preferred_row_first():
+    better, worse = pair("p", sample([1], [2]), sample([1], [3]))
+    alone, _ = pair("q", sample([1], [4]), sample([1], [5]))
+    assert collate([worse, alone, better]).pairs.tolist() == [[2, 0]]
+    assert collate([worse, alone]).pairs is None

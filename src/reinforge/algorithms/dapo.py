@@ -1,0 +1,92 @@
+"""Decoupled clip and dynamic sampling (DAPO, arXiv:2503.14476, eq. 8 to 13): GRPO for long answers.
+
+Four changes to GRPO: the upper end of the clip is wider than the lower (`clip_high`), the mean is over all tokens
+alike, groups without spread are replaced (the loop drops them, and `limits.min_groups` and `max_refills` collect
+others), and answers near the limit of length are penalised:
+
+    R + 0                                 where n <= max_length - length_buffer
+    R - (n - max_length + length_buffer) / length_buffer    up to n = max_length
+    R - 1                                 beyond, n the sampled tokens of the trajectory
+
+Differs from the paper: the penalty is off unless `max_length` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from reinforge.algorithms.policy_gradient import (
+    Aggregation,
+    ClipHigh,
+    ClippedConfig,
+    KlEstimator,
+    PolicyGradient,
+    Scale,
+)
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import TrainingSample
+from reinforge.types.trajectory import Trajectory, TrajectoryGroup
+
+
+class DAPOConfig(ClippedConfig, name="dapo"):
+    """Settings of DAPO; the defaults are the paper's, without its penalty of length."""
+
+    clip_high: ClipHigh = 0.28
+    aggregation: Aggregation = "token"
+    scale_advantages: Scale = True
+    kl_estimator: KlEstimator = "k3"
+    max_length: int | None = Field(
+        default=None, ge=1, description="Sampled tokens of a trajectory from which the penalty is 1; null: no penalty."
+    )
+    length_buffer: int = Field(default=64, ge=1, description="Tokens before max_length over which the penalty grows.")
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> DAPOConfig:
+        if self.max_length is not None and self.length_buffer > self.max_length:
+            raise ValueError(f"length_buffer {self.length_buffer} is more than max_length {self.max_length}")
+        return self
+
+
+class DAPO(PolicyGradient):
+    """Scaled credit less a penalty of length, clipped policy gradient, mean over tokens."""
+
+    config: DAPOConfig
+
+    def __init__(self, config: DAPOConfig | None = None):
+        super().__init__(config or DAPOConfig())
+
+    def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
+        """Returns the samples of all groups, rewards less the penalty of length."""
+        return super().build_samples([self._penalised(group) for group in groups] if self.config.max_length else groups)
+
+    def _penalised(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        limit, buffer = self.config.max_length or 0, self.config.length_buffer
+        rewarded = [
+            trajectory.model_copy(
+                update={"reward": trajectory.reward - overlong_penalty(num_sampled(trajectory), limit, buffer)}
+            )
+            for trajectory in group.trajectories
+        ]
+        return TrajectoryGroup.model_construct(group_id=group.group_id, trajectories=rewarded)
+
+
+def num_sampled(trajectory: Trajectory) -> int:
+    """Returns how many tokens the policy sampled in a trajectory."""
+    return sum(len(turn.tokens.token_ids) for turn in trajectory.turns if turn.tokens is not None and turn.is_trained)
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
+    """Returns what an answer's length costs, in [0, 1].
+
+    Example: max_length 10, buffer 4: length 6 -> 0, 7 -> 0.25, 10 -> 1, 50 -> 1.
+    """
+    return min(1.0, max(0.0, (length - (max_length - buffer)) / buffer))
+
+
+@register_algorithm(config_type=DAPOConfig)
+async def dapo(config: DAPOConfig, builder: Any) -> AsyncIterator[DAPO]:
+    """Yields DAPO."""
+    yield DAPO(config)

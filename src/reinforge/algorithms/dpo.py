@@ -1,0 +1,49 @@
+"""Direct preference optimisation (DPO, arXiv:2305.18290, eq. 7) on pairs of siblings, or on pairs from a file.
+
+    loss = -log sigma(beta h),    h = log p(y_w) / p_ref(y_w) - log p(y_l) / p_ref(y_l)
+
+Options: `label_smoothing` (conservative DPO, for labels that may be wrong), `sft_coef` (the likelihood of the preferred
+reply too, RPO, arXiv:2404.19733, eq. 1) and `length_normalised` (as in Tulu 3, arXiv:2411.15124).
+
+Differs from the paper: in a run the pairs are the policy's own samples, drawn anew each epoch and ranked by the reward;
+log-probs are at the temperature that the tokens were drawn at; the reference is the model that the run began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.algorithms.preference import Preference, PreferenceConfig
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import LossSpec
+
+
+class DPOConfig(PreferenceConfig, name="dpo"):
+    """Settings of DPO; the defaults are the paper's."""
+
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="Share of pairs that are taken to be the wrong way round."
+    )
+    sft_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the preferred reply's mean negative log-likelihood; RPO uses 1."
+    )
+
+
+class DPO(Preference):
+    """Pairs of siblings, logistic loss of their margin."""
+
+    config: DPOConfig
+
+    def __init__(self, config: DPOConfig | None = None):
+        super().__init__(config or DPOConfig())
+        names = ("beta", "label_smoothing", "sft_coef", "length_normalised")
+        self.loss = LossSpec("dpo", {name: getattr(self.config, name) for name in names})
+
+
+@register_algorithm(config_type=DPOConfig)
+async def dpo(config: DPOConfig, builder: Any) -> AsyncIterator[DPO]:
+    """Yields DPO."""
+    yield DPO(config)

@@ -1,0 +1,39 @@
+"""GRPO done right (Dr. GRPO, arXiv:2503.20783, section 3.2): GRPO without its two biases.
+
+    A_i = R_i - mean(R),    loss_i = sum_t l_t / L with one constant L
+
+Dividing by the standard deviation favours questions that are almost always or almost never solved; dividing by a
+trajectory's own length makes long wrong answers cheap. This does neither.
+
+Differs from the paper: the mean is over samples, of which a trajectory whose history was rewritten has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, KlEstimator, PolicyGradient
+from reinforge.registry import register_algorithm
+
+
+class DrGRPOConfig(ClippedConfig, name="dr_grpo"):
+    """Settings of Dr. GRPO."""
+
+    aggregation: Aggregation = "constant"
+    kl_estimator: KlEstimator = "k3"
+
+
+class DrGRPO(PolicyGradient):
+    """Centred credit, clipped policy gradient, sums divided by a constant."""
+
+    config: DrGRPOConfig
+
+    def __init__(self, config: DrGRPOConfig | None = None):
+        super().__init__(config or DrGRPOConfig())
+
+
+@register_algorithm(config_type=DrGRPOConfig)
+async def dr_grpo(config: DrGRPOConfig, builder: Any) -> AsyncIterator[DrGRPO]:
+    """Yields Dr. GRPO."""
+    yield DrGRPO(config)

@@ -1,0 +1,133 @@
+"""A bandit that each algorithm learns: one prompt, replies of two tokens, reward is the share of even tokens.
+
+The whole way from trajectories to moved weights, with two steps a job, so that every second step is off policy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.engine.learner import Learner, Progress
+from reinforge.engine.logprobs import sample_logprobs
+from reinforge.engine.model import CausalModel, load_module
+from reinforge.registry import REGISTRY
+from reinforge.types.request import TokenLogprobs
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
+
+PROMPT = (7, 8, 9)
+GROUPS, SIBLINGS = 4, 8
+ALGORITHMS = {
+    "grpo": {},
+    "dr_grpo": {"constant_length": 2},
+    "dapo": {"dual_clip": 3.0},
+    "gspo": {"clip_low": 0.05, "clip_high": 0.05},
+    "cispo": {},
+    "rloo": {"constant_length": 2, "kl_coef": 0.01},
+    "reinforce_pp": {"kl_coef": 0.01},
+    "rejection_sampling": {"best_k": 2},
+    "expert_iteration": {},
+    "sft": {"min_reward": 1.0},
+    "dpo": {"sft_coef": 0.1},
+    "ipo": {"beta": 0.03},
+}
+
+
+@torch.no_grad()
+def play(model, rng) -> list[TrajectoryGroup]:
+    """Draws groups of replies from the model, with their log-probs and rewards."""
+    ids = torch.tensor([PROMPT] * (GROUPS * SIBLINGS))
+    logprobs = []
+    for _ in range(2):
+        logp = torch.log_softmax(model.logits(model.features(ids)[:, -1]), -1)
+        drawn = torch.tensor([rng.choice(logp.shape[1], p=p) for p in _normalised(logp)])
+        logprobs.append(logp.gather(1, drawn[:, None])[:, 0])
+        ids = torch.cat((ids, drawn[:, None]), dim=1)
+    trajectories = []
+    for row, logp in zip(ids[:, len(PROMPT) :].tolist(), torch.stack(logprobs, 1).tolist(), strict=True):
+        turn = EpisodeItem(
+            role=EpisodeItemRole.ASSISTANT, content="", logprobs=TokenLogprobs(PROMPT, tuple(row), tuple(logp))
+        )
+        trajectories.append(Trajectory(episode=[turn], reward=sum(token % 2 == 0 for token in row) / 2))
+    parts = (trajectories[start : start + SIBLINGS] for start in range(0, len(trajectories), SIBLINGS))
+    return [TrajectoryGroup(group_id=f"g{n}", trajectories=siblings) for n, siblings in enumerate(parts)]
+
+
+def _normalised(logp):
+    p = logp.double().exp().numpy()
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def mean_reward(groups):
+    return float(np.mean([group.rewards for group in groups]))
+
+
+async def make(name, settings):
+    component = REGISTRY.get("algorithm", name)
+    return await anext(component.factory(component.config_type(**settings), None))
+
+
+def make_learner(folder):
+    config = PolicyConfig(
+        optimizer=OptimizerConfig(learning_rate=3e-3),
+        schedule=ScheduleConfig(warmup_steps=0),
+        batch=BatchConfig(steps_per_job=2),
+    )
+    return Learner(CausalModel(load_module(folder, torch.float32)), config, seed=0)
+
+
+def credited(algorithm, groups, reference):
+    """What an adapter does between trajectories and the learner."""
+    samples = algorithm.build_samples([g for g in groups if g.reward_range > 0 or not algorithm.needs_groups])
+    if algorithm.needs.ref_logprobs:
+        for sample, logprobs in zip(samples, sample_logprobs(reference, samples, 4096), strict=True):
+            sample.ref_logprobs = logprobs
+    for sample, credit in zip(samples, algorithm.credit(samples), strict=True):
+        sample.advantages = credit
+    return samples
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+async def test_every_algorithm_learns_a_bandit(tiny_model_dir, name):
+    algorithm, learner, rng = await make(name, ALGORITHMS[name]), make_learner(tiny_model_dir), np.random.default_rng(0)
+    reference = learner.model.frozen_copy()
+    rewards = []
+    for epoch in range(30):
+        groups = play(learner.model, rng)
+        rewards.append(mean_reward(groups))
+        if rewards[-1] == 1:
+            break
+        samples = credited(algorithm, groups, reference)
+        assert learner.update(samples, algorithm.loss, Progress(0, 0, epoch)).num_updates >= 1
+    assert 0.3 < rewards[0] < 0.7
+    assert max(rewards[-3:]) > 0.9, rewards
+
+
+async def test_every_algorithm_is_here():
+    """A new one is added to the bandit; ppo has a test of its own, since it needs a critic."""
+    names = {c.name for c in REGISTRY.components("algorithm") if c.origin.startswith("reinforge.algorithms")}
+    assert names - {"ppo"} == set(ALGORITHMS)
+
+
+async def margins_of(folder, name, settings):
+    """Trains on the pairs of one epoch again and again; returns the margin of each pass."""
+    algorithm, learner = await make(name, settings), make_learner(folder)
+    reference = learner.model.frozen_copy()
+    samples = credited(algorithm, play(learner.model, np.random.default_rng(0)), reference)
+    assert len(samples) == 2 * GROUPS
+    return [learner.update(samples, algorithm.loss, Progress(0, 0, n)).metrics["margin"] for n in range(40)]
+
+
+async def test_dpos_margin_grows_without_end(tiny_model_dir):
+    margins = await margins_of(tiny_model_dir, "dpo", {"beta": 0.5})
+    assert abs(margins[0]) < 1
+    assert margins[10] > 4
+    assert margins[-1] > margins[20] > margins[10]
+
+
+async def test_ipos_margin_grows_to_its_target(tiny_model_dir):
+    margins = await margins_of(tiny_model_dir, "ipo", {"beta": 0.25})
+    assert abs(margins[0]) < 1
+    assert margins[-1] == pytest.approx(1 / (2 * 0.25), abs=0.2)

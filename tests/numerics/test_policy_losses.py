@@ -1,0 +1,134 @@
+"""GSPO, CISPO, dual clip, constant length and the KL estimators against arithmetic written here, on and off policy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from reinforge.engine.losses import cispo, clipped_pg, gspo, kl_to_reference
+from reinforge.errors import ConfigError
+from tests.numerics.test_losses import make_batch, row
+
+HALF, DOUBLE = math.log(0.5), math.log(2.0)
+
+
+def gradient(loss, batch, logprobs, **params):
+    """The gradient of the summed loss by each token's log-prob."""
+    start = logprobs.clone().requires_grad_()
+    loss(batch, start, **params).loss.sum().backward()
+    return start.grad[0, 1:].tolist()
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1.1, 2.2), (2.0, 4.0), (5.0, 6.0), (0.5, 1.6)])
+def test_dual_clip_bounds_a_negative_advantage(ratio, expected):
+    """A = -2, clip 0.2, dual clip 3: 2 r up to 2 x 3; below, at 0.8."""
+    output = clipped_pg(make_batch([-1.0], [-2.0]), row(-1.0 + math.log(ratio)), dual_clip=3.0)
+    assert output.loss[0, 1].item() == pytest.approx(expected, abs=1e-5)
+    assert output.metrics["dual_clip_fraction"][0, 1].item() == float(ratio > 3)
+
+
+def test_dual_clip_leaves_positive_advantages_alone():
+    for ratio in (0.1, 1.0, 5.0):
+        batch, logprobs = make_batch([-1.0], [2.0]), row(-1.0 + math.log(ratio))
+        assert clipped_pg(batch, logprobs, dual_clip=3.0).loss.tolist() == clipped_pg(batch, logprobs).loss.tolist()
+
+
+def test_constant_length_divides_the_sum_of_a_sample():
+    """Off policy: ratios 2, 1, 0.5 with A = 1 -> gains 1.2, 1, 0.5; 2.7 / 10 whatever the sample's length."""
+    batch = make_batch([-1.0, -1.0, -1.0], [1.0, 1.0, 1.0])
+    output = clipped_pg(batch, row(-1 + DOUBLE, -1.0, -1 + HALF), constant_length=10)
+    assert output.loss.tolist() == pytest.approx([-0.27])
+    batch.loss_mask[0, 2] = False
+    assert clipped_pg(batch, row(-1 + DOUBLE, -1.0, -1 + HALF), constant_length=10).loss.tolist() == pytest.approx(
+        [-0.17]
+    )
+
+
+def test_gspo_on_policy_is_minus_the_advantage():
+    batch = make_batch([-1.0, -2.0], [0.7, 0.7])
+    assert gspo(batch, row(-1.0, -2.0)).loss[0, 1:].tolist() == pytest.approx([-0.7, -0.7])
+    assert gradient(gspo, batch, row(-1.0, -2.0)) == pytest.approx([-0.7, -0.7])
+
+
+def test_gspo_off_policy_weighs_every_token_by_the_sequences_ratio():
+    """Ratios 2, 0.5 and 4: s = (2 x 0.5 x 4)^(1/3) = 4^(1/3) = 1.587, whichever token moved."""
+    batch, logprobs = make_batch([-2.0, -2.0, -2.0], [-1.0, -1.0, -1.0]), row(-2 + DOUBLE, -2 + HALF, -2 + 2 * DOUBLE)
+    s = 4 ** (1 / 3)
+    output = gspo(batch, logprobs, clip_low=0.2, clip_high=0.2)
+    assert output.loss[0, 1:].tolist() == pytest.approx([s, s, s])
+    assert output.metrics["ratio"][0, 1:].tolist() == pytest.approx([s, s, s])
+    assert gradient(gspo, batch, logprobs, clip_low=0.2, clip_high=0.2) == pytest.approx([s, s, s])
+
+
+def test_gspo_clips_whole_sequences():
+    """s = 1.587 > 1.2 with a gain: the whole sequence stops, though one token's ratio is 0.5."""
+    batch, logprobs = make_batch([-2.0, -2.0, -2.0], [1.0, 1.0, 1.0]), row(-2 + DOUBLE, -2 + HALF, -2 + 2 * DOUBLE)
+    output = gspo(batch, logprobs, clip_low=0.2, clip_high=0.2)
+    assert output.loss[0, 1:].tolist() == pytest.approx([-1.2] * 3)
+    assert output.metrics["clip_fraction"][0, 1:].tolist() == [1.0] * 3
+    assert gradient(gspo, batch, logprobs, clip_low=0.2, clip_high=0.2) == [0.0] * 3
+    token = clipped_pg(batch, logprobs).metrics["clip_fraction"][0, 1:].tolist()
+    assert token == [1.0, 0.0, 1.0], "GRPO would let the second token go on"
+
+
+def test_gspo_has_the_gradient_of_the_form_by_sequences():
+    """d/dlogp of -A exp(mean(logp - old)) by finite differences; the token form gives it as a mean over tokens."""
+    old, now, a = [-1.0, -3.0, -2.0], [-1.1, -2.7, -2.05], 0.8
+
+    def by_sequence(logprobs):
+        return -a * math.exp(sum(x - o for x, o in zip(logprobs, old, strict=True)) / 3)
+
+    found = gradient(gspo, make_batch(old, [a] * 3), row(*now), clip_low=0.5, clip_high=0.5)
+    for token in range(3):
+        up, down = ([x + sign * 1e-5 * (i == token) for i, x in enumerate(now)] for sign in (1, -1))
+        assert found[token] / 3 == pytest.approx((by_sequence(up) - by_sequence(down)) / 2e-5, rel=1e-4)
+
+
+def test_cispo_on_policy_is_reinforce():
+    batch = make_batch([-1.0, -2.0], [0.7, -0.3])
+    assert cispo(batch, row(-1.0, -2.0)).loss[0, 1:].tolist() == pytest.approx([0.7, -0.6])
+    assert gradient(cispo, batch, row(-1.0, -2.0)) == pytest.approx([-0.7, 0.3])
+
+
+def test_cispo_off_policy_bounds_the_weight_and_silences_no_token():
+    """Ratios 2, 8 and 0.5, A = 1, weights up to 5: each token keeps a gradient, where GRPO's clip leaves one."""
+    batch, logprobs = make_batch([-4.0, -4.0, -4.0], [1.0, 1.0, 1.0]), row(-4 + DOUBLE, -4 + 3 * DOUBLE, -4 + HALF)
+    output = cispo(batch, logprobs)
+    assert output.loss[0, 1:].tolist() == pytest.approx([2 * (4 - DOUBLE), 5 * (4 - 3 * DOUBLE), 0.5 * (4 + DOUBLE)])
+    assert gradient(cispo, batch, logprobs) == pytest.approx([-2, -5, -0.5])
+    assert gradient(clipped_pg, batch, logprobs) == pytest.approx([0, 0, -0.5])
+    assert output.metrics["clip_fraction"][0, 1:].tolist() == [0, 1, 0]
+    assert gradient(cispo, batch, logprobs, clip_low=0.2) == pytest.approx([-2, -5, -0.8])
+
+
+def test_the_three_estimators_by_hand():
+    batch = make_batch([-1.0], [0.0], ref=[-1.5])
+    for name, expected in (("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)):
+        assert kl_to_reference(batch, row(-1.0), name)[0, 1].item() == pytest.approx(expected, abs=1e-7)
+        output = clipped_pg(batch, row(-1.0), kl_coef=0.1, kl_estimator=name)
+        assert output.loss[0, 1].item() == pytest.approx(0.1 * expected, abs=1e-7)
+    with pytest.raises(ConfigError, match='no KL estimator "k4"'):
+        kl_to_reference(batch, row(-1.0), "k4")
+
+
+def test_what_the_estimators_and_their_gradients_are_in_the_mean():
+    """Over a table of four words: k1 and k3 are the divergence in the mean; only k2's gradient is the divergence's."""
+    logits = torch.tensor([0.5, -0.3, 1.0, 0.1], dtype=torch.float64, requires_grad=True)
+    ref = torch.log_softmax(torch.tensor([0.0, 0.4, 0.2, -0.5], dtype=torch.float64), 0)
+    logp = torch.log_softmax(logits, 0)
+    divergence = (logp.exp() * (logp - ref)).sum()
+    [wanted] = torch.autograd.grad(divergence, logits, retain_graph=True)
+    batch = make_batch([0.0] * 4, [0.0] * 4, ref=ref.tolist())
+    p = logp.detach().exp()
+    means, slopes = {}, {}
+    for name in ("k1", "k2", "k3"):
+        estimate = kl_to_reference(batch, torch.cat((torch.zeros(1), logp))[None], name)[0, 1:]
+        means[name] = (p * estimate).sum().item()
+        [slopes[name]] = torch.autograd.grad((p * estimate).sum(), logits, retain_graph=True)
+    assert means["k1"] == pytest.approx(divergence.item(), abs=1e-6)
+    assert means["k3"] == pytest.approx(divergence.item(), abs=1e-6)
+    assert torch.allclose(slopes["k1"], torch.zeros_like(wanted), atol=1e-6)
+    assert torch.allclose(slopes["k2"], wanted, atol=1e-6)
+    assert not torch.allclose(slopes["k3"], wanted, atol=1e-2)
