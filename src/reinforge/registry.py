@@ -33,6 +33,7 @@ BUILTIN_MODULES = (
     "reinforge.adapters.local",
     "reinforge.adapters.openpipe_art",
     "reinforge.trainer.builder",
+    "reinforge.trainer.dataset_builder",
     "reinforge.trainer.loop",
     "reinforge.trainer.art",
     "reinforge.tasks.tic_tac_toe",

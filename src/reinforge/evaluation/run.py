@@ -68,6 +68,10 @@ class DatasetEvaluation(EvaluationRunner):
         """Returns the ids of a split's examples."""
         return [str(item.id) for item in self.splits[split]]
 
+    def examples(self, split: str) -> list[EvalInputItem]:
+        """Returns a split's examples."""
+        return list(self.splits[split])
+
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
         """Runs these episodes and returns them finished and scored, in the order of `keys`."""
         records = await self.runner.run(

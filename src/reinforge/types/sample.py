@@ -23,7 +23,7 @@ class TrainingSample:
     Attributes:
         token_ids: `[T]` every token, in the order the model saw them.
         loss_mask: `[T]` True where the token was sampled by the trained policy (or is supervised) and is trained.
-        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False.
+        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False, NaN where nobody sampled it.
         temperatures: `[T]` temperature each token was drawn at; 1 elsewhere.
         policy_versions: `[T]` version of the weights that drew each token; -1 elsewhere.
         turn_ids: `[T]` index of the turn within its trajectory; -1 where the token is context.
