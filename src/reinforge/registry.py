@@ -24,6 +24,7 @@ ENTRY_POINT_GROUP = "reinforge.components"
 
 BUILTIN_MODULES = (
     "reinforge.algorithms.grpo",
+    "reinforge.algorithms.ppo",
     "reinforge.algorithms.sft",
     "reinforge.rollout.workflow",
     "reinforge.rollout.llms",

@@ -89,6 +89,7 @@ class LocalAdapter(TrainerAdapter):
                 device=run_config.device,
                 deterministic=run_config.deterministic,
                 keep_reference=self.algorithm.needs.ref_logprobs,
+                critic=self.algorithm.needs.values,
             ),
             "engine-load",
         )

@@ -16,7 +16,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
-from reinforge.interfaces import Algorithm, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
+from reinforge.interfaces import Algorithm, Evaluator, Needs, Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder
@@ -235,9 +235,16 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
         ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
+        *([("critic", _critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
+
+
+def _critic(config: FinetuneConfig) -> str:
+    critic = config.policy.critic
+    trains = "its loss trains the policy's layers too" if critic.shares_trunk else "on the policy's layers as they are"
+    return f"a linear value head, lr {critic.learning_rate:g}; {trains}"
 
 
 def _told(settings: dict[str, Any]) -> str:

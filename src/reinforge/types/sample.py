@@ -36,6 +36,7 @@ class TrainingSample:
         pair_id: Preference pair this belongs to; None outside preference learning.
         weight: Multiplies the sample's loss.
         advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
+        returns: `[T]` what the critic's values should have been, filled by `Algorithm.credit` where there is a critic.
         old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.
     """
 
@@ -54,6 +55,7 @@ class TrainingSample:
     pair_id: str | None = None
     weight: float = 1.0
     advantages: FloatArray | None = None
+    returns: FloatArray | None = None
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
