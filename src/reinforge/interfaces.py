@@ -31,10 +31,10 @@ from reinforge.config.schema import (
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
-from reinforge.errors import EvaluationError
+from reinforge.errors import BackendError, EvaluationError
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
-from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 class TrajectoryBuilder(ABC):
     """Runs the agent and turns what it did into trajectories."""
+
+    rewards_are_scores: bool = True
+    """False: rewards come with the data and say nothing about the policy, so their mean is not reported."""
 
     def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig):
         self.trajectory_builder_config = trajectory_builder_config
@@ -301,6 +304,14 @@ class EvaluationRunner(ABC):
     def example_ids(self, split: str) -> list[str]:
         """Returns the ids of a split's examples."""
 
+    def examples(self, split: str) -> list[EvalInputItem]:
+        """Returns a split's examples with their rows.
+
+        Raises:
+            EvaluationError: This runner does not hand them out.
+        """
+        raise EvaluationError(f"{type(self).__name__} does not hand out its examples")
+
     def captured(self, call_id: str) -> ModelCall | None:
         """Returns a model call of this epoch's episodes by the id of its completion, or None if it is not known."""
         return None
@@ -313,6 +324,8 @@ class Algorithm(ABC):
     needs: Needs = Needs()
     needs_groups: bool = False
     """True if credit compares siblings: groups without spread carry no signal, single ones are refused."""
+    offline: bool = False
+    """True if tokens that nobody sampled can be trained on: `sampling_logprobs`, NaN for those, are not read."""
 
     def teaches(self, group: TrajectoryGroup) -> bool:
         """Returns False for a group of which nothing would be taken; an epoch of such is empty, no failed job."""
@@ -356,6 +369,23 @@ class PolicyServer(ABC):
     @abstractmethod
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given those before it, at temperature 1: one `[T]` each, 0 for the first."""
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+        """Returns the tokens of a reply that nobody sampled, as if the policy had given it.
+
+        Args:
+            request: What is asked; how a reply is drawn does not matter.
+            reply: The assistant message, tool calls included.
+
+        Returns:
+            The prompt's tokens, and the reply's with its end; log-probs are NaN and the version is -1.
+
+        Raises:
+            ContextOverflow: Prompt and reply do not fit the context.
+            EngineError: The template refuses the messages.
+            BackendError: This policy server does not tell how it writes a reply.
+        """
+        raise BackendError(f"{type(self).__name__} cannot write given replies as tokens")
 
     @abstractmethod
     async def publish(self, version: int) -> None:

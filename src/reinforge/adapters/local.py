@@ -16,7 +16,7 @@ from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.threads import in_daemon_thread
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from reinforge.types.sample import TrainingSample
+from reinforge.types.sample import FloatArray, TrainingSample
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -89,6 +89,7 @@ class LocalAdapter(TrainerAdapter):
                 device=run_config.device,
                 deterministic=run_config.deterministic,
                 keep_reference=self.algorithm.needs.ref_logprobs,
+                critic=self.algorithm.needs.values,
             ),
             "engine-load",
         )
@@ -221,12 +222,13 @@ class LocalAdapter(TrainerAdapter):
             if not any(np.any(sample.advantages) for sample in samples):
                 raise JobFailed("nothing to learn: every token's credit is zero")
             start, end = self._progress(trajectories.epoch)
+            watched = self._watched(engine, samples, trajectories.epoch or 0)
             report = engine.update(
                 samples, self.algorithm.loss, progress_start=start, progress_end=end, epoch=trajectories.epoch or 0
             )
             if report.num_updates == 0:
                 raise JobFailed(f"no optimizer step was made: {report.num_skipped_steps} were not finite")
-            direction = self._direction(engine, samples, trajectories.epoch or 0)
+            direction = _direction(engine, watched)
         except BaseException:
             engine.rollback()
             raise
@@ -246,17 +248,26 @@ class LocalAdapter(TrainerAdapter):
         number = min(epoch or 0, total - 1)
         return number / total, (number + 1) / total
 
-    def _direction(self, engine: Engine, samples: list[TrainingSample], epoch: int) -> float:
-        """Returns the mean of advantage x change of log-prob over trained tokens: positive if the job did its work."""
+    def _watched(
+        self, engine: Engine, samples: list[TrainingSample], epoch: int
+    ) -> list[tuple[TrainingSample, FloatArray]]:
+        """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
         rng = stable_random(self.run_config.seed, "direction", epoch)
         chosen = samples if len(samples) <= DIRECTION_SAMPLES else rng.sample(samples, DIRECTION_SAMPLES)
-        moved, count = 0.0, 0
-        for sample, after in zip(chosen, engine.logprobs(chosen), strict=True):
-            before = sample.sampling_logprobs if sample.old_logprobs is None else sample.old_logprobs
-            assert sample.advantages is not None
-            moved += float(np.sum(sample.advantages * (after - before) * sample.loss_mask, dtype=np.float64))
-            count += sample.num_trained
-        return moved / max(1, count)
+        before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
+        if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these
+            before = engine.logprobs(chosen)
+        return list(zip(chosen, before, strict=True))
+
+
+def _direction(engine: Engine, watched: list[tuple[TrainingSample, FloatArray]]) -> float:
+    """Returns the mean of advantage x change of log-prob over trained tokens: positive if the job did its work."""
+    moved, count = 0.0, 0
+    for (sample, before), after in zip(watched, engine.logprobs([sample for sample, _ in watched]), strict=True):
+        assert sample.advantages is not None
+        moved += float(np.sum(sample.advantages * (after - before) * sample.loss_mask, dtype=np.float64))
+        count += sample.num_trained
+    return moved / max(1, count)
 
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)

@@ -46,6 +46,7 @@ class Preference(Algorithm):
     config: PreferenceConfig
     needs = Needs(ref_logprobs=True)
     needs_groups = True
+    offline = True
 
     def __init__(self, config: PreferenceConfig):
         self.config = config

@@ -50,6 +50,7 @@ class RejectionSampling(Algorithm):
     """Every token of what is kept counts one; without a least reward, groups without spread have no best."""
 
     loss = LossSpec("cross_entropy")
+    offline = True
 
     def __init__(self, config: RejectionSamplingConfig | None = None):
         self.config = config or RejectionSamplingConfig()

@@ -29,6 +29,7 @@ class SFT(Algorithm):
     """Every trained token counts one."""
 
     loss = LossSpec("cross_entropy")
+    offline = True
 
     def __init__(self, config: SFTConfig | None = None):
         self.config = config or SFTConfig()

@@ -140,6 +140,15 @@ class LoRAConfig(Block):
     )
 
 
+class CriticConfig(Block):
+    """The value head, where the algorithm has one (`ppo`)."""
+
+    learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate of the value head.")
+    shares_trunk: bool = Field(
+        default=True, description="The critic's loss trains the policy's layers too; false: the head alone."
+    )
+
+
 class PolicyConfig(Block):
     """The model that is trained."""
 
@@ -160,6 +169,7 @@ class PolicyConfig(Block):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     batch: BatchConfig = Field(default_factory=BatchConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
 
 
 class SamplingConfig(Block):

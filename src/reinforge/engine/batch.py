@@ -48,10 +48,13 @@ class TokenBatch:
         old_logprobs: `[B, T]` log p under the weights that the job began with; the sampler's where not computed.
         ref_logprobs: `[B, T]` log p under the reference; None where not computed.
         advantages: `[B, T]` credit; 0 where an algorithm gave none.
+        returns: `[B, T]` what the critic's values should be; None where there is no critic.
+        old_values: `[B, T]` the critic's values when the job began; None where there is no critic.
         weights: `[B]` weight of each sample.
         prefixes: What samples share; None where each begins in its own way.
         pairs: `[P, 2]` rows of each preference pair whose two samples are here: the preferred one, the other one.
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
+        values: `[B, T]` the critic's values as it is, set by the learner; None where there is no critic.
     """
 
     token_ids: Tensor
@@ -66,6 +69,9 @@ class TokenBatch:
     prefixes: Prefixes | None = None
     pairs: Tensor | None = None
     entropies: Tensor | None = None
+    returns: Tensor | None = None
+    old_values: Tensor | None = None
+    values: Tensor | None = None
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device | None = None) -> TokenBatch:
@@ -85,6 +91,8 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
 
     olds = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     refs = [s.ref_logprobs for s in samples if s.ref_logprobs is not None]
+    returns = [s.returns for s in samples if s.returns is not None]
+    values = [s.values for s in samples if s.values is not None]
     return TokenBatch(
         token_ids=pad([s.token_ids for s in samples], np.int64),
         lengths=torch.tensor([len(s) for s in samples], device=device),
@@ -97,6 +105,8 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
         prefixes=_prefixes(samples, device),
         pairs=_pairs(samples, device),
+        returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
+        old_values=pad(values, np.float32) if len(values) == len(samples) else None,
     )
 
 

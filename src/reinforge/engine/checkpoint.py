@@ -4,6 +4,7 @@
       model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  chat_template.jinja
       adapter_model.safetensors  adapter_config.json   in place of model and config, where adapters are trained
       training/optimizer.safetensors   moments of the optimizer
+      training/critic.safetensors      the value head, where there is one
       training/state.json              steps, version, random state
       manifest.json                    size and SHA-256 of every file, written last (`reinforge.files`)
 
@@ -26,12 +27,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
+from reinforge.engine.critic import ValueHead
 from reinforge.engine.learner import Learner
 from reinforge.engine.model import CausalModel, load_module
 from reinforge.errors import EngineError, boundary
 from reinforge.files import MANIFEST, commit_folder, staging_folder, writing
 
 TRAINING = "training"
+CRITIC = "critic.safetensors"
 
 
 @dataclass(slots=True)
@@ -79,6 +82,9 @@ def write(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, ve
         model.module.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         save_file(moments, folder / TRAINING / "optimizer.safetensors")
+        if learner.critic is not None:
+            head = {name: value.cpu().contiguous() for name, value in learner.critic.state_dict().items()}
+            save_file(head, folder / TRAINING / CRITIC)
         (folder / TRAINING / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
 
 
@@ -111,6 +117,20 @@ def _load_adapters(folder: Path, model: CausalModel) -> None:
     if {name: value.shape for name, value in source.items()} != here:
         raise EngineError(f"{folder} holds other adapters: they belong to other layers, or have another rank")
     set_peft_model_state_dict(model.module, source)
+
+
+def load_critic(folder: Path, critic: ValueHead) -> None:
+    """Puts a checkpoint's value head back; where it holds none the head begins anew.
+
+    Raises:
+        EngineError: The file is damaged or of another model.
+    """
+    file = folder / TRAINING / CRITIC
+    if not file.is_file():
+        critic.reset()
+        return
+    with boundary(EngineError, f"read {file}"):
+        critic.load_state_dict(load_file(file))
 
 
 def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.batch import plain_sample
+from reinforge.engine.critic import PREFIX, ValueHead, sample_values
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.memory import is_out_of_memory
@@ -60,6 +61,7 @@ class Engine:
         model: The model that is trained.
         reference: A frozen copy of the weights that were loaded; None unless asked for, and with adapters, whose
             model without them is the reference.
+        critic: The value head; None unless asked for.
     """
 
     def __init__(
@@ -70,12 +72,14 @@ class Engine:
         *,
         seed: int,
         keep_reference: bool = False,
+        critic: bool = False,
         deterministic: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self.keeps_reference = keep_reference
         self.reference = model.frozen_copy() if keep_reference and not model.has_adapters else None
         self._frozen_digest: bytes | None = None
+        self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._in_job = False
         self._snapshot: Snapshot | None = None
         self.policy = EmbeddedPolicy(
@@ -90,7 +94,7 @@ class Engine:
             published=self._forget_snapshot,
         )
         self._masks = self._call(lambda: sharing_masks(model))
-        self.learner = Learner(model, config, seed, self._masks)
+        self.learner = Learner(model, config, seed, self._masks, self.critic)
         self._threads_before: int | None = None
         if deterministic:  # sums over several threads depend on how many there are
             self._threads_before = torch.get_num_threads()
@@ -105,6 +109,7 @@ class Engine:
         seed: int,
         device: str = "auto",
         keep_reference: bool = False,
+        critic: bool = False,
         deterministic: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
@@ -114,6 +119,7 @@ class Engine:
             seed: Of the weights drawn, the draws of replies, and the order of samples.
             device: `auto`, `cpu`, `cuda` or `mps`.
             keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
+            critic: Train a value head for `Needs.values`.
             deterministic: The same bits whatever else is drawn at the same time: one thread, each prompt read alone.
 
         Raises:
@@ -124,7 +130,15 @@ class Engine:
             model = thread.submit(load_model, config, seed, device).result()
         tokenizer = load_tokenizer(config)
         torch.manual_seed(stable_seed(seed, "torch"))  # dropout draws from torch's own stream
-        return cls(config, model, tokenizer, seed=seed, keep_reference=keep_reference, deterministic=deterministic)
+        return cls(
+            config,
+            model,
+            tokenizer,
+            seed=seed,
+            keep_reference=keep_reference,
+            critic=critic,
+            deterministic=deterministic,
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -147,13 +161,13 @@ class Engine:
         self._in_job, self._snapshot = True, None
 
     def score(self, samples: Sequence[TrainingSample], needs: Needs) -> None:
-        """Fills what an algorithm asks for: `old_logprobs` by the weights as they are, `ref_logprobs`.
+        """Fills what an algorithm asks for: `old_logprobs` by the weights as they are, `ref_logprobs`, `values`.
 
         Raises:
             EngineError: There is no reference, or no critic.
         """
-        if needs.values:
-            raise EngineError("this engine has no critic, so it cannot give values")
+        if needs.values and self.critic is None:
+            raise EngineError("values need a critic: load the engine with critic=True")
         if needs.ref_logprobs and not self.keeps_reference:
             raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
         if needs.old_logprobs:
@@ -164,6 +178,11 @@ class Engine:
                 found = self._logprobs(reference, samples)
             for sample, logprobs in zip(samples, found, strict=True):
                 sample.ref_logprobs = logprobs
+        if needs.values and self.critic is not None:
+            critic, tokens = self.critic, self.config.batch.micro_batch_tokens
+            values = self._call(lambda: sample_values(self.model, critic, samples, tokens, self._masks))
+            for sample, row in zip(samples, values, strict=True):
+                sample.values = row
 
     def update(
         self,
@@ -274,6 +293,8 @@ class Engine:
         self._take_snapshot()
         training = checkpoint.load_training(folder)
         checkpoint.load_weights(folder, self.model)
+        if self.critic is not None:
+            checkpoint.load_critic(folder, self.critic)
         if training is None:
             self.learner.reset()
             return None
@@ -310,17 +331,24 @@ class Engine:
     def _forget_snapshot(self) -> None:
         self._snapshot = None
 
+    def _named_weights(self) -> dict[str, Tensor]:
+        """Returns everything that a job changes, the critic included."""
+        weights: dict[str, Tensor] = dict(self.model.trained_parameters)
+        if self.critic is not None:
+            weights |= {f"{PREFIX}{name}": p for name, p in self.critic.named_parameters()}
+        return weights
+
     @torch.no_grad()
     def _take_snapshot(self) -> None:
         if self._snapshot is None:
-            weights = {name: p.detach().clone() for name, p in self.model.trained_parameters.items()}
+            weights = {name: p.detach().clone() for name, p in self._named_weights().items()}
             moments = {name: value.clone() for name, value in self.learner.state().items()}
             self._snapshot = Snapshot(weights, moments, self.learner.num_steps)
 
     @torch.no_grad()
     def _restore_snapshot(self) -> None:
         if self._snapshot is not None:
-            for name, parameter in self.model.trained_parameters.items():
+            for name, parameter in self._named_weights().items():
                 parameter.copy_(self._snapshot.weights[name])
             self.learner.restore(self._snapshot.optimizer, self._snapshot.num_steps)
 

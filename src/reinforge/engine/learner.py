@@ -17,6 +17,7 @@ from torch import Tensor
 from reinforge.config.schema import PolicyConfig, ScheduleConfig
 from reinforge.crash import crash_point
 from reinforge.engine.batch import collate, cut, units_of
+from reinforge.engine.critic import PREFIX, ValueHead
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.losses import LossOutput, find_loss
 from reinforge.engine.masks import AttentionMasks
@@ -70,6 +71,7 @@ class Learner:
         config: Optimizer, schedule and batches.
         seed: Orders of samples derive from it.
         masks: For prefixes that siblings share; None: each sample is computed whole.
+        critic: The value head, where the algorithm has one.
 
     Attributes:
         micro_batch_tokens: Tokens computed at once; fewer than configured after memory ran out.
@@ -77,21 +79,39 @@ class Learner:
         stopping: Set from any thread to end an update at the next micro-batch, with an error.
     """
 
-    def __init__(self, model: CausalModel, config: PolicyConfig, seed: int, masks: AttentionMasks | None = None):
+    def __init__(
+        self,
+        model: CausalModel,
+        config: PolicyConfig,
+        seed: int,
+        masks: AttentionMasks | None = None,
+        critic: ValueHead | None = None,
+    ):
         self.model, self.config, self.seed = model, config, seed
         self.stopping = threading.Event()
         self.micro_batch_tokens = config.batch.micro_batch_tokens
-        self.masks = masks
+        self.masks, self.critic = masks, critic
         self.parameters = model.trained_parameters
+        self._of_policy = list(self.parameters.values())
+        self._of_critic = [] if critic is None else list(critic.parameters())
+        if critic is not None:
+            self.parameters |= {f"{PREFIX}{name}": p for name, p in critic.named_parameters()}
         self.reset()
 
     def reset(self) -> None:
         """Forgets the optimizer's moments and steps."""
         settings, self.num_steps = self.config.optimizer, 0
-        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
-        others = [p for p in self.parameters.values() if p.ndim < 2]
+        matrices = [p for p in self._of_policy if p.ndim >= 2]
+        others = [p for p in self._of_policy if p.ndim < 2]
+        peak = settings.learning_rate
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay, "peak": peak},
+            {"params": others, "weight_decay": 0.0, "peak": peak},
+        ]
+        if self._of_critic:
+            groups.append({"params": self._of_critic, "weight_decay": 0.0, "peak": self.config.critic.learning_rate})
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            groups,
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.eps,
@@ -192,7 +212,7 @@ class Learner:
                 raise EngineError("the engine is closed")
             batch = collate([samples[i] for i in indices], self.model.device)
             logprobs_BT, batch.entropies = token_logprobs(
-                self.model, batch, masks=self.masks, entropy_grad=entropy_grad
+                self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
             output: LossOutput = loss(batch, logprobs_BT)
             if output.loss.ndim == 1:
@@ -206,12 +226,15 @@ class Learner:
             crash_point("step.after_backward")
             step_loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optimizer.max_grad_norm)
-        if not torch.isfinite(norm):
+        limit = self.config.optimizer.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self._of_policy, limit)
+        of_critic = torch.nn.utils.clip_grad_norm_(self._of_critic, limit)
+        if not torch.isfinite(norm) or not torch.isfinite(of_critic):
             return None
-        rate = self.config.optimizer.learning_rate * rate_factor(self.config.schedule, self.num_steps, progress)
+        factor = rate_factor(self.config.schedule, self.num_steps, progress)
+        rate = self.config.optimizer.learning_rate * factor
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = group["peak"] * factor
         self.optimizer.step()
         self.num_steps += 1
         crash_point("step.after_optim")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from reinforge.engine.batch import TokenBatch, collate, cut
+from reinforge.engine.critic import ValueHead, at_trained
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.prefix import trained_features
@@ -23,7 +24,12 @@ CHUNK_LOGITS = 2**22
 
 
 def token_logprobs(
-    model: CausalModel, batch: TokenBatch, *, masks: AttentionMasks | None = None, entropy_grad: bool = False
+    model: CausalModel,
+    batch: TokenBatch,
+    *,
+    masks: AttentionMasks | None = None,
+    entropy_grad: bool = False,
+    critic: ValueHead | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns log p of each trained token and the entropy of its distribution, `[B, T]` each, 0 elsewhere.
 
@@ -36,9 +42,12 @@ def token_logprobs(
         batch: The tokens.
         masks: For prefixes that samples share; None: each sample is computed whole.
         entropy_grad: Entropies carry gradient too.
+        critic: Sets `batch.values`, from the same features.
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
     features_NH = trained_features(model, batch, masks)
+    if critic is not None:
+        batch.values = at_trained(batch, critic(features_NH))
     targets_N = batch.token_ids[rows_N, places_N]
     temperatures_N = batch.temperatures[rows_N, places_N]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from reinforge.engine.rows import SampleRequest
 from reinforge.engine.sampler import Sampler, SamplerStats
 from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow, PolicyServer
-from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
 MAX_TURNS = 8
@@ -85,8 +86,10 @@ class EmbeddedPolicy(PolicyServer):
         self._gate, self._next_version = Gate.OPEN, 0
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
-        eos = end_tokens(model, renderer.tokenizer)
-        self.sampler = Sampler(model, eos, max_batch=max_batch, seed=seed, deliver=deliver, deterministic=deterministic)
+        self._ends = end_tokens(model, renderer.tokenizer)
+        self.sampler = Sampler(
+            model, self._ends, max_batch=max_batch, seed=seed, deliver=deliver, deterministic=deterministic
+        )
 
     @property
     def version(self) -> int:
@@ -125,6 +128,19 @@ class EmbeddedPolicy(PolicyServer):
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given those before it, at temperature 1: a plain forward without a cache."""
         return await asyncio.to_thread(self._score, token_ids)
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+        """Returns the tokens of a given reply, by the chat template and with the token that ends it.
+
+        Raises:
+            ContextOverflow: Prompt and reply do not fit the context.
+            EngineError: The template refuses the messages.
+        """
+        prompt, token_ids = await asyncio.to_thread(self.renderer.encode, request, reply, self._ends)
+        if len(prompt) + len(token_ids) > self.max_context:
+            count = len(prompt) + len(token_ids)
+            raise ContextOverflow(f"prompt and reply have {count} tokens, the context {self.max_context}")
+        return TokenLogprobs(prompt, token_ids, (math.nan,) * len(token_ids), policy_version=-1)
 
     async def publish(self, version: int) -> None:
         """Opens admission on the weights of `version`.

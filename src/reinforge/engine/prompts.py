@@ -47,20 +47,57 @@ class PromptRenderer:
             if key in self._cached:
                 self._cached.move_to_end(key)
                 return self._cached[key]
-        with boundary(EngineError, "render the chat template"):
-            text = self.tokenizer.apply_chat_template(
-                [_with_parsed_arguments(message) for message in request.messages],
-                tools=request.tools,
-                add_generation_prompt=True,
-                tokenize=False,
-                **request.template_kwargs,
-            )
-            token_ids = tuple(self._tokenise(text))
+        token_ids = tuple(self._tokenise(self._text(request, request.messages, add_generation_prompt=True)))
         with self._lock:
             self._cached[key] = token_ids
             if len(self._cached) > CACHED_PROMPTS:
                 self._cached.popitem(last=False)
         return token_ids
+
+    def encode(
+        self, request: ModelRequest, reply: Message, ends: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the prompt's tokens and those of a given reply, up to and with the token that ends it.
+
+            the prompt alone "<user>2+3?<end><assistant>", with its reply "<user>2+3?<end><assistant>5<end> "
+            => the tokens of "<user>2+3?<end><assistant>" and of "5<end>"; the space at the end is the template's
+
+        Where the template writes no token that ends a reply, the tokenizer's is added.
+
+        Args:
+            request: What is asked.
+            reply: The assistant message.
+            ends: Tokens at which the sampler ends a reply.
+
+        Raises:
+            EngineError: The template refuses the messages, or does not go on from its own generation prompt.
+        """
+        asked = self._text(request, request.messages, add_generation_prompt=True)
+        whole = self._text(request, [*request.messages, reply], add_generation_prompt=False)
+        if not whole.startswith(asked):
+            raise EngineError(
+                "the chat template writes a reply in another way than it asks for one, so what the policy would have "
+                f'to say is unclear: it asks by "...{asked[-40:]}" and then writes "...{whole[-80:]}"; '
+                "finetuning.policy.chat_template can hold another template"
+            )
+        prompt, together = self.render(request), self._tokenise(whole)
+        # a token across the border is none that the sampler could begin with: then the reply is read by itself
+        joined = tuple(together[: len(prompt)]) == prompt
+        token_ids = together[len(prompt) :] if joined else self._tokenise(whole[len(asked) :])
+        last = max((place for place, token in enumerate(token_ids) if token in ends), default=None)
+        if last is None:
+            return prompt, (*token_ids, self.tokenizer.eos_token_id)
+        return prompt, tuple(token_ids[: last + 1])
+
+    def _text(self, request: ModelRequest, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        with boundary(EngineError, "render the chat template"):
+            return self.tokenizer.apply_chat_template(
+                [_with_parsed_arguments(message) for message in messages],
+                tools=request.tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **request.template_kwargs,
+            )
 
     def read(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a reply, special tokens left out."""

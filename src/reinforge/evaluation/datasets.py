@@ -103,11 +103,13 @@ class FileDataset(DatasetLoader):
 
     Attributes:
         shape: What the rows looked like, once they are loaded.
+        places: Where the row of each example stands, by its id.
     """
 
     def __init__(self, config: FileDatasetConfig, project_root: Path):
         self.config, self.project_root = config, project_root
         self.shape: str | None = None
+        self.places: dict[str, str] = {}
 
     def load(self) -> list[EvalInputItem]:
         """Returns every example, in the file's order."""
@@ -115,7 +117,7 @@ class FileDataset(DatasetLoader):
         rows, name = self._rows(found)
         columns = Columns(self.config.id_key, self.config.question_key, self.config.answer_key)
         examples = examples_from_rows(rows, columns, name, found)
-        self.shape = examples.shape
+        self.shape, self.places = examples.shape, examples.places
         logger.info("%s: %d rows of the shape %s", name, len(rows), self.shape)
         return examples.items
 
@@ -172,6 +174,7 @@ class ListDataset(DatasetLoader):
 
     Attributes:
         shape: What the rows looked like, once they are loaded.
+        places: Where the row of each example stands, by its id.
     """
 
     def __init__(
@@ -184,6 +187,7 @@ class ListDataset(DatasetLoader):
     ):
         self.rows, self.columns = list(rows), Columns(id_key, question_key, answer_key)
         self.shape: str | None = None
+        self.places: dict[str, str] = {}
 
     def load(self) -> list[EvalInputItem]:
         """Returns every example, in order."""
@@ -193,7 +197,7 @@ class ListDataset(DatasetLoader):
             Row(dict(row) if isinstance(row, Mapping) else row, f"row {n}") for n, row in enumerate(self.rows, start=1)
         ]
         examples = examples_from_rows(rows, self.columns, "the dataset", Found())
-        self.shape = examples.shape
+        self.shape, self.places = examples.shape, examples.places
         return examples.items
 
 

@@ -68,6 +68,10 @@ class DatasetEvaluation(EvaluationRunner):
         """Returns the ids of a split's examples."""
         return [str(item.id) for item in self.splits[split]]
 
+    def examples(self, split: str) -> list[EvalInputItem]:
+        """Returns a split's examples."""
+        return list(self.splits[split])
+
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
         """Returns these episodes finished and scored, in the order of `keys`: recalled or, where they are not, run."""
         asked = [(key, self._items[key.example_id]) for key in keys]

@@ -56,10 +56,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Examples and the shape that their rows had."""
+    """Examples, the shape that their rows had, and the place of each row by the example's id."""
 
     items: list[EvalInputItem]
     shape: str
+    places: dict[str, str]
 
 
 class BadRow(Exception):
@@ -91,7 +92,7 @@ def examples_from_rows(rows: Sequence[Row], columns: Columns, name: str, found: 
         EvalInputItem(id=id_, input_obj=asked, expected_output_obj=expected, full_dataset_entry=row.value)
         for row, id_, (asked, expected) in zip(usable, ids, pairs, strict=True)
     ]
-    return Examples(items, shape)
+    return Examples(items, shape, {id_: row.place for row, id_ in zip(usable, ids, strict=True)})
 
 
 def shape_of(rows: Sequence[Row], columns: Columns) -> str:

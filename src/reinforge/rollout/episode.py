@@ -34,7 +34,7 @@ def text_of(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _item(message: Message, **fields: Any) -> EpisodeItem:
+def item_of(message: Message, **fields: Any) -> EpisodeItem:
     """Returns a message as an episode item; what is more than text stays whole in the metadata."""
     extra = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
     content = message.get("content")
@@ -76,9 +76,9 @@ def episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[Episod
     for call, trained in zip(record.calls, targets, strict=True):
         messages = call.request.messages
         new = messages[len(said) :] if said and messages[: len(said)] == said else messages
-        items += [_item(message) for message in new]
+        items += [item_of(message) for message in new]
         tokens = call.reply.tokens if trained else None
-        items.append(_item(call.reply.message, logprobs=tokens, trained=None if trained else False))
+        items.append(item_of(call.reply.message, logprobs=tokens, trained=None if trained else False))
         said = [*messages, call.reply.message]
     return items
 

@@ -50,16 +50,10 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         self.evaluation_runs[run_id] = asyncio.create_task(self.evaluation.collect(keys))
 
     def examples_of(self, epoch: int) -> list[str]:
-        """Returns an epoch's example ids, each once: stretches of a shuffled order, shuffled anew on each pass.
-
-        What is left of a pass when less than a whole stretch remains is not used in that pass.
-        """
+        """Returns an epoch's example ids, each once."""
         assert self.evaluation is not None
         ids = self.evaluation.example_ids("train")
-        size = min(self.trajectory_builder_config.examples_per_epoch or len(ids), len(ids))
-        number, stretch = divmod(epoch, len(ids) // size)
-        order = stable_random(self.run_config.seed, "examples", number).sample(ids, len(ids))
-        return order[stretch * size : (stretch + 1) * size]
+        return ids_of_epoch(ids, self.trajectory_builder_config.examples_per_epoch, self.run_config.seed, epoch)
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
         """Returns up to `count` training examples that an epoch has not used yet, for a refill."""
@@ -101,6 +95,23 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
             task.cancel()
         await asyncio.gather(*self.evaluation_runs.values(), return_exceptions=True)
         self.evaluation_runs.clear()
+
+
+def ids_of_epoch(ids: Sequence[str], count: int | None, seed: int, epoch: int) -> list[str]:
+    """Returns an epoch's share of example ids: stretches of a shuffled order, shuffled anew on each pass.
+
+    What is left of a pass when less than a whole stretch remains is not used in that pass.
+
+    Args:
+        ids: All of them.
+        count: How many an epoch uses; None: all.
+        seed: The run's.
+        epoch: From 0.
+    """
+    size = min(count or len(ids), len(ids))
+    number, stretch = divmod(epoch, len(ids) // size)
+    order = stable_random(seed, "examples", number).sample(list(ids), len(ids))
+    return order[stretch * size : (stretch + 1) * size]
 
 
 @register_trajectory_builder(config_type=GroupTrajectoryBuilderConfig)

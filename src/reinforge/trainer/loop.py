@@ -38,6 +38,7 @@ from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
@@ -246,6 +247,9 @@ class EpochTrainer(Trainer):
         collection = await builder.finalize(name, meta)
         if builder.evaluation is not None:
             find_tokens(collection, builder.evaluation.captured)
+        if isinstance(builder, DatasetTrajectoryBuilder) and builder.unsaid and self.context is not None:
+            self.context.progress.note(builder.unsaid)
+            builder.unsaid = None
         records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
         refuse_too_many_missing(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
         missing = sum(record.outcome.is_missing for record in records)
@@ -400,9 +404,10 @@ class EpochTrainer(Trainer):
             )
 
     def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
-        means = [group.mean_reward for group in collection.groups]
+        are_scores = self.trajectory_builder.rewards_are_scores
+        means = [group.mean_reward for group in collection.groups] if are_scores else []
         average, low, high = mean_interval(means) if means else (None, None, None)
-        filtered = [group.mean_reward for group in chosen.groups]
+        filtered = [group.mean_reward for group in chosen.groups] if are_scores else []
         selection = self._selection
         builder = self.trajectory_builder
         return {

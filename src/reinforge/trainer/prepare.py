@@ -16,11 +16,12 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
-from reinforge.interfaces import Algorithm, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
+from reinforge.interfaces import Algorithm, Evaluator, Needs, Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.components import BUNDLED, Builder
+from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.run_settings import refuse_run_settings
 from reinforge.types.evaluation import EvalInputItem
 
@@ -150,6 +151,8 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
     dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
+    if isinstance(trajectory_builder, DatasetTrajectoryBuilder) and splits and algorithm is not None:
+        attempt.add(trajectory_builder.problems(splits["train"], getattr(dataset, "places", {}), algorithm))
     shape = getattr(dataset, "shape", None)
     return Parts(
         config, workflow, splits, llms, evaluators, held_out, algorithm, adapter, trajectory_builder, trainer, shape
@@ -202,7 +205,7 @@ def _called_by_nobody(builder: Builder, trajectory_builder: Any) -> list[Problem
     """Returns the problem of a model that is trained while every call of the agent goes elsewhere."""
     names = [f"{name} is {llm.static_type}" for name, llm in builder.config.llms.items()]
     is_called = any(llm.static_type == "policy" for llm in builder.config.llms.values())
-    if is_called or not isinstance(trajectory_builder, GroupTrajectoryBuilder):
+    if is_called or not isinstance(trajectory_builder, GroupTrajectoryBuilder | DatasetTrajectoryBuilder):
         return []
     message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({', '.join(names)})"
     return [Problem("llms", message, "make the entry that the agent calls `_type: policy`")]
@@ -232,9 +235,16 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
         ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
+        *([("critic", _critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
+
+
+def _critic(config: FinetuneConfig) -> str:
+    critic = config.policy.critic
+    trains = "its loss trains the policy's layers too" if critic.shares_trunk else "on the policy's layers as they are"
+    return f"a linear value head, lr {critic.learning_rate:g}; {trains}"
 
 
 def _told(settings: dict[str, Any]) -> str:

@@ -328,6 +328,8 @@ def _setting_lines(settings: Sequence[tuple[str, str]]) -> list[str]:
 def _epoch_line(epoch: int, num_epochs: int, metrics: dict[str, Any], seconds: float) -> str:
     """Returns `epoch 3 (4/20): reward 0.512 [0.480, 0.544], 30 of 64 groups kept (reward 0.550), 12 s`."""
     parts = [f"reward {format_interval(metrics.get('avg_reward'), metrics.get('ci_low'), metrics.get('ci_high'))}"]
+    if metrics.get("avg_reward") is None and metrics.get("loss") is not None:  # a dataset's rows have no reward
+        parts = [f"loss {metrics['loss']:.3f}"]
     kept, total, filtered = (metrics.get(key) for key in ("num_groups_kept", "num_groups", "filtered_avg_reward"))
     if kept is not None and total is not None:
         parts.append(f"{kept} of {total} groups kept" + (f" (reward {filtered:.3f})" if filtered is not None else ""))

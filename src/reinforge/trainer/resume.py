@@ -212,6 +212,8 @@ async def go_on_from(
 def is_ours(trainer: object, builder: TrajectoryBuilder) -> bool:
     """True if collected episodes may be used again: a user's own builder or trainer is run again as a whole."""
     from reinforge.trainer.builder import GroupTrajectoryBuilder
+    from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
     from reinforge.trainer.loop import EpochTrainer
 
-    return isinstance(trainer, EpochTrainer) and isinstance(builder, GroupTrajectoryBuilder)
+    ours = GroupTrajectoryBuilder | DatasetTrajectoryBuilder
+    return isinstance(trainer, EpochTrainer) and isinstance(builder, ours)

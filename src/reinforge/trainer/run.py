@@ -93,15 +93,17 @@ async def _with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOptio
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 
-    def stop(number: int) -> None:
+    def stop(number: int, frame: object) -> None:
         if seen:
             os._exit(128 + number)
         seen.append(number)
-        task.cancel()
+        loop.call_soon_threadsafe(task.cancel)
 
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not Unix
+    before = {}
+    with contextlib.suppress(ValueError):  # not the main thread: whoever runs there handles signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
+            # not the loop's own handlers: those wait for an agent that blocks the loop, and so would the second signal
+            before[number] = signal.signal(number, stop)
     try:
         return await task
     except asyncio.CancelledError:
@@ -111,6 +113,9 @@ async def _with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOptio
         if options.folder is not None:
             interrupted.add_note(kept_in(options.folder))
         raise interrupted from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def kept_in(folder: Path) -> str:

@@ -43,8 +43,8 @@ class TokenLogprobs:
         prompt_token_ids: Every token that the model saw before the reply.
         token_ids: The sampled tokens, the end-of-turn token included if it was sampled.
         logprobs: log p of each sampled token under the distribution it was drawn from (after temperature,
-            before any restriction of the support); as long as `token_ids`.
-        policy_version: The version of the weights that the *sampler* reports.
+            before any restriction of the support); as long as `token_ids`. NaN where nobody sampled it.
+        policy_version: The version of the weights that the *sampler* reports; -1 where nobody sampled the reply.
         finish_reason: `stop`, `length` or `tool_calls`.
         temperature: The temperature the tokens were drawn at.
         restricted: True if top-p, top-k or greedy decoding cut the support; such tokens are not trained.

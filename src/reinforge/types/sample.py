@@ -23,7 +23,7 @@ class TrainingSample:
     Attributes:
         token_ids: `[T]` every token, in the order the model saw them.
         loss_mask: `[T]` True where the token was sampled by the trained policy (or is supervised) and is trained.
-        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False.
+        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False, NaN where nobody sampled it.
         temperatures: `[T]` temperature each token was drawn at; 1 elsewhere.
         policy_versions: `[T]` version of the weights that drew each token; -1 elsewhere.
         turn_ids: `[T]` index of the turn within its trajectory; -1 where the token is context.
@@ -37,6 +37,7 @@ class TrainingSample:
             higher reward is preferred; both are in the same optimizer step and micro-batch.
         weight: Multiplies the sample's loss.
         advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
+        returns: `[T]` what the critic's values should have been, filled by `Algorithm.credit` where there is a critic.
         old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.
     """
 
@@ -55,6 +56,7 @@ class TrainingSample:
     pair_id: str | None = None
     weight: float = 1.0
     advantages: FloatArray | None = None
+    returns: FloatArray | None = None
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None

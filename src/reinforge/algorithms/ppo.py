@@ -1,0 +1,149 @@
+"""Proximal policy optimisation with a critic (PPO, arXiv:1707.06347) and generalised advantages (arXiv:1506.02438).
+
+    delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
+
+over the trained tokens of a trajectory, one after the other through all of its turns; V behind the last token is 0.
+The trajectory's reward falls on its last token, the shaped reward of a turn on that turn's last token.
+
+Differs from the papers: a time step is a token, and what others say between two turns takes none; `gamma` is 1, since
+a longer reply is not worth less; `kl_coef` puts -kl_coef log(p_old / p_ref) of each token into its reward, as in
+arXiv:1909.08593, eq. 2. Values are not clipped unless `value_clip` is set: it depends on the rewards' scale and gained
+nothing (docs/lab-notes.md; arXiv:2006.05990 found the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from reinforge.algorithms.samples import samples_of_groups
+from reinforge.config.schema import AlgorithmConfig
+from reinforge.errors import TrajectoryError
+from reinforge.interfaces import Algorithm, Needs
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
+from reinforge.types.trajectory import TrajectoryGroup
+
+
+class PPOConfig(AlgorithmConfig, name="ppo"):
+    """Settings of PPO; the critic's own are in `finetuning.policy.critic`."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount of each token.")
+    gae_lambda: float = Field(
+        default=0.95, ge=0, le=1, description="1: credit by what really came; 0: by the critic's next value."
+    )
+    normalize_advantages: bool = Field(default=True, description="Mean 0 and deviation 1 over the tokens of a job.")
+    value_clip: float | None = Field(
+        default=None, gt=0, description="Values move at most this far in a job, in the reward's unit; null: freely."
+    )
+    value_coef: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
+    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference in the reward.")
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy, which is raised.")
+
+
+class PPO(Algorithm):
+    """Credit by a critic, clipped policy gradient; needs no siblings."""
+
+    def __init__(self, config: PPOConfig | None = None):
+        self.config = config or PPOConfig()
+        self.needs = Needs(values=True, ref_logprobs=self.config.kl_coef > 0)
+        names = ("clip_low", "clip_high", "value_clip", "value_coef", "entropy_coef")
+        self.loss = LossSpec("ppo", {name: getattr(self.config, name) for name in names})
+
+    def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
+        """Returns the samples of all groups; every token counts the same."""
+        return samples_of_groups(groups)
+
+    def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns each sample's advantages `[T]` and sets its `returns` `[T]`, what its values should have been."""
+        config = self.config
+        for _, members in groupby(samples, key=lambda sample: sample.trajectory_index):
+            trajectory = list(members)
+            values_N = np.concatenate([values_of(s)[s.loss_mask] for s in trajectory])
+            rewards_N = token_rewards(trajectory, config.kl_coef)
+            advantages_N = generalized_advantages(rewards_N, values_N, config.gamma, config.gae_lambda)
+            start = 0
+            for sample in trajectory:
+                part = slice(start, start + sample.num_trained)
+                sample.advantages, sample.returns = (np.zeros(len(sample), np.float32) for _ in range(2))
+                sample.advantages[sample.loss_mask] = advantages_N[part]
+                sample.returns[sample.loss_mask] = advantages_N[part] + values_N[part]
+                start = part.stop
+        found = [sample.advantages for sample in samples if sample.advantages is not None]
+        return normalized(samples, found) if config.normalize_advantages else found
+
+
+def values_of(sample: TrainingSample) -> FloatArray:
+    """Returns the critic's values.
+
+    Raises:
+        TrajectoryError: The engine has given none.
+    """
+    if sample.values is None:
+        raise TrajectoryError("PPO needs the critic's values: let the engine score the samples before credit")
+    return sample.values
+
+
+def token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.0) -> FloatArray:
+    """Returns the reward of each trained token of one trajectory, `[N]`, through its samples in order.
+
+    Turn 0 with 2 tokens and shaped reward 0.5, turn 1 with 1 token and -0.1, reward 1  =>  [0, 0.5, 0.9]
+
+    A turn that is not trained gives its reward to the last trained token before it; if there is none, nobody earned it.
+
+    Args:
+        samples: One trajectory's.
+        kl_coef: Weight of log(p_old / p_ref), which is taken away from each token.
+    """
+    turns_N = np.concatenate([sample.turn_ids[sample.loss_mask] for sample in samples])
+    rewards_N = np.zeros(len(turns_N), np.float32)
+    for turn, reward in enumerate(samples[0].turn_rewards or ()):
+        earlier = np.flatnonzero(turns_N <= turn)
+        if len(earlier):
+            rewards_N[earlier[-1]] += reward
+    rewards_N[-1] += samples[0].reward
+    if kl_coef:
+        old = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
+        refs = [np.zeros(len(s), np.float32) if s.ref_logprobs is None else s.ref_logprobs for s in samples]
+        kls = [(o - r)[s.loss_mask] for o, r, s in zip(old, refs, samples, strict=True)]
+        rewards_N -= np.float32(kl_coef) * np.concatenate(kls)
+    return rewards_N
+
+
+def generalized_advantages(rewards_N: FloatArray, values_N: FloatArray, gamma: float, gae_lambda: float) -> FloatArray:
+    """Returns A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t (arXiv:1506.02438, eq. 16).
+
+    Example: rewards [0, 1], values [0.5, 0.4], gamma 1, lambda 0.5: delta [-0.1, 0.6] -> [0.2, 0.6].
+    """
+    advantages_N = np.zeros(len(rewards_N), np.float64)
+    following, next_value = 0.0, 0.0
+    for t in range(len(rewards_N) - 1, -1, -1):
+        delta = float(rewards_N[t]) + gamma * next_value - float(values_N[t])
+        following = delta + gamma * gae_lambda * following
+        advantages_N[t], next_value = following, float(values_N[t])
+    return advantages_N.astype(np.float32)
+
+
+def normalized(samples: Sequence[TrainingSample], advantages: Sequence[FloatArray]) -> list[FloatArray]:
+    """Returns advantages with mean 0 and deviation 1 over the trained tokens of all samples."""
+    trained = [a[s.loss_mask] for s, a in zip(samples, advantages, strict=True)]
+    found_N = np.concatenate(trained) if trained else np.zeros(0, np.float32)
+    if not len(found_N):
+        return list(advantages)
+    mean, deviation = found_N.mean(dtype=np.float64), found_N.std(dtype=np.float64)
+    return [
+        np.where(s.loss_mask, (a - mean) / (deviation + 1e-8), 0).astype(np.float32)
+        for s, a in zip(samples, advantages, strict=True)
+    ]
+
+
+@register_algorithm(config_type=PPOConfig)
+async def ppo(config: PPOConfig, builder: Any) -> AsyncIterator[PPO]:
+    """Yields PPO."""
+    yield PPO(config)

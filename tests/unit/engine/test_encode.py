@@ -1,0 +1,102 @@
+"""Given replies as tokens: what the sampler would have drawn, no token more and none less."""
+
+import math
+
+import pytest
+
+from reinforge.algorithms.samples import to_samples
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.prompts import PromptRenderer
+from reinforge.errors import EngineError
+from reinforge.interfaces import ContextOverflow
+from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
+from reinforge.types.request import ModelRequest
+from tests.models import make_tokenizer
+
+USER = {"role": "user", "content": "what is the capital of France?"}
+REPLY = {"role": "assistant", "content": "Paris."}
+TOOLS = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}[{{ call['function']['name'] }} {{ call['function']['arguments']['q'] }}]"
+    "{% endfor %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": "fox"}'}}
+PLAIN = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+PLAIN += "{% if add_generation_prompt %}assistant:{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def encode(tokenizer, template, messages, reply):
+    tokenizer.chat_template = template
+    end = tokenizer.eos_token_id
+    prompt, ids = PromptRenderer(tokenizer).encode(ModelRequest(messages), reply, [end])
+    assert prompt == PromptRenderer(tokenizer).render(ModelRequest(messages))
+    return tokenizer.decode(prompt), tokenizer.decode(ids)
+
+
+def test_the_reply_is_the_assistants_text_and_its_end(tokenizer):
+    template = make_tokenizer().chat_template
+    asked, said = encode(tokenizer, template, [USER], REPLY)
+    assert (asked, said) == ("<|user|>what is the capital of France?<|end|><|assistant|>", "Paris.<|end|>")
+
+
+def test_what_the_template_writes_after_the_end_is_not_learnt(tokenizer):
+    _, said = encode(tokenizer, TOOLS, [USER], {**REPLY, "tool_calls": [CALL], "content": ""})
+    assert said == "[find fox]<|end|>"
+
+
+def test_an_end_is_added_where_the_template_writes_none(tokenizer):
+    assert encode(tokenizer, PLAIN, [USER], REPLY)[1] == " Paris.\n<|end|>"
+
+
+def test_a_token_across_the_border_is_not_used(tokenizer):
+    """The prompt must be what the sampler continues, so the reply's tokens begin where its own text begins."""
+    template = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}qu{% endif %}"
+    template = template.replace("{{ m['content'] }}", "{{ 'qu' if m['role'] == 'assistant' }}{{ m['content'] }}")
+    asked, said = encode(tokenizer, template, [USER], {"role": "assistant", "content": "ick"})
+    assert (asked, said) == ("what is the capital of France? qu", "ick <|end|>")
+
+
+def test_a_template_that_does_not_go_on_from_its_prompt_is_refused(tokenizer):
+    template = make_tokenizer().chat_template.replace("<|assistant|>{% endif %}", "<|assistant|>think: {% endif %}")
+    with pytest.raises(EngineError, match="in another way than it asks"):
+        encode(tokenizer, template, [USER], REPLY)
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_model_dir):
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir), max_context=60), seed=0, device="cpu") as engine:
+        yield engine.policy
+
+
+async def test_the_policy_encodes_without_a_number_for_what_is_unknown(policy):
+    tokens = await policy.encode(ModelRequest([USER]), REPLY)
+    assert all(map(math.isnan, tokens.logprobs))
+    assert (tokens.policy_version, len(tokens.logprobs)) == (-1, len(tokens.token_ids))
+    with pytest.raises(ContextOverflow, match="the context 60"):
+        await policy.encode(ModelRequest([USER]), {"role": "assistant", "content": "a b c " * 30})
+
+
+@pytest.mark.parametrize(("train_on", "learnt"), [("all", ["yes<|end|>", "no<|end|>"]), ("last", ["no<|end|>"])])
+async def test_a_conversation_becomes_one_sample_that_masks_the_assistants_tokens(policy, train_on, learnt):
+    said = ("go on", "yes", "and now?", "no")
+    row = {"messages": [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]}
+    builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(train_on=train_on), lambda: policy)
+    [trajectory] = await builder._group(Item(row), "messages")
+    [sample] = to_samples(trajectory)
+    decode = policy.renderer.tokenizer.decode
+    whole = "<|user|>go on<|end|><|assistant|>yes<|end|><|user|>and now?<|end|><|assistant|>no<|end|>"
+    assert decode(sample.token_ids) == whole
+    turns = [turn for turn in sorted(set(sample.turn_ids.tolist())) if turn >= 0]
+    assert [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns] == learnt
+    assert (sample.loss_mask == (sample.turn_ids >= 0)).all()
+
+
+class Item:
+    def __init__(self, row):
+        self.id, self.full_dataset_entry = "1", row
