@@ -53,7 +53,7 @@ def make_learner(folder, max_tokens=100_000, share=False):
     config = PolicyConfig(batch=BatchConfig(micro_batch_tokens=max_tokens))
     config.optimizer.max_grad_norm = 1e9
     learner = Learner(model, config, 0, sharing_masks(model) if share else None)
-    learner.optimizer = KeepsGradients(learner.parameters.values())
+    learner.optimizer = KeepsGradients([{"params": list(learner.parameters.values()), "peak": 0.0}])
     return learner
 
 
