@@ -38,7 +38,7 @@ class KeepsGradients:
     """An optimizer that moves nothing and remembers what it was given."""
 
     def __init__(self, parameters):
-        self.parameters, self.param_groups, self.gradients = list(parameters), [{}], []
+        self.parameters, self.param_groups, self.gradients = list(parameters), [{"peak": 0.0}], []
 
     def step(self):
         self.gradients = [p.grad.clone() for p in self.parameters]
@@ -53,7 +53,7 @@ def make_learner(folder, max_tokens=100_000, share=False):
     config = PolicyConfig(batch=BatchConfig(micro_batch_tokens=max_tokens))
     config.optimizer.max_grad_norm = 1e9
     learner = Learner(model, config, 0, sharing_masks(model) if share else None)
-    learner.optimizer = KeepsGradients([{"params": list(learner.parameters.values()), "peak": 0.0}])
+    learner.optimizer = KeepsGradients(learner.parameters.values())
     return learner
 
 
