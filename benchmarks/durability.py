@@ -24,7 +24,7 @@ from reinforge.config.loader import load_config
 from reinforge.tasks.tic_tac_toe import DEMO
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.run import RunOptions, run_async
-from reinforge.trainer.store import RunStore
+from reinforge.trainer.writer import JournalWriter
 
 APART = {"LOAD", "CONFIRM_BASE", "CONFIRM_TUNED"}
 """Stages that are not compared: a run that keeps no weights has no verdict."""
@@ -32,10 +32,10 @@ APART = {"LOAD", "CONFIRM_BASE", "CONFIRM_TUNED"}
 kept_s: list[float] = []
 
 
-class Forgetful(RunStore):
+class Forgetful(JournalWriter):
     """Takes everything and records nothing."""
 
-    def _put(self, work):
+    def put(self, work):
         pass
 
 
@@ -61,9 +61,9 @@ def train(folder: Path, epochs: int, *, durable: bool) -> float:
     pairs = [(f"finetuning.{path}", str(value)) for path, value in overrides.items()]
     loaded = load_config(DEMO, overrides=[*pairs, ("trainers.epochs.save_every", "1")])
     options = RunOptions(run_name=f"{'durable' if durable else 'bare'}-{time.time_ns()}")
-    store = RunStore if durable else Forgetful
+    writer = JournalWriter if durable else Forgetful
     keep = timed_keep if durable else keeps_nothing
-    with mock.patch("reinforge.trainer.run.RunStore", store), mock.patch.object(Checkpoints, "keep", keep):
+    with mock.patch("reinforge.trainer.store.JournalWriter", writer), mock.patch.object(Checkpoints, "keep", keep):
         summary = asyncio.run(run_async(loaded, options))
     return sum(seconds for stage, seconds in summary.wall_time_s.items() if stage.upper() not in APART)
 

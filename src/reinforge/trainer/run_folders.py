@@ -28,7 +28,8 @@ from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.report import RunSummary, load_summary
 from reinforge.trainer.resume import list_runs
 from reinforge.trainer.stages import BASELINE
-from reinforge.trainer.store import LOCK, SCHEMA_VERSION, owner_of, read_rows
+from reinforge.trainer.store import LOCK, owner_of, read_rows
+from reinforge.trainer.writer import SCHEMA_VERSION
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
 NOT_BEGUN = "it was stopped before it began"

@@ -12,12 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import socket
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,43 +25,17 @@ import zstandard
 
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, StorageError, boundary
-from reinforge.files import replace_file, sweep, to_json, writing
+from reinforge.files import replace_file, sweep, to_json
 from reinforge.trainer.records import episode_json
+from reinforge.trainer.writer import JournalWriter
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 
-SCHEMA_VERSION = 2
-GROUP_COMMIT_S = 0.05
-GROUP_COMMIT_MAX = 1000
 INTENT = "intent"
 """Status of a job that is about to be submitted and has no name at its backend yet."""
 
 LOCK, OWNER = ".lock", ".owner.json"
 OWNER_WAIT_S = 1.0
-
-_SCHEMA = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY, started_s REAL NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, resumed_after INTEGER,
-    ended_s REAL, ended TEXT);
-CREATE TABLE stages (
-    id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, stage TEXT NOT NULL, at_s REAL NOT NULL, data TEXT NOT NULL);
-CREATE TABLE jobs (
-    job_key TEXT PRIMARY KEY, epoch INTEGER NOT NULL, run_id TEXT NOT NULL, backend TEXT, status TEXT NOT NULL,
-    at_s REAL NOT NULL, ref TEXT, data TEXT) WITHOUT ROWID;
-CREATE TABLE episodes (
-    key TEXT PRIMARY KEY, phase TEXT NOT NULL, epoch INTEGER NOT NULL, round INTEGER NOT NULL,
-    example_id TEXT NOT NULL, generation INTEGER NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL,
-    reward REAL, data TEXT NOT NULL);
-CREATE INDEX episodes_by_epoch ON episodes (phase, epoch);
-CREATE TABLE policy_versions (
-    version INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, num_updates INTEGER, checkpoint TEXT,
-    at_s REAL NOT NULL);
-CREATE TABLE metrics (epoch INTEGER PRIMARY KEY, data TEXT NOT NULL);
-CREATE TABLE validations (epoch INTEGER PRIMARY KEY, data TEXT NOT NULL);
-CREATE TABLE snapshots (
-    epoch INTEGER PRIMARY KEY, version INTEGER, checkpoint TEXT, at_s REAL NOT NULL, data TEXT NOT NULL);
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +116,10 @@ class RunStore:
                 (folder / part).mkdir(exist_ok=True)
             for each in (folder, folder / "checkpoints", folder / "episodes"):
                 sweep(each)
-            self._begin()
+            self._writer = JournalWriter(self.database)
         except BaseException:
             self._lock.release()
             raise
-
-    def _begin(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[sqlite3.Connection], None] | threading.Event | None] = (
-            queue.SimpleQueue()
-        )
-        self._error: BaseException | None = None
-        self._writer = threading.Thread(target=self._write, name="journal", daemon=True)
-        self._writer.start()
-        self.flush()
 
     @property
     def database(self) -> Path:
@@ -167,7 +130,7 @@ class RunStore:
         """Records one finished episode, missing ones too."""
         key = record.key
         crash_point("rollout.before_journal")
-        self._put(
+        self._writer.put(
             lambda db: db.execute(
                 "INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?,?)",
                 (
@@ -189,21 +152,21 @@ class RunStore:
     def stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
         """Records that a stage of an epoch has ended, and waits until that is on disk."""
         row = (epoch, stage, time.time(), to_json(data))
-        self._put(lambda db: db.execute("INSERT INTO stages (epoch, stage, at_s, data) VALUES (?,?,?,?)", row))
+        self._writer.put(lambda db: db.execute("INSERT INTO stages (epoch, stage, at_s, data) VALUES (?,?,?,?)", row))
         self.flush()
 
     def intend_job(self, job_key: str, epoch: int, run_id: str) -> None:
         """Records that a job is about to be submitted, and waits until that is on disk."""
         row = (job_key, epoch, run_id, INTENT, time.time())
         query = "INSERT OR IGNORE INTO jobs (job_key, epoch, run_id, status, at_s) VALUES (?,?,?,?,?)"
-        self._put(lambda db: db.execute(query, row))
+        self._writer.put(lambda db: db.execute(query, row))
         self.flush()
 
     def job_submitted(self, job_key: str, ref: TrainingJobRef) -> None:
         """Records the name that the backend gave a job, and waits until that is on disk."""
         row = (ref.backend, TrainingStatusEnum.PENDING.value, time.time(), ref.model_dump_json(), job_key, INTENT)
         query = "UPDATE jobs SET backend=?, status=?, at_s=?, ref=? WHERE job_key=? AND status=?"
-        self._put(lambda db: db.execute(query, row))
+        self._writer.put(lambda db: db.execute(query, row))
         self.flush()
 
     def job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
@@ -219,7 +182,7 @@ class RunStore:
         epoch = known.epoch if known else int((ref.metadata or {}).get("epoch") or 0)
         row = (job_key, epoch, ref.run_id, ref.backend, status.status.value, time.time(), ref.model_dump_json())
         data = to_json(status.model_dump(mode="json"))
-        self._put(lambda db: db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,?,?,?)", (*row, data)))
+        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,?,?,?)", (*row, data)))
         self.flush()
 
     def known_job(self, job_key: str) -> JobRow | None:
@@ -234,28 +197,28 @@ class RunStore:
     def policy_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
         """Records a version of the weights."""
         row = (version, fingerprint, num_updates, checkpoint, time.time())
-        self._put(lambda db: db.execute("INSERT OR REPLACE INTO policy_versions VALUES (?,?,?,?,?)", row))
+        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO policy_versions VALUES (?,?,?,?,?)", row))
 
     def set_run(self, **values: Any) -> None:
         """Records facts about the whole run, such as its status."""
         rows = [(key, to_json(value)) for key, value in values.items()]
-        self._put(lambda db: db.executemany("INSERT OR REPLACE INTO run VALUES (?,?)", rows))
+        self._writer.put(lambda db: db.executemany("INSERT OR REPLACE INTO run VALUES (?,?)", rows))
 
     def drop_checkpoint(self, checkpoint: str) -> None:
         """Records that a checkpoint is not kept any more."""
         query = "UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint = ?"
-        self._put(lambda db: db.execute(query, (checkpoint,)))
+        self._writer.put(lambda db: db.execute(query, (checkpoint,)))
 
     def drop_checkpoints_but(self, kept: Sequence[str]) -> None:
         """Records that no other checkpoints than these are kept."""
         marks = ",".join("?" * len(kept))
         query = f"UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint NOT IN ({marks})"
-        self._put(lambda db: db.execute(query, tuple(kept)))
+        self._writer.put(lambda db: db.execute(query, tuple(kept)))
 
     def metrics(self, epoch: int, row: dict[str, Any]) -> None:
         """Records the metrics of an epoch."""
         values = (epoch, to_json(row))
-        self._put(lambda db: db.execute("INSERT OR REPLACE INTO metrics VALUES (?,?)", values))
+        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO metrics VALUES (?,?)", values))
 
     def metric_rows(self, before: int) -> list[dict[str, Any]]:
         """Returns the metrics of the epochs before one."""
@@ -279,12 +242,12 @@ class RunStore:
     def validation(self, epoch: int, row: dict[str, Any]) -> None:
         """Records a validation."""
         values = (epoch, to_json(row))
-        self._put(lambda db: db.execute("INSERT OR REPLACE INTO validations VALUES (?,?)", values))
+        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO validations VALUES (?,?)", values))
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Records, in one transaction, where the run can go on from now on, and waits until that is on disk."""
         row = (snapshot.epoch, snapshot.version, snapshot.checkpoint, time.time(), to_json(snapshot.state))
-        self._put(lambda db: db.execute("INSERT OR REPLACE INTO snapshots VALUES (?,?,?,?,?)", row))
+        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO snapshots VALUES (?,?,?,?,?)", row))
         self.flush()
 
     def snapshots(self) -> list[Snapshot]:
@@ -311,27 +274,27 @@ class RunStore:
                 later = "epoch > ? OR (epoch = ? AND phase != 'collect') OR phase LIKE 'confirm%'"
                 db.execute(f"DELETE FROM episodes WHERE {later}", (epoch, epoch))
 
-        self._put(forget)
+        self._writer.put(forget)
         self.flush()
 
     def forget_versions(self, first: int) -> None:
         """Forgets the versions of the weights from `first` on, which will be made again."""
-        self._put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
+        self._writer.put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
 
     def begin_session(self) -> None:
         """Records that a process works on the run."""
         row = (time.time(), os.getpid(), socket.gethostname())
-        self._put(lambda db: db.execute("INSERT INTO sessions (started_s, pid, host) VALUES (?,?,?)", row))
+        self._writer.put(lambda db: db.execute("INSERT INTO sessions (started_s, pid, host) VALUES (?,?,?)", row))
 
     def session_resumed(self, after: int) -> None:
         """Records the epoch that this process goes on after."""
         query = "UPDATE sessions SET resumed_after = ? WHERE id = (SELECT max(id) FROM sessions)"
-        self._put(lambda db: db.execute(query, (after,)))
+        self._writer.put(lambda db: db.execute(query, (after,)))
 
     def end_session(self, how: str) -> None:
         """Records how the work of this process ended."""
         query = "UPDATE sessions SET ended_s = ?, ended = ? WHERE id = (SELECT max(id) FROM sessions)"
-        self._put(lambda db: db.execute(query, (time.time(), how)))
+        self._writer.put(lambda db: db.execute(query, (time.time(), how)))
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk.
@@ -339,12 +302,7 @@ class RunStore:
         Raises:
             StorageError: The journal could not be written; nothing after the failure is recorded.
         """
-        done = threading.Event()
-        self._queue.put(done)
-        while not done.wait(0.2):
-            if not self._writer.is_alive():
-                break
-        self._raise_if_failed()
+        self._writer.flush()
 
     def recorded_episodes(self, phase: str, epoch: int) -> dict[str, str]:
         """Returns the episodes of a phase of an epoch that are on disk: key -> JSON."""
@@ -368,79 +326,12 @@ class RunStore:
 
     def close(self) -> None:
         """Writes what is left and gives the folder back."""
-        self._queue.put(None)
-        self._writer.join(timeout=30)
-        with contextlib.suppress(OSError):
-            (self.folder / OWNER).unlink()
-        self._lock.release()
-        self._raise_if_failed()
-
-    def _put(self, work: Callable[[sqlite3.Connection], Any]) -> None:
-        self._raise_if_failed()
-        self._queue.put(work)
-
-    def _raise_if_failed(self) -> None:
-        if isinstance(self._error, ConfigError):
-            raise self._error
-        if self._error is not None:
-            with writing(self.database):
-                raise self._error
-
-    def _write(self) -> None:
-        """The writer thread: everything that is waiting goes into one transaction."""
-        waiting: list[threading.Event] = []
         try:
-            db = sqlite3.connect(self.database, isolation_level=None)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            (found,) = db.execute("PRAGMA user_version").fetchone()
-            if found not in (0, SCHEMA_VERSION):
-                raise ConfigError(f"{self.database} has the format {found}, this version reads {SCHEMA_VERSION}")
-            if found == 0:
-                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-            try:
-                while self._write_group(db, waiting):
-                    pass
-            finally:
-                db.close()
-        except BaseException as error:  # noqa: BLE001  kept, and raised in the next call of the owner
-            self._error = error
+            self._writer.close()
         finally:
-            for event in waiting:
-                event.set()
-
-    def _write_group(self, db: sqlite3.Connection, waiting: list[threading.Event]) -> bool:
-        """Commits one group; returns False once the owner closed the store."""
-        entry = self._queue.get()
-        if entry is None:
-            return False
-        db.execute("BEGIN IMMEDIATE")
-        deadline, goes_on, count = time.monotonic() + GROUP_COMMIT_S, True, 0
-        while True:
-            if entry is None:
-                goes_on = False
-                break
-            if isinstance(entry, threading.Event):
-                waiting.append(entry)
-                break
-            entry(db)
-            count += 1
-            try:
-                entry = self._next(count, deadline)
-            except queue.Empty:
-                break
-        crash_point("db.before_commit")
-        db.execute("COMMIT")
-        crash_point("db.after_commit")
-        while waiting:
-            waiting.pop().set()
-        return goes_on
-
-    def _next(self, count: int, deadline: float) -> Any:
-        """Returns the group's next entry; `queue.Empty` once the group is full or its time is over."""
-        if count >= GROUP_COMMIT_MAX:
-            raise queue.Empty
-        return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(OSError):
+                (self.folder / OWNER).unlink()
+            self._lock.release()
 
 
 def owner_of(folder: Path) -> str:

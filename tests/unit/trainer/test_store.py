@@ -81,12 +81,12 @@ def test_the_lock_belongs_to_the_owner(store):
 
 
 def test_a_journal_that_cannot_be_written_says_so(store):
-    store._put(lambda db: db.execute("INSERT INTO nowhere VALUES (1)"))
+    store._writer.put(lambda db: db.execute("INSERT INTO nowhere VALUES (1)"))
     with pytest.raises(StorageError, match="nowhere"):
         store.flush()
     with pytest.raises(StorageError):
         store.episode(episode(0))
-    store._error = None  # so that the fixture can close it
+    store._writer._error = None  # so that the fixture can close it
 
 
 def test_files_are_replaced_whole(tmp_path):
