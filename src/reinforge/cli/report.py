@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from reinforge.errors import ConfigError, OutOfMemory, ReinforgeError
+from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
 from reinforge.trainer.report import RunSummary
 
 INTERNAL_ERROR = 1
@@ -79,6 +80,10 @@ def _fail(error: Exception, code: int, as_json: bool, debug: bool) -> None:
         click.echo(text, err=True)
     for note in getattr(error, "__notes__", []):
         click.echo(note, err=True)
+    if isinstance(error, Interrupted):  # everything is written; a thread that still loads a model would abort the exit
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     raise SystemExit(code)
 
 
