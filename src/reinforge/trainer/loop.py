@@ -27,18 +27,19 @@ from reinforge.algorithms.curriculum import (
 )
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
-from reinforge.errors import EvaluationError, JobFailed
+from reinforge.errors import JobFailed
 from reinforge.evaluation.run import refuse_too_many_missing
 from reinforge.evaluation.statistics import mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
-from reinforge.rollout.episode import WORKFLOW, find_tokens
+from reinforge.rollout.episode import find_tokens
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
+from reinforge.trainer.refusals import refuse_identical, refuse_untrainable, why_empty
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
@@ -47,9 +48,6 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 METRICS = "training_metrics.jsonl"
-IDENTICAL_SHARE = 0.98
-IDENTICAL_EPOCHS = 3
-"""More than this share of groups with word-for-word equal siblings, in this many epochs in a row, is an error."""
 
 
 class EpochTrainerConfig(TrainerConfig, name="epoch"):
@@ -192,8 +190,14 @@ class EpochTrainer(Trainer):
         meta = {"epoch": epoch, "trainer_run_id": run_id, **self._only_included(epoch)}
         collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
-            self._refuse_untrainable(collection)
-        self._refuse_identical(collection, epoch)
+            refuse_untrainable(collection, self.trajectory_builder, self.run_config)
+        if self.compares:
+            self._num_identical_epochs = refuse_identical(
+                collection,
+                epoch=epoch,
+                epochs_before=self._num_identical_epochs,
+                temperature=self.run_config.sampling.temperature,
+            )
         self._stage("SELECT", epoch)
         chosen = self.apply_curriculum_learning(collection, epoch)
         collection, chosen = await self._refill(epoch, run_id, collection, chosen)
@@ -349,58 +353,13 @@ class EpochTrainer(Trainer):
 
     def _count_empty(self, epoch: int) -> None:
         self._num_empty += 1
-        selection, limit = self._selection, self.run_config.limits.max_empty_updates
-        reasons = (
-            f"{len(selection.zero_variance)} groups have equal rewards, {len(selection.low_spread)} differ by less "
-            f"than curriculum_learning.min_reward_diff, {len(selection.untrainable)} have no trained tokens"
-            + (f", of {len(selection.not_taken)} the algorithm takes nothing" if selection.not_taken else "")
-        )
+        reasons = why_empty(self._selection)
         logger.warning("epoch %d trained nothing: %s", epoch, reasons)
-        if self._num_empty >= limit:
+        if self._num_empty >= self.run_config.limits.max_empty_updates:
             raise JobFailed(
                 f"{self._num_empty} epochs in a row had nothing to train on (limits.max_empty_updates): in the last, "
                 f"{reasons}. The task may be too hard or too easy for this model, or the reward cannot tell answers "
                 "apart: look at the scores in run.sqlite, or raise num_generations"
-            )
-
-    def _refuse_untrainable(self, collection: TrajectoryCollection) -> None:
-        """Stops where the first collection holds nothing that could ever be trained, and says why."""
-        trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
-        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-        if trajectories and not turns:
-            raise EvaluationError(
-                f"none of {len(trajectories)} episodes called the model: the workflow must call "
-                "llm.chat.completions.create(...) with the handle it is given"
-            )
-        if turns and all(turn.tokens is None and turn.trained is not False for turn in turns):
-            raise EvaluationError(
-                f"no assistant turn of {len(trajectories)} trajectories has its token ids, so nothing can be trained: "
-                "a builder puts the completion's `choices[0].logprobs` into EpisodeItem.logprobs as it is, or the "
-                "completion's `id` into the item's metadata as `call_id`"
-            )
-        if trajectories and not any(trajectory.is_trainable for trajectory in trajectories):
-            builder = self.trajectory_builder
-            records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
-            calls = [call for record in records for call in record.calls]
-            seen = sorted({name for call in calls for name in call.functions or (WORKFLOW,)})
-            raise EvaluationError(
-                f"no model call of {len(trajectories)} episodes is trained: finetuning.target_functions "
-                f"{self.run_config.target_functions} and target_model {self.run_config.target_model!r} match none; "
-                f"calls came from the functions {seen} and the llms {sorted({call.llm for call in calls})}"
-            )
-
-    def _refuse_identical(self, collection: TrajectoryCollection, epoch: int) -> None:
-        """Stops where siblings are word for word the same: nothing can be learnt from comparing them."""
-        groups = [group for group in collection.groups if len(group.trajectories) > 1]
-        if not self.compares or not groups:
-            return
-        share = sum(map(_all_equal, groups)) / len(groups)
-        self._num_identical_epochs = self._num_identical_epochs + 1 if share > IDENTICAL_SHARE else 0
-        if (share == 1.0 and epoch == 0) or self._num_identical_epochs >= IDENTICAL_EPOCHS:
-            raise EvaluationError(
-                f"the siblings of {share:.0%} of the groups are word for word the same, so their rewards teach "
-                f"nothing: finetuning.sampling.temperature is {self.run_config.sampling.temperature:g}; a cache in the "
-                "agent, a model that has become certain, or temperature 0 does this"
             )
 
     def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
@@ -486,14 +445,6 @@ class EpochTrainer(Trainer):
     def _end_stage(self, data: dict[str, Any]) -> None:
         if self.context is not None:
             self.context.end_stage(data)
-
-
-def _all_equal(group: TrajectoryGroup) -> bool:
-    """True if every sibling sampled the same tokens in every turn."""
-    said = {
-        tuple(turn.tokens.token_ids if turn.tokens else turn.content for turn in t.turns) for t in group.trajectories
-    }
-    return len(said) == 1
 
 
 @register_trainer(config_type=EpochTrainerConfig)
