@@ -112,9 +112,15 @@ class Capture:
         finally:
             self.functions = outer
 
-    def mark(self, data: Any = None, *, step_reward: float | None = None) -> None:
-        """Marks something about the turn before it."""
-        self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time()))
+    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
+        """Marks something about a turn: the one before it, or that of a call by its id.
+
+        Raises:
+            CaptureError: No call of this episode has that id.
+        """
+        if call_id is not None and all(call.call_id != call_id for call in self.calls):
+            raise CaptureError(f'mark: no call of this episode has the id "{call_id}"; give a completion\'s `id`')
+        self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
 
     async def call(self, name: str, model: ChatModel, request: ModelRequest) -> ChatCompletion:
         """Makes one model call and records it."""
@@ -303,10 +309,19 @@ class EpisodeContext:
     Attributes:
         seed: Seed of the episode's world; equal for siblings, so that they meet the same luck.
         example_id: The example's id.
+        is_training: True while episodes are collected to be trained on; False in validations and the verdict.
     """
 
-    def __init__(self, seed: int, example_id: str, capture: Capture, handles: Callable[[str], AsyncLLM]):
-        self.seed, self.example_id = seed, example_id
+    def __init__(
+        self,
+        seed: int,
+        example_id: str,
+        capture: Capture,
+        handles: Callable[[str], AsyncLLM],
+        *,
+        is_training: bool = True,
+    ):
+        self.seed, self.example_id, self.is_training = seed, example_id, is_training
         self._capture, self._handles = capture, handles
 
     def random(self, *names: str | int) -> Any:
@@ -317,9 +332,15 @@ class EpisodeContext:
         """Opens a function scope: `with context.function("plan"): ...`; `target_functions` filters by it."""
         return self._capture.function(name)
 
-    def mark(self, data: Any = None, *, step_reward: float | None = None) -> None:
-        """Marks the turn before it, with a `step_reward` or a `TTCEventData`."""
-        self._capture.mark(data, step_reward=step_reward)
+    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
+        """Marks a turn with a `step_reward` or a `TTCEventData`.
+
+        Args:
+            data: Whatever is worth keeping.
+            step_reward: Reward of the turn.
+            call_id: The `id` of the completion that the turn is; None: the one before.
+        """
+        self._capture.mark(data, step_reward=step_reward, call_id=call_id)
 
     def llm(self, name: str) -> AsyncLLM:
         """Returns the handle of another entry of `llms`."""

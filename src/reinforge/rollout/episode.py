@@ -102,10 +102,12 @@ def find_tokens(collection: TrajectoryCollection, captured: Callable[[str], Mode
 def step_rewards(record: EpisodeRecord) -> list[float] | None:
     """Returns the marked reward of each call, 0 where none was marked; None where the agent marked no reward."""
     rewards = [0.0] * len(record.calls)
+    numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
     found = False
     for mark in record.marks:
-        if mark.step_reward is not None and 0 < mark.after_call <= len(rewards):
-            rewards[mark.after_call - 1] += mark.step_reward
+        number = mark.after_call if mark.call_id is None else numbers.get(mark.call_id, 0)
+        if mark.step_reward is not None and 0 < number <= len(rewards):
+            rewards[number - 1] += mark.step_reward
             found = True
     return rewards if found else None
 

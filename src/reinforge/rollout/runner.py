@@ -195,7 +195,9 @@ class EpisodeRunner:
                 return AsyncLLM(name, self.llms[name], capture, sampling)
             return BlockingLLM(name, self.llms[name], capture, sampling, loop)
 
-        context = EpisodeContext(record.seed, record.key.example_id, capture, handle)
+        context = EpisodeContext(
+            record.seed, record.key.example_id, capture, handle, is_training=record.key.phase == "collect"
+        )
         arguments = (record.item, handle(self._main_llm), context)
         if self.workflow.is_async:
             async with asyncio.timeout(self.limits.episode_timeout_s):

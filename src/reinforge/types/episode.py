@@ -66,6 +66,7 @@ class Mark:
         data: Whatever else was marked, for example a `TTCEventData`.
         functions: Function scopes it was made in, outermost first.
         at_s: Seconds since the epoch.
+        call_id: The call that it is about; None: the one before it.
     """
 
     after_call: int
@@ -73,6 +74,7 @@ class Mark:
     data: Any
     functions: tuple[str, ...]
     at_s: float
+    call_id: str | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Stress testing: an attacker is trained against a target so that it finds likely, natural failures."""
