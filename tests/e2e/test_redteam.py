@@ -96,10 +96,9 @@ def test_the_same_attack_is_resumed(attack):
     expected = json.loads((attack.run / "summary.json").read_text())["policy_versions"]
     (attack.run.parent / "whole").mkdir()
     attack.run.rename(attack.run.parent / "whole" / "r")
-    stopped = train(attack, "-o", "finetuning.limits.max_tokens", "450")
+    stopped = train(attack, "-o", "finetuning.limits.max_tokens", "300")
     assert stopped.exit_code == 5, stopped.output
-    arguments = ["redteam", "train", "--resume", "last", "--allow_config_change", "-o", "finetuning.limits.max_tokens"]
-    resumed = CliRunner().invoke(main, [*arguments, "1000000"])
+    resumed = CliRunner().invoke(main, ["redteam", "train", "--resume", "runs/r", "--max_tokens", "1000000"])
     assert resumed.exit_code == 0, resumed.output
     found = json.loads((attack.run / "summary.json").read_text())["policy_versions"]
     assert [row["fingerprint"] for row in found] == [row["fingerprint"] for row in expected]
