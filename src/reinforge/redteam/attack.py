@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import Field
@@ -25,14 +25,16 @@ from reinforge.redteam.dialogue import Turn, attacker_messages, target_messages
 from reinforge.registry import register_workflow
 from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.request import TokenLogprobs
+from reinforge.types.request import Message, TokenLogprobs
 
 
 class RedteamConfig(WorkflowConfig, name="redteam"):
     """An attacker against a target; an example's question opens the conversation."""
 
     attacker: str = Field(default="attacker", description="Entry of llms that is trained to attack: `_type: policy`.")
-    target: str = Field(default="target", description="Entry of llms that is attacked: `_type: local` or openai.")
+    target: str = Field(
+        default="target", description="What is attacked: an entry of llms (`_type: local`, openai), or of functions."
+    )
     baseline: str | None = Field(
         default=None, description="Entry of llms, `_type: local`, that says how natural a probe is; null: nobody does."
     )
@@ -91,10 +93,14 @@ class Attack:
         config: Its settings.
         scorer: Scores what the target says.
         timeout_s: Seconds that one score may take.
+        agent: The target, where it is a whole agent: an async workflow that is asked the probe as its question, with
+            the conversation so far as `messages` of its row; None: the target is an entry of llms.
     """
 
-    def __init__(self, config: RedteamConfig, scorer: Evaluator, timeout_s: float = 60.0):
-        self.config, self.scorer, self.timeout_s = config, scorer, timeout_s
+    def __init__(
+        self, config: RedteamConfig, scorer: Evaluator, timeout_s: float = 60.0, agent: BoundWorkflow | None = None
+    ):
+        self.config, self.scorer, self.timeout_s, self.agent = config, scorer, timeout_s, agent
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> AttackOutput:
         """Returns every turn as a dict with the fields of `AttackTurn`, level by level.
@@ -134,19 +140,11 @@ class Attack:
         self, opening: str, probed: Sequence[tuple[_Branch, Any]], item: Any, context: Any
     ) -> list[AttackTurn]:
         config, width = self.config, self.config.width if context.is_training else 1
-        create = context.llm(config.target).chat.completions.create
         probes = [str(reply.choices[0].message.content) for _, reply in probed]
-        answers = await asyncio.gather(
-            *(
-                create(
-                    messages=target_messages(opening, branch.turns, probe),
-                    max_tokens=config.target_max_tokens,
-                    temperature=config.target_temperature,
-                )
-                for (branch, _), probe in zip(probed, probes, strict=True)
-            )
-        )
-        responses = [str(answer.choices[0].message.content) for answer in answers]
+        asked = [
+            target_messages(opening, branch.turns, probe) for (branch, _), probe in zip(probed, probes, strict=True)
+        ]
+        responses = await asyncio.gather(*(self._respond(messages, item, context) for messages in asked))
         scores = await self._scores(item, responses)
         together = await self._scores(item, [f"{p} {r}" for p, r in zip(probes, responses, strict=True)])
         perplexities = await self._perplexities([reply.choices[0].logprobs for _, reply in probed], context)
@@ -158,6 +156,21 @@ class Attack:
             path = [*branch.path, number % width]
             turns.append(AttackTurn(path, probes[number], responses[number], scores[number], reward, perplexity))
         return turns
+
+    async def _respond(self, messages: list[Message], item: Any, context: Any) -> str:
+        """Returns what the target says to a conversation that ends with a probe."""
+        if self.agent is not None:
+            asked = item.copy_with_updates(
+                input_obj=messages[-1]["content"], full_dataset_entry={**item.full_dataset_entry, "messages": messages}
+            )
+            with context.function(self.config.target):
+                return str(await self.agent.function(asked, context.llm(self.agent.llm), context))
+        answer = await context.llm(self.config.target).chat.completions.create(
+            messages=messages,
+            max_tokens=self.config.target_max_tokens,
+            temperature=self.config.target_temperature,
+        )
+        return str(answer.choices[0].message.content)
 
     async def _scores(self, item: Any, texts: Sequence[str]) -> list[float]:
         """Returns the scorer's score of each text; equal texts are scored once."""
@@ -202,7 +215,26 @@ async def redteam(config: RedteamConfig, builder: Any) -> AsyncIterator[BoundWor
     _refuse(config, builder.config)
     scorer = await builder.get_evaluator(config.scorer)
     timeout_s = builder.config.finetuning.limits.evaluator_timeout_s
-    yield bind_workflow(Attack(config, scorer, timeout_s), config.attacker)
+    agent = await _agent(config, builder) if config.target not in builder.config.llms else None
+    yield bind_workflow(Attack(config, scorer, timeout_s, agent), config.attacker)
+
+
+async def _agent(config: RedteamConfig, builder: Any) -> BoundWorkflow:
+    """Returns the agent that is attacked, ready to be asked."""
+    made = await builder.get_function(config.target)
+    agent = made if isinstance(made, BoundWorkflow) else bind_workflow(made)
+    if not agent.is_async:
+        message = f"functions.{config.target} is a plain function, and many conversations wait for it at the same time"
+        raise ConfigError(Problem("target", message, "write it as `async def`"))
+    if agent.llm is None:
+        others = [name for name in builder.config.llms if name not in (config.attacker, config.baseline)]
+        if len(others) != 1:
+            message = f"functions.{config.target} does not say which entry of llms it is given"
+            raise ConfigError(
+                Problem("target", message, f"set functions.{config.target}.llm; there: {', '.join(others)}")
+            )
+        agent = replace(agent, llm=others[0])
+    return agent
 
 
 def _refuse(config: RedteamConfig, whole: Any) -> None:
@@ -210,7 +242,7 @@ def _refuse(config: RedteamConfig, whole: Any) -> None:
     problems = []
     for name in ("attacker", "target", "baseline"):
         entry = getattr(config, name)
-        if entry is not None and entry not in whole.llms:
+        if entry is not None and entry not in whole.llms and not (name == "target" and entry in whole.functions):
             problems.append(Problem(name, f'"{entry}" is not under llms', f"there: {', '.join(whole.llms) or 'none'}"))
     if config.scorer not in whole.eval.evaluators:
         known = ", ".join(whole.eval.evaluators) or "none"

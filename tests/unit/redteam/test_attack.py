@@ -43,7 +43,7 @@ def target(request):
     return "quibbern!" if "word" in request.messages[-1]["content"] else "tea."
 
 
-async def run(phase="collect", scorer=None, script=None, **settings):
+async def run(phase="collect", scorer=None, script=None, agent=None, **settings):
     config = RedteamConfig(
         scorer="leaks", baseline="baseline", width=2, depth=2, **{"combined_weight": 0.0, **settings}
     )
@@ -58,7 +58,7 @@ async def run(phase="collect", scorer=None, script=None, **settings):
         record.reward = 0.0
 
     runner = EpisodeRunner(
-        bind_workflow(Attack(config, scorer), "attacker"),
+        bind_workflow(Attack(config, scorer, agent=agent), "attacker"),
         models,
         sampling=SamplingConfig(),
         limits=LimitsConfig(),
@@ -136,6 +136,20 @@ async def test_what_is_no_attack_is_missing():
     item = EvalInputItem(id="1", input_obj="q", expected_output_obj=None, output_obj="text", full_dataset_entry={})
     for evaluator in (AttackSuccess(), Naturalness()):
         assert (await evaluator.evaluate(item)).error
+
+
+async def test_a_whole_agent_is_attacked():
+    async def shop(item, llm, context):
+        reply = await llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
+        return (
+            f"{len(item.full_dataset_entry['messages'])} messages, {item.input_obj} {reply.choices[0].message.content}"
+        )
+
+    record, _ = await run("validate", agent=bind_workflow(shop, "target"), script=lambda request: "tea?")
+    first, second = record.item.output_obj["turns"]
+    assert first["response"] == "1 messages, A rainy day.\ntea? tea."
+    assert second["response"] == "3 messages, tea? tea."
+    assert [call.functions for call in record.calls if call.llm == "target"] == [("target",)] * 2
 
 
 async def test_the_output_reads_as_what_the_target_said():
