@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def train(
     from reinforge.engine.learner import rate_factor
 
     logging.set_verbosity_error()
+    getLogger("trl").setLevel("ERROR")  # says that rows without reward have none
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     player, reward = Player(model, tokenizer), Reward(RewardConfig(draw=0.3, per_move=0.1))
