@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     from reinforge.engine import Engine
 
 BACKEND = "local"
-DIRECTION_SAMPLES = 256
-"""Samples scored again after a job to see which way their log-probs moved; a forward pass of these costs little."""
+DIRECTION_SAMPLES = (16, 256)
+"""Of a job's samples an eighth, at least and at most so many, are scored again after it to see which way their
+log-probs moved: a forward pass of all of them would cost a third of the update."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
@@ -252,12 +255,25 @@ class LocalAdapter(TrainerAdapter):
         self, engine: Engine, samples: list[TrainingSample], epoch: int
     ) -> list[tuple[TrainingSample, FloatArray]]:
         """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
-        rng = stable_random(self.run_config.seed, "direction", epoch)
-        chosen = samples if len(samples) <= DIRECTION_SAMPLES else rng.sample(samples, DIRECTION_SAMPLES)
+        chosen = watched_samples(samples, stable_random(self.run_config.seed, "direction", epoch))
         before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
         if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these
             before = engine.logprobs(chosen)
         return list(zip(chosen, before, strict=True))
+
+
+def watched_samples(samples: list[TrainingSample], rng: random.Random) -> list[TrainingSample]:
+    """Returns some of a job's samples, in whole groups where they fit: siblings share the cost of their prompt.
+
+    Example: 64 samples in groups of 8 -> the 16 of two groups; 20 samples of one group -> 16 of them.
+    """
+    least, most = DIRECTION_SAMPLES
+    count = min(most, max(least, len(samples) // 8))
+    groups: dict[str, list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, []).append(sample)
+    order = rng.sample(list(groups.values()), len(groups))
+    return list(chain.from_iterable(order))[:count]
 
 
 def _direction(engine: Engine, watched: list[tuple[TrainingSample, FloatArray]]) -> float:
