@@ -22,6 +22,8 @@ TOLERANCE = {"floor": 1e-4, "factor": 10.0}
 """Sampler and learner may differ by `factor` x the noise of scoring twice, and never by less than `floor` nats."""
 
 NUM_CANARY_PROMPTS = 4
+CANARY_CHARACTERS = 2000
+"""Further prompts are asked while all together are no longer than this: the check is to cost little of a job."""
 PROBE_TOKENS = 8
 PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
 """Asked where no prompt of the agent's is known yet."""
@@ -35,7 +37,7 @@ class CanaryReport:
         version: Version that every reply carried.
         fingerprint: Of the weights that are served.
         max_difference: Largest |sampler - learner| log-prob, in nats.
-        noise_floor: Largest difference between scoring the same tokens twice, in nats.
+        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats.
         num_tokens: Tokens compared.
     """
 
@@ -73,8 +75,8 @@ async def probe(
     replies = await asyncio.gather(*(policy.sample(request) for request in requests))
     _refuse_other_version(replies, version)
     sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
-    once, twice = await policy.score(sequences), await policy.score(sequences)
-    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, twice, strict=True)), default=0.0)
+    once, again = await policy.score(sequences), await policy.score(sequences[:1])
+    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
     differences = [
         np.abs(scored[-len(r.tokens.token_ids) :] - np.asarray(r.tokens.logprobs))
         for scored, r in zip(once, replies, strict=True)
@@ -106,4 +108,11 @@ def short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
             opening.append({"role": item.role.value, "content": item.content})
         if opening:
             openings[str(opening)] = opening
-    return sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]
+    chosen: list[list[Message]] = []
+    left = CANARY_CHARACTERS
+    for messages in sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]:
+        left -= len(str(messages))
+        if chosen and left < 0:
+            break
+        chosen.append(messages)
+    return chosen

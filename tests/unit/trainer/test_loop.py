@@ -10,10 +10,12 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.store import RunStore
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
 
 
@@ -331,3 +333,15 @@ async def test_validation_runs_at_its_interval(loop):
     await it.run(5)
     assert [row["epoch"] for row in it.trainer._validation_history] == [1, 3]
     assert [row["version"] for row in it.context.validations] == [2, 4]
+
+
+def test_the_canary_asks_few_tokens():
+    def group(name, text):
+        item = EpisodeItem(role="user", content=text)
+        return TrajectoryGroup(group_id=name, trajectories=[Trajectory(episode=[item], reward=0.0)])
+
+    short = [group(str(i), f"question {i}") for i in range(9)]
+    assert len(short_prompts(short)) == 4
+    long = [group(str(i), f"{i} " * 1200) for i in range(9)]
+    assert len(short_prompts(long)) == 1
+    assert short_prompts([*long, *short]) == short_prompts(short)
