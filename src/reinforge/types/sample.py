@@ -72,7 +72,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Names a loss of `engine/losses.py` (or one that a user registered) and its parameters."""
+    """Names a loss of the engine's (or one that a user registered) and its parameters."""
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
