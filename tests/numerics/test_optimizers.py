@@ -89,6 +89,8 @@ def test_what_each_keeps():
         "rmsprop_momentum": {"step", "square_avg", "momentum_buffer"},
         "adagrad": {"step", "sum"},
     }
+    for name, slots in found.items():
+        assert len(slots - {"step"}) == settings(name).num_moments, "what `check` makes room for"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -255,8 +255,8 @@ class LocalAdapter(TrainerAdapter):
     ) -> list[tuple[TrainingSample, FloatArray]]:
         """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
         rng = stable_random(self.run_config.seed, "direction", epoch)
-        chosen = [sample for sample in samples if sample.weight > 0]
-        chosen = chosen if len(chosen) <= DIRECTION_SAMPLES else rng.sample(chosen, DIRECTION_SAMPLES)
+        samples = [sample for sample in samples if sample.weight > 0]
+        chosen = samples if len(samples) <= DIRECTION_SAMPLES else rng.sample(samples, DIRECTION_SAMPLES)
         before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
         if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these
             before = engine.logprobs(chosen)

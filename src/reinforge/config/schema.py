@@ -123,6 +123,12 @@ class OptimizerConfig(Block):
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
 
+    @property
+    def num_moments(self) -> int:
+        """Numbers that the optimizer keeps for each weight."""
+        averages = {"adamw": 2, "adam": 2, "sgd": 0, "rmsprop": 1, "adagrad": 1}
+        return averages[self.name] + (self.momentum > 0)
+
     @model_validator(mode="after")
     def _settings_are_read(self) -> OptimizerConfig:
         for setting, readers in self.READ_BY.items():

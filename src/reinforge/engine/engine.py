@@ -207,8 +207,14 @@ class Engine:
             ConfigError: There is no such loss.
             EngineError: No job is open.
         """
+        if not self._in_job:
+            raise EngineError("update: no job is open; begin_job() first")
         progress = Progress(progress_start, progress_end, epoch)
-        return self._learn("update", lambda: self.learner.update(samples, loss, progress))
+        return self._call(lambda: self._update(samples, loss, progress))
+
+    def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
+        self._take_snapshot()
+        return self.learner.update(samples, loss, progress)
 
     def step(
         self, samples: Sequence[TrainingSample], loss: Loss, *, progress: float = 0.0, entropy_grad: bool = False
@@ -231,20 +237,17 @@ class Engine:
         Raises:
             EngineError: No job is open, nothing can be trained, or the loss has another shape.
         """
+        if not self._in_job:
+            raise EngineError("step: no job is open; begin_job() first")
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
         if not usable:
             raise EngineError("step: no sample has a trained token and a weight")
-        return self._learn("step", lambda: self.learner.step(usable, loss, progress, entropy_grad=entropy_grad))
 
-    def _learn(self, what: str, learn: Callable[[], T]) -> T:
-        if not self._in_job:
-            raise EngineError(f"{what}: no job is open; begin_job() first")
-
-        def with_snapshot() -> T:
+        def step() -> dict[str, float] | None:
             self._take_snapshot()
-            return learn()
+            return self.learner.step(usable, loss, progress, entropy_grad=entropy_grad)
 
-        return self._call(with_snapshot)
+        return self._call(step)
 
     def end_job(self) -> None:
         """Ends the job; admission opens when somebody publishes, or by itself for the first request."""
