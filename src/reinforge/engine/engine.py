@@ -4,7 +4,8 @@ engine = Engine.load(config, seed=0)
 await engine.policy.sample(request)          # any number at once, from any loop
 engine.begin_job()                           # admission closes, replies in flight finish
 engine.score(samples, needs)
-report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)
+report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)     # or one step at a time, by a loss of
+metrics = engine.step(samples, lambda batch, logprobs_BT: -logprobs_BT)         # the caller's own
 engine.end_job()
 await engine.policy.publish(version)         # or engine.rollback()
 """

@@ -76,6 +76,8 @@ class Learner:
         critic: The value head, where the algorithm has one.
 
     Attributes:
+        parameters: What is trained, by name, the critic's too.
+        masters: Float32 copies of those that have fewer bits, which the optimizer moves in their place.
         micro_batch_tokens: Tokens computed at once; fewer than configured after memory ran out.
         num_steps: Optimizer steps made since the weights were loaded.
         stopping: Set from any thread to end an update at the next micro-batch, with an error.
