@@ -224,6 +224,8 @@ class LocalAdapter(TrainerAdapter):
                 sample.advantages = advantages
             if not any(np.any(sample.advantages) for sample in samples):
                 raise JobFailed("nothing to learn: every token's credit is zero")
+            if not any(sample.weight > 0 for sample in samples):
+                raise JobFailed("nothing to learn: every sample's weight is zero (overlong_filtering)")
             start, end = self._progress(trajectories.epoch)
             watched = self._watched(engine, samples, trajectories.epoch or 0)
             report = engine.update(
@@ -255,6 +257,7 @@ class LocalAdapter(TrainerAdapter):
         self, engine: Engine, samples: list[TrainingSample], epoch: int
     ) -> list[tuple[TrainingSample, FloatArray]]:
         """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
+        samples = [sample for sample in samples if sample.weight > 0]
         chosen = watched_samples(samples, stable_random(self.run_config.seed, "direction", epoch))
         before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
         if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these

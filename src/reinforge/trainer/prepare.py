@@ -245,8 +245,18 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
         *([("critic", _critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
+        *([("memory", memory)] if (memory := _memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
+
+
+def _memory(config: FinetuneConfig) -> str:
+    """Returns what is done about memory, where anything is."""
+    told = {
+        "bfloat16, the optimizer moves float32 copies": config.policy.precision == "bfloat16",
+        "layers are computed again in the backward pass": config.policy.activation_checkpointing,
+    }
+    return "; ".join(text for text, holds in told.items() if holds)
 
 
 def _critic(config: FinetuneConfig) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Names a loss of `engine/losses.py` (or one that a user registered) and its parameters."""
+    """Names a loss of the engine's (or one that a user registered) and its parameters."""
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -83,12 +83,13 @@ class Needs:
     """What an algorithm asks the engine to compute before credit.
 
     Attributes:
-        old_logprobs: Log-probs under the weights as they are when the job starts.
+        old_logprobs: Log-probs under the weights as they are when the job starts: always, or only where the sampler's
+            are `inexact` (bfloat16, whose kernels round the two differently); else the sampler's stand in.
         ref_logprobs: Log-probs under the reference weights.
         values: The critic's values.
     """
 
-    old_logprobs: bool = False
+    old_logprobs: bool | Literal["inexact"] = False
     ref_logprobs: bool = False
     values: bool = False
 
