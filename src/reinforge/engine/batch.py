@@ -36,6 +36,19 @@ class Prefixes:
 
 
 @dataclass(slots=True)
+class BatchSupports:
+    """The words that trained tokens were drawn from, in the order of `loss_mask.nonzero()`.
+
+    Attributes:
+        ends: `[N + 1]`, on the host: token n was drawn from `words[ends[n] : ends[n + 1]]`; from every word, if none.
+        words: The words.
+    """
+
+    ends: np.ndarray
+    words: Tensor
+
+
+@dataclass(slots=True)
 class TokenBatch:
     """What a loss sees; rows are padded on the right with token 0, mask False and zeros.
 
@@ -55,6 +68,7 @@ class TokenBatch:
         pairs: `[P, 2]` rows of each preference pair whose two samples are here: the preferred one, the other one.
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
         values: `[B, T]` the critic's values as it is, set by the learner; None where there is no critic.
+        supports: What trained tokens were drawn from; None where each was drawn from every word.
     """
 
     token_ids: Tensor
@@ -72,6 +86,7 @@ class TokenBatch:
     returns: Tensor | None = None
     old_values: Tensor | None = None
     values: Tensor | None = None
+    supports: BatchSupports | None = None
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device | None = None) -> TokenBatch:
@@ -107,7 +122,22 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         pairs=_pairs(samples, device),
         returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
+        supports=_supports(samples, device),
     )
+
+
+def _supports(samples: Sequence[TrainingSample], device: torch.device | None) -> BatchSupports | None:
+    if all(sample.supports is None for sample in samples):
+        return None
+    counts: list[np.ndarray] = [np.zeros(1, np.int64)]
+    words: list[np.ndarray] = []
+    for sample in samples:
+        if sample.supports is None:
+            counts.append(np.zeros(sample.num_trained, np.int64))
+        else:
+            counts.append(sample.supports.counts[sample.loss_mask])
+            words.append(sample.supports.token_ids[np.repeat(sample.loss_mask, sample.supports.counts)])
+    return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(words)).to(device).long())
 
 
 def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) -> Prefixes | None:
