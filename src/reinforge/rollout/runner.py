@@ -152,10 +152,10 @@ class EpisodeRunner:
         except TimeoutError:
             record.outcome, record.reason = self._timed_out(capture)
         except PolicyFailure as failure:
+            capture.returned(failure.output)
             cut = bool(capture.calls) and capture.calls[-1].reply.finish_reason == "length"
             record.outcome = Outcome.OVERLONG if cut else Outcome.POLICY_ERROR
             record.reason = str(failure)
-            capture.returned(failure.output)
             record.item = item.copy_with_updates(output_obj=failure.output)
         except ContextOverflow as overflow:
             record.outcome, record.reason = Outcome.CONTEXT_OVERFLOW, str(overflow)
