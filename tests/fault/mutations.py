@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
@@ -38,6 +39,18 @@ def forget_the_counters():
 
 def recall_nothing():
     RunContext.recall = lambda context, key, item: None
+
+
+def forget_supports():
+    recall = RunContext.recall
+
+    def forgetful(context, key, item):
+        record = recall(context, key, item)
+        for call in record.calls if record is not None else ():
+            call.reply = replace(call.reply, tokens=replace(call.reply.tokens, supports=None))
+        return record
+
+    RunContext.recall = forgetful
 
 
 def adopt_no_orphan():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reinforge.algorithms.samples import num_left_out, num_of_other_choices
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed, OutOfMemory, Problem, ReinforgeError, StorageError
 from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
@@ -20,6 +21,7 @@ from reinforge.rollout.threads import in_daemon_thread
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.sample import FloatArray, TrainingSample
 from reinforge.types.seeding import stable_random
+from reinforge.types.supports import MAX_SUPPORT
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
@@ -212,10 +214,16 @@ class LocalAdapter(TrainerAdapter):
     def _train(self, engine: Engine, trajectories: TrajectoryCollection) -> dict[str, Any]:
         """Builds samples, scores, credits and updates; returns the job's metrics."""
         samples = self.algorithm.build_samples(trajectories.groups)
+        left_out = num_left_out(trajectories.groups)
         if not samples:
+            unrecorded = (
+                f"; {left_out:,} sampled tokens may not be: drawn at temperature 0, or from more than {MAX_SUPPORT} "
+                "that finetuning.sampling's top_p, top_k or min_p kept"
+            )
             raise JobFailed(
                 f"nothing to train: of {trajectories.num_trajectories} trajectories {type(self.algorithm).__name__} "
                 "took none: no turn has token ids that may be trained, or none is good enough (min_reward, min_margin)"
+                f"{unrecorded if left_out else ''}"
             )
         engine.begin_job()
         try:
@@ -243,6 +251,8 @@ class LocalAdapter(TrainerAdapter):
             "num_skipped_steps": report.num_skipped_steps,
             "num_samples": report.num_samples,
             "num_tokens": report.num_tokens,
+            "num_tokens_left_out": left_out,
+            "num_tokens_of_other_choices": num_of_other_choices(trajectories.groups),
             "direction": direction,
             **report.metrics,
         }

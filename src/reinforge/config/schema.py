@@ -213,11 +213,18 @@ class PolicyConfig(Block):
 
 
 class SamplingConfig(Block):
-    """How replies are drawn in training and validation; these override what the agent asks for."""
+    """How replies are drawn in training and validation; these override what the agent asks for.
 
-    temperature: float = Field(default=1.0, ge=0, description="0 takes the most likely token.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus; tokens drawn below 1 are not trained.")
+    What top_p, top_k and min_p leave is recorded with each token, and training compares log-probs over it; tokens drawn
+    at temperature 0, or from more than 1024 that these left, are not trained.
+    """
+
+    temperature: float = Field(default=1.0, ge=0, description="0 takes the most likely token, and trains none.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus: the fewest tokens that reach this; 1: all.")
     top_k: int = Field(default=0, ge=0, description="Most likely tokens kept; 0: all.")
+    min_p: float = Field(
+        default=0.0, ge=0, le=1, description="Tokens kept: at least this share as likely as the likeliest; 0: all."
+    )
 
 
 class SplitsConfig(Block):

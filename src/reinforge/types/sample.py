@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from reinforge.types.supports import Supports
+
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -23,7 +25,8 @@ class TrainingSample:
     Attributes:
         token_ids: `[T]` every token, in the order the model saw them.
         loss_mask: `[T]` True where the token was sampled by the trained policy (or is supervised) and is trained.
-        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False, NaN where nobody sampled it.
+        sampling_logprobs: `[T]` log p under the sampler, over the token's support where that was cut; 0 where
+            `loss_mask` is False, NaN where nobody sampled it.
         temperatures: `[T]` temperature each token was drawn at; 1 elsewhere.
         policy_versions: `[T]` version of the weights that drew each token; -1 elsewhere.
         turn_ids: `[T]` index of the turn within its trajectory; -1 where the token is context.
@@ -39,6 +42,8 @@ class TrainingSample:
         advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
         returns: `[T]` what the critic's values should have been, filled by `Algorithm.credit` where there is a critic.
         old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.
+        supports: The words that each trained token was drawn from, which every log-prob of it is over; None where no
+            token's support was cut.
     """
 
     token_ids: IntArray
@@ -60,6 +65,7 @@ class TrainingSample:
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
+    supports: Supports | None = None
 
     @property
     def num_trained(self) -> int:

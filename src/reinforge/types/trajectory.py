@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from reinforge.errors import TrajectoryError
 from reinforge.types.request import TokenLogprobs
 
+OTHER_CHOICES = "num_tokens_of_other_choices"
+"""Where a trajectory's metadata counts the tokens of choices that the agent did not go on with."""
+
 
 class Outcome(StrEnum):
     """How an episode ended: well, by the policy's own failure, or by the world's.
