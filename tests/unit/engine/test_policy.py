@@ -195,11 +195,20 @@ def test_replies_wake_a_loop_once_a_step(engine):
 
 
 async def test_a_cancelled_request_frees_its_slot(engine):
+    held, gate = threading.Event(), threading.Event()
     task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240, temperature=0.1)))
-    await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    while not engine.policy.stats().running:
+        await asyncio.sleep(0)
+    holder = threading.Thread(target=engine.policy.sampler.call, args=(lambda: (held.set(), gate.wait()),))
+    holder.start()  # the thread stands between two steps, however late this one is
+    assert await asyncio.to_thread(held.wait, 10)
+    if engine.policy.stats().running:
+        task.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    gate.set()
+    holder.join()
     await engine.policy.sample(request(max_tokens=3))
     assert engine.policy.stats().running == 0
 
