@@ -48,6 +48,9 @@ def vowels(output, expected):
     return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
 
+SHOWN, PREFERRED = {"completion": "aeiou"}, {"chosen": "aeiou", "rejected": "xyz"}
+"""What the rows of a toy's files show besides their prompt."""
+
 
 class Child:
     """A run in a process and a session of its own; `said` is what it wrote."""
@@ -134,6 +137,9 @@ class Toy(Project):
         super().__init__(folder, model)
         self.write("task.py", TASK)
         self.rows = self.rows[:32]
+        for name, replies in (("shown.jsonl", SHOWN), ("pairs.jsonl", PREFERRED)):
+            rows = ({"id": row["id"], "prompt": row["question"], **replies} for row in self.rows)
+            self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
         self.set("finetuning.algorithm", {"_type": "dithered"})
         self.set("trajectory_builders.builder", {"_type": "group", "num_generations": 4, "examples_per_epoch": 6})
         self.set("trainers.trainer.keep_last", 1)
@@ -209,8 +215,7 @@ def facts(run):
     state = json.loads((last / "training" / "state.json").read_text())
     return {
         "last": last.name,
-        "weights": _sha256(last / "model.safetensors"),
-        "optimizer": _sha256(last / "training" / "optimizer.safetensors"),
+        **{path.name: _sha256(path) for path in sorted(last.rglob("*.safetensors"))},
         "rng": state["rng"],
         "num_steps": state["num_steps"],
         "metrics": (run / "training_metrics.jsonl").read_bytes(),

@@ -32,6 +32,14 @@ def forget_the_optimizer():
     Learner.restore = restore
 
 
+def forget_the_critic():
+    checkpoint.load_critic = lambda folder, critic: critic.reset()
+
+
+def forget_the_adapters():
+    checkpoint._load_adapters = lambda folder, model: None
+
+
 def forget_the_counters():
     RunContext.restore_counters = lambda context, counters: None
 

@@ -12,7 +12,6 @@ import pytest
 
 from reinforge.crash import SITES
 from tests.fault import mutations
-from tests.fault.conftest import SFT
 from tests.fault.kit import KILLED, Toy, damaged, differences
 from tests.models import make_tiny_model
 
@@ -57,29 +56,6 @@ def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, s
     assert damaged(toy.run) == []
     assert toy.go_on().wait() == 0
     assert differences(toy.run, whole.run) == []
-
-
-@pytest.mark.parametrize(
-    "sites",
-    [
-        ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
-        pytest.param(("ckpt.after_manifest:2", "ckpt.after_rename", "export.mid:2"), marks=pytest.mark.fault),
-    ],
-    ids="->".join,
-)
-def test_a_run_of_sft_ends_the_same_too(make_toy, finished, sites):
-    change = {"finetuning.algorithm": SFT}
-    assert differences(make_toy(change).end_after(*sites).run, finished(change).run) == []
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("site", SITES)
-def test_a_run_of_sft_killed_at_one_place_ends_the_same_too(make_toy, finished, site):
-    change = {"finetuning.algorithm": SFT}
-    toy = make_toy(change)
-    assert toy.start(crash_at=f"{site}:2").wait() == KILLED
-    assert toy.go_on().wait() == 0
-    assert differences(toy.run, finished(change).run) == []
 
 
 @pytest.mark.parametrize("num_kills", [10, pytest.param(200, marks=pytest.mark.fault)])
