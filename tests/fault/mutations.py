@@ -9,6 +9,9 @@ import random
 import shutil
 import signal
 import subprocess
+from types import SimpleNamespace
+
+import torch
 
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
@@ -18,6 +21,8 @@ from reinforge.trainer import loop, resume, run, stages
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.store import Snapshot
+from reinforge.types import trajectory
+from reinforge.types.sample import TrainingSample
 
 
 def forget_the_rng():
@@ -97,6 +102,15 @@ def allow_every_change():
 
 def draw_without_the_seed():
     runner.stable_seed = lambda *names: random.getrandbits(32)
+
+
+def train_on_what_is_not_finite():
+    torch.isfinite = lambda tensor: torch.ones_like(tensor, dtype=torch.bool)
+    TrainingSample.is_finite = True
+
+
+def believe_every_reward():
+    trajectory.math = SimpleNamespace(isfinite=lambda value: True)
 
 
 def handle_no_signals():

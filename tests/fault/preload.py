@@ -16,6 +16,7 @@ import reinforge.trainer.evaluate
 import tests.fault.dithered
 import tests.fault.kit
 import tests.fault.mutations
+import tests.fault.poisoned
 from reinforge.registry import REGISTRY
 
 REGISTRY.load()

@@ -320,7 +320,8 @@ class EpochTrainer(Trainer):
             self.context.store.job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
-        metrics = {k: v for k, v in (status.metadata or {}).items() if isinstance(v, int | float)}
+        told = status.metadata or {}
+        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k == "skipped_episodes"}
         self._reward_history[-1].update(metrics)
         self._end_stage(metrics)
         return status
