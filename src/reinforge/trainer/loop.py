@@ -334,7 +334,12 @@ class EpochTrainer(Trainer):
             return
         self._stage("ADOPT", epoch)
         canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates or 0)
-        self._reward_history[-1].update(policy_version=canary.version, canary_difference=canary.max_difference)
+        self._reward_history[-1].update(
+            policy_version=canary.version,
+            canary_difference=canary.max_difference,
+            canary_mean_difference=canary.mean_difference,
+            canary_k3=canary.k3,
+        )
         if self.context is not None:
             self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
         self._end_stage({"version": canary.version, "fingerprint": canary.fingerprint})
