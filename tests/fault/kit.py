@@ -130,7 +130,13 @@ def _run(folder, arguments, crash_at, mutation, output):
 
 
 class Toy(Project):
-    """A tiny project whose run takes about a second; its runs are processes."""
+    """A tiny project whose run takes about a second; its runs are processes.
+
+    Attributes:
+        took_s: How long its run took, where nothing stopped it: kills at random times fall within.
+    """
+
+    took_s: float
 
     def __init__(self, folder, model):
         folder.mkdir(exist_ok=True)

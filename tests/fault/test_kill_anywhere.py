@@ -33,8 +33,6 @@ PASSINGS = {
 """How often a whole run passes each site; the journal's groups depend on the machine, and are a few more."""
 SPARSE = {"trainers.trainer.save_every": 3, "finetuning.run_configuration.validation_interval": 9}
 """Settings by which the base, version 3 and the last have a checkpoint."""
-LIFE_S = 1.5
-"""About how long a toy's run takes: kills at random times fall within."""
 
 
 def test_every_site_has_its_kill():
@@ -63,7 +61,7 @@ def test_kills_at_random_times(make_toy, whole, num_kills):
     rng, kills = random.Random(num_kills), 0
     while kills < num_kills:
         toy = make_toy()
-        kills += toy.end_with_kills(rng, LIFE_S)
+        kills += toy.end_with_kills(rng, whole.took_s)
         assert differences(toy.run, whole.run) == []
 
 
@@ -206,7 +204,7 @@ def test_each_episode_and_each_step_counts_once_after_kills_at_random_times(make
     rng, kills = random.Random(7), 0
     while kills < 50:
         toy = make_toy(DEFAULT)
-        kills += toy.end_with_kills(rng, LIFE_S)
+        kills += toy.end_with_kills(rng, finished(DEFAULT).took_s)
         assert_counted_once(toy, finished(DEFAULT))
 
 

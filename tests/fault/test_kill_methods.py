@@ -8,7 +8,6 @@ from reinforge.crash import SITES
 from tests.fault import mutations
 from tests.fault.conftest import METHODS
 from tests.fault.kit import KILLED, damaged, differences, facts
-from tests.fault.test_kill_anywhere import LIFE_S
 
 CHAINS = {
     "lora": ("rollout.after_journal:70", "step.after_optim:3", "ckpt.after_rename:1"),
@@ -44,7 +43,7 @@ def test_kills_at_random_times(make_toy, finished, method):
     rng, kills, whole = random.Random(method), 0, finished(METHODS[method])
     while kills < 50:
         toy = make_toy(METHODS[method])
-        kills += toy.end_with_kills(rng, LIFE_S)
+        kills += toy.end_with_kills(rng, whole.took_s)
         assert differences(toy.run, whole.run) == []
 
 
