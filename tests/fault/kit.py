@@ -29,6 +29,8 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.fault.preload"])
 KILLED = -signal.SIGKILL
 PATIENCE_S = 60
+LIFE_S = 1.5
+"""About how long a toy's run takes: kills at random times fall within."""
 SUMMARY = (
     "baseline", "final", "best", "confirm_base", "confirm_tuned", "improvement", "promoted", "episodes", "tokens",
     "policy_versions", "checkpoint",
@@ -130,13 +132,7 @@ def _run(folder, arguments, crash_at, mutation, output):
 
 
 class Toy(Project):
-    """A tiny project whose run takes about a second; its runs are processes.
-
-    Attributes:
-        took_s: How long its run took, where nothing stopped it: kills at random times fall within.
-    """
-
-    took_s: float
+    """A tiny project whose run takes about a second; its runs are processes."""
 
     def __init__(self, folder, model):
         folder.mkdir(exist_ok=True)
@@ -173,11 +169,11 @@ class Toy(Project):
         shutil.rmtree(self.run, ignore_errors=True)
         return self.start(*arguments)
 
-    def end_with_kills(self, rng, longest_s):
-        """Runs to the end through kills at random times; returns how many there were."""
+    def end_with_kills(self, rng):
+        """Runs to the end through kills at random times, later ones after more of them; returns how many there were."""
         child, kills = self.start(), 0
         while True:
-            child.send(signal.SIGKILL, rng.uniform(0.05, longest_s))
+            child.send(signal.SIGKILL, rng.uniform(0.05, LIFE_S * (1 + kills / 10)))
             code = child.wait()
             assert code in (0, KILLED), child.said
             if code == 0:

@@ -61,7 +61,7 @@ def test_kills_at_random_times(make_toy, whole, num_kills):
     rng, kills = random.Random(num_kills), 0
     while kills < num_kills:
         toy = make_toy()
-        kills += toy.end_with_kills(rng, whole.took_s)
+        kills += toy.end_with_kills(rng)
         assert differences(toy.run, whole.run) == []
 
 
@@ -204,7 +204,7 @@ def test_each_episode_and_each_step_counts_once_after_kills_at_random_times(make
     rng, kills = random.Random(7), 0
     while kills < 50:
         toy = make_toy(DEFAULT)
-        kills += toy.end_with_kills(rng, finished(DEFAULT).took_s)
+        kills += toy.end_with_kills(rng)
         assert_counted_once(toy, finished(DEFAULT))
 
 

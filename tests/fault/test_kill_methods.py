@@ -43,7 +43,7 @@ def test_kills_at_random_times(make_toy, finished, method):
     rng, kills, whole = random.Random(method), 0, finished(METHODS[method])
     while kills < 50:
         toy = make_toy(METHODS[method])
-        kills += toy.end_with_kills(rng, whole.took_s)
+        kills += toy.end_with_kills(rng)
         assert differences(toy.run, whole.run) == []
 
 
