@@ -30,7 +30,8 @@ def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(make_toy, 
 @pytest.mark.parametrize("site", SITES)
 def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(make_toy, finished, method, site):
     toy = make_toy(METHODS[method])
-    assert toy.start(crash_at=f"{site}:2").wait() == KILLED
+    number = 1 if site == "export.mid" else 2  # a file's rows are no episodes: only what was validated is exported
+    assert toy.start(crash_at=f"{site}:{number}").wait() == KILLED
     assert damaged(toy.run) == []
     child = toy.go_on()
     assert child.wait() == 0, child.said
