@@ -10,6 +10,9 @@ import shutil
 import signal
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
 
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
@@ -19,6 +22,8 @@ from reinforge.trainer import loop, resume, run, stages
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.store import Snapshot
+from reinforge.types import trajectory
+from reinforge.types.sample import TrainingSample
 
 
 def forget_the_rng():
@@ -31,6 +36,14 @@ def forget_the_optimizer():
         learner.num_steps = num_steps
 
     Learner.restore = restore
+
+
+def forget_the_critic():
+    checkpoint.load_critic = lambda folder, critic: critic.reset()
+
+
+def forget_the_adapters():
+    checkpoint._load_adapters = lambda folder, model: None
 
 
 def forget_the_counters():
@@ -102,6 +115,15 @@ def allow_every_change():
 
 def draw_without_the_seed():
     runner.stable_seed = lambda *names: random.getrandbits(32)
+
+
+def train_on_what_is_not_finite():
+    torch.isfinite = lambda tensor: torch.ones_like(tensor, dtype=torch.bool)
+    TrainingSample.is_finite = True
+
+
+def believe_every_reward():
+    trajectory.math = SimpleNamespace(isfinite=lambda value: True)
 
 
 def handle_no_signals():

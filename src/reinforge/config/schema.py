@@ -282,6 +282,11 @@ class LimitsConfig(Block):
         default=0.25, ge=0, le=1, description="Share of an epoch's groups that must carry signal, else refill."
     )
     max_empty_updates: int = Field(default=3, ge=1, description="Epochs in a row that train nothing before it stops.")
+    max_refused_steps: int = Field(
+        default=3,
+        ge=1,
+        description="Optimizer steps in a row whose numbers were not finite, and which were not made, before it stops.",
+    )
 
 
 class FinetuneConfig(Block):

@@ -206,7 +206,7 @@ class Engine:
 
         Raises:
             ConfigError: There is no such loss.
-            EngineError: No job is open.
+            EngineError: No job is open, or the weights were no finite numbers after it.
         """
         if not self._in_job:
             raise EngineError("update: no job is open; begin_job() first")
@@ -215,7 +215,15 @@ class Engine:
 
     def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
         self._take_snapshot()
-        return self.learner.update(samples, loss, progress)
+        report = self.learner.update(samples, loss, progress)
+        moved = {**self._named_weights(), **self.learner.state()}
+        broken = [name for name, value in moved.items() if not torch.isfinite(value).all()]
+        if report.num_updates and broken:
+            raise EngineError(
+                f"after the job {len(broken)} of {len(moved)} tensors are not finite, {broken[0]} among them; a lower "
+                "finetuning.policy.optimizer.learning_rate may do, or a checkpoint from before"
+            )
+        return report
 
     def step(
         self, samples: Sequence[TrainingSample], loss: Loss, *, progress: float = 0.0, entropy_grad: bool = False

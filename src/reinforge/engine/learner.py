@@ -122,7 +122,8 @@ class Learner:
     def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: Progress) -> UpdateReport:
         """Trains on the samples and says what that did.
 
-        A step whose loss, log-probs or gradient are not finite is refused: the weights stay as they are, bit by bit.
+        A step whose credit, log-probs, loss or gradient is not finite is refused: the weights stay as they are, bit
+        by bit.
 
         Args:
             samples: The job's samples; those without trained tokens or weight are left out.
@@ -135,6 +136,7 @@ class Learner:
         made: list[dict[str, float]] = []
         trained: set[int] = set()
         skipped: set[int] = set()
+        skipped_steps: list[int] = []
         for i, indices in enumerate(steps):
             share = progress.start + (progress.end - progress.start) * i / len(steps)
             metrics = self.step(
@@ -142,6 +144,7 @@ class Learner:
             )
             if metrics is None:
                 skipped.update(indices)
+                skipped_steps.append(i)
             else:
                 made.append(metrics)
                 trained.update(indices)
@@ -152,6 +155,7 @@ class Learner:
             num_tokens=sum(samples[index].num_trained for index in trained),
             metrics=_means(made),
             skipped_samples=sorted(skipped),
+            skipped_steps=skipped_steps,
         )
 
     def plan(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
@@ -223,6 +227,8 @@ class Learner:
     def _try_step(
         self, samples: Sequence[TrainingSample], loss: Loss, progress: float, *, entropy_grad: bool, compare: bool
     ) -> dict[str, float] | None:
+        if not all(sample.is_finite for sample in samples):
+            return _refused("credit or log-probs that a sample brought are")
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
         step_loss, sums = 0.0, Sums()
@@ -236,7 +242,7 @@ class Learner:
             output = output_of(loss(batch, logprobs_BT))
             part = _share_of(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
-                return None
+                return _refused("the loss or the log-probs are")
             part.backward()
             self.masters.take_gradients()
             crash_point("step.after_backward")
@@ -248,7 +254,7 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(self._of_policy, limit)
         of_critic = torch.nn.utils.clip_grad_norm_(self._of_critic, limit)
         if not torch.isfinite(norm) or not torch.isfinite(of_critic):
-            return None
+            return _refused("the gradient is")
         factor = rate_factor(self.config.schedule, self.num_steps, progress)
         rate = self.config.optimizer.learning_rate * factor
         for group in self.optimizer.param_groups:
@@ -308,6 +314,12 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
     return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
+def _refused(what: str) -> dict[str, float] | None:
+    """Says why a step is refused; returns what such a step returns."""
+    logger.warning("an optimizer step is refused: %s not finite", what)
+    return None
 
 
 def rate_factor(schedule: ScheduleConfig, num_steps: int, progress: float) -> float:

@@ -72,6 +72,14 @@ class TrainingSample:
         """Number of tokens that the loss sees."""
         return int(self.loss_mask.sum())
 
+    @property
+    def is_finite(self) -> bool:
+        """True if credit and log-probs of the trained tokens are finite; NaN says that nobody sampled a token."""
+        read = (self.advantages, self.returns, self.old_logprobs, self.ref_logprobs, self.values)
+        mask = self.loss_mask
+        finite = all(np.isfinite(array[mask]).all() for array in read if array is not None)
+        return finite and bool(np.isfinite(self.weight)) and not np.isinf(self.sampling_logprobs[mask]).any()
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
@@ -106,11 +114,12 @@ class UpdateReport:
 
     Attributes:
         num_updates: Optimizer steps made.
-        num_skipped_steps: Steps refused because the loss or the gradient was not finite.
+        num_skipped_steps: Steps refused because a number was not finite: credit, log-probs, the loss or the gradient.
         num_samples: Samples trained.
         num_tokens: Tokens that carried loss.
         metrics: Means over the job's steps: `loss`, `grad_norm`, `lr`, and what the loss reports.
         skipped_samples: Indices into the job's samples of those in refused steps.
+        skipped_steps: Numbers of the refused steps within the job, from 0.
     """
 
     num_updates: int
@@ -119,3 +128,4 @@ class UpdateReport:
     num_tokens: int
     metrics: dict[str, float]
     skipped_samples: list[int] = field(default_factory=list)
+    skipped_steps: list[int] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """The loop over doubles: stages in order, selection, refills, and every way it refuses to go on."""
 
 import json
+import math
 
 import pytest
 
@@ -218,12 +219,13 @@ async def test_weights_that_did_not_change_are_caught(loop):
         await it.run()
 
 
-async def test_sampler_and_learner_that_disagree_are_caught(loop):
+@pytest.mark.parametrize(("offset", "said"), [(0.05, "5.00e-02"), (math.nan, "nan")])
+async def test_sampler_and_learner_that_disagree_are_caught(loop, offset, said):
     class Drifted(ScriptedPolicy):
         async def score(self, token_ids):
-            return [scores - 0.05 for scores in await super().score(token_ids)]
+            return [scores - offset for scores in await super().score(token_ids)]
 
-    with pytest.raises(JobFailed, match="differ by up to 5.00e-02 nats"):
+    with pytest.raises(JobFailed, match=f"differ by up to {said} nats"):
         await loop(adapter=RecordingAdapter(Drifted(seeded))).run()
 
 
