@@ -87,6 +87,7 @@ class Engine:
             PromptRenderer(tokenizer),
             config.model or model.config.model_type,
             max_batch=config.max_batch,
+            kept_bytes=config.kv_cache_mb * 2**20,
             deterministic=deterministic,
             seed=stable_seed(seed, "sampler"),
             score=self._score_tokens,

@@ -61,6 +61,7 @@ class EmbeddedPolicy(PolicyServer):
         renderer: Its tokenizer and template.
         name: The model's name.
         max_batch: Replies drawn at the same time.
+        kept_bytes: Most memory of keys and values between the turns of conversations.
         deterministic: A reply does not depend, to the last bit, on what is drawn beside it.
         seed: Of draws that bring no seed.
         score: Log-probs by the learner's path.
@@ -75,6 +76,7 @@ class EmbeddedPolicy(PolicyServer):
         name: str,
         *,
         max_batch: int,
+        kept_bytes: int,
         deterministic: bool,
         seed: int,
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
@@ -88,7 +90,13 @@ class EmbeddedPolicy(PolicyServer):
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
         self._ends = end_tokens(model, renderer.tokenizer)
         self.sampler = Sampler(
-            model, self._ends, max_batch=max_batch, seed=seed, deliver=deliver, deterministic=deterministic
+            model,
+            self._ends,
+            max_batch=max_batch,
+            seed=seed,
+            deliver=deliver,
+            kept_bytes=kept_bytes,
+            deterministic=deterministic,
         )
 
     @property
