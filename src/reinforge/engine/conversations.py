@@ -25,6 +25,9 @@ MIN_KEPT = 32
 MIN_REUSED = 16
 """Fewer common tokens are computed with the rest of the prompt."""
 
+MIN_SHARE = 4
+"""So are those that are less than one in so many: a token behind a kept sequence costs a seventh more to read."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptSequence:
@@ -79,7 +82,7 @@ class Conversations:
             (common_length(near, prompt), near) for near in self._in_order[max(0, place - 1) : place + 1]
         )
         common = min(common, len(prompt) - 1)
-        if common < MIN_REUSED:
+        if common < MIN_REUSED or common * MIN_SHARE < len(prompt):
             return None
         self._by_use.move_to_end(best)
         return self._by_use[best], common

@@ -51,6 +51,8 @@ def test_the_longest_common_beginning_is_found(kept):
         assert found[0].token_ids[:length] == prompt[:length]
     assert kept.find(run(0, 15) + (99,) * 10) is None, "15 tokens are not worth it"
     assert kept.find(run(0, 16)) is None
+    assert kept.find(run(0, 20) + (99,) * 60)[1] == 20
+    assert kept.find(run(0, 20) + (99,) * 61) is None, "less than a quarter of the prompt"
     assert kept.find(run(1, 40)) is None
 
 
