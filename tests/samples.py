@@ -42,13 +42,19 @@ class Waiter:
 
 
 def draw(
-    engine: Any, prompts: Sequence[tuple[int, ...]], limit: int = 16, seeds: Sequence[int] = ()
+    engine: Any,
+    prompts: Sequence[tuple[int, ...]],
+    limit: int = 16,
+    seeds: Sequence[int] = (),
+    adapters: Sequence[str] = (),
 ) -> list[SampleRequest]:
     """Draws a reply to each prompt, given as tokens, all at once; seeds are 0, 1, ... unless given."""
     waiter = Waiter(len(prompts))
     requests = [
-        SampleRequest(prompt, limit, SamplingParams(seed=seed), owner=waiter)
-        for prompt, seed in zip(prompts, seeds or range(len(prompts)), strict=True)
+        SampleRequest(prompt, limit, SamplingParams(seed=seed), adapter=adapter, owner=waiter)
+        for prompt, seed, adapter in zip(
+            prompts, seeds or range(len(prompts)), adapters or ["default"] * len(prompts), strict=True
+        )
     ]
     engine.policy.sampler.submit(requests)
     assert waiter.done.wait(60)

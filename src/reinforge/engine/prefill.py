@@ -33,12 +33,14 @@ class Opening:
     Attributes:
         prompt: Token ids.
         requests: At least one.
+        adapter: Whose they are.
         kept: A sequence that begins as the prompt does; None: the prompt is read whole.
         start: How many of the prompt's tokens `kept` gives.
     """
 
     prompt: tuple[int, ...]
     requests: list[SampleRequest]
+    adapter: str = "default"
     kept: KeptSequence | None = None
     start: int = 0
 
@@ -49,14 +51,15 @@ class Opening:
 
 
 def openings_of(requests: Iterable[SampleRequest], conversations: Conversations) -> list[Opening]:
-    """Returns the different prompts, each with its requests and with what was kept of it."""
-    openings: dict[tuple[int, ...], Opening] = {}
+    """Returns the different prompts of each adapter, each with its requests and with what was kept of it."""
+    openings: dict[tuple[str, tuple[int, ...]], Opening] = {}
     for request in requests:
-        if request.prompt in openings:
-            openings[request.prompt].requests.append(request)
+        key = (request.adapter, request.prompt)
+        if key in openings:
+            openings[key].requests.append(request)
         else:
-            kept, start = conversations.find(request.prompt) or (None, 0)
-            openings[request.prompt] = Opening(request.prompt, [request], kept, start)
+            kept, start = conversations.find(request.prompt, request.adapter) or (None, 0)
+            openings[key] = Opening(request.prompt, [request], request.adapter, kept, start)
     return list(openings.values())
 
 

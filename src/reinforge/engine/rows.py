@@ -23,6 +23,7 @@ class SampleRequest:
         params: Temperature, top-p, top-k and seed; the rest has been read by the caller.
         stops: Returns True once the reply's last tokens hold a stop text; None: there is none.
         num_stop_tokens: How many of the last tokens `stops` looks at.
+        adapter: Which adapter draws it.
         owner: Whatever `deliver` needs to find the caller.
         token_ids, logprobs, finish_reason, version: The reply.
         error: Why there is none.
@@ -34,6 +35,7 @@ class SampleRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     stops: Callable[[list[int]], bool] | None = None
     num_stop_tokens: int = 0
+    adapter: str = "default"
     owner: object = None
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

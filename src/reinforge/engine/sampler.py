@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
+from reinforge.engine.adapters import DEFAULT, MixedAdapters
 from reinforge.engine.conversations import Conversations, KeptSequence
 from reinforge.engine.draw import draw, uniforms
 from reinforge.engine.masks import AttentionMasks
@@ -72,11 +74,12 @@ class Sampler:
     """Draws replies; `submit` from any thread, `deliver` is called from the sampler's thread.
 
     Args:
-        model: The model, whose weights change only between `pause` and `resume`.
+        model: The model; an adapter's weights change only between its `pause` and `resume`.
         eos_ids: Tokens that end a reply.
         max_batch: Slots.
         seed: Of the stream for requests that bring no seed.
         deliver: Takes the replies that one step finished.
+        adapters: Names of the model's adapters, of which each request takes one.
         kept_bytes: Most memory of keys and values between the turns of conversations; 0: none are kept.
         deterministic: Nothing is kept, and prompts are read one by one: how a matrix product is cut into blocks
             depends on its rows, and with it the last bit. Decode steps have at least `MIN_ROWS` rows and lengths of
@@ -92,10 +95,12 @@ class Sampler:
         max_batch: int,
         seed: int,
         deliver: Callable[[list[SampleRequest]], None],
+        adapters: Sequence[str] = (DEFAULT,),
         kept_bytes: int = 0,
         deterministic: bool = False,
     ):
-        self.model, self.max_batch, self.seed, self.version = model, max_batch, seed, 0
+        self.model, self.max_batch, self.seed = model, max_batch, seed
+        self.versions = dict.fromkeys(adapters, 0)
         self.num_begun = 0
         self._eos = np.zeros(model.vocab_size, bool)
         self._eos[[token for token in eos_ids if token < model.vocab_size]] = True
@@ -104,13 +109,15 @@ class Sampler:
         self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
         self._prefill = Prefill(model, self._cache, self._masks, self._put)
+        self._mixed = MixedAdapters(model) if len(adapters) > 1 else None
         self._conversations = Conversations(0 if deterministic else kept_bytes)
         self._rows = Rows(max_batch)
         self._taken: list[SampleRequest] = []
         self._waiting: deque[SampleRequest] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._changed = threading.Condition()
-        self._open, self._closing = True, False
+        self._closed: set[str] = set()
+        self._closing = False
         self._sampled, self._prompt, self._prefilled, self._reused, self._steps = 0, 0, 0, 0, 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
@@ -134,18 +141,23 @@ class Sampler:
             self._waiting.extend(requests)
             self._changed.notify_all()
 
-    def pause(self) -> None:
-        """Admits no more and returns when no reply is in flight; requests wait."""
+    def pause(self, adapter: str = DEFAULT) -> None:
+        """Admits no more by an adapter and returns when none of its replies is in flight; its requests wait."""
         with self._changed:
-            self._open = False
-        self.call(self._drain)
+            self._closed.add(adapter)
+        self.call(lambda: self._drain(adapter))
 
-    def resume(self, version: int) -> None:
-        """Admits again; replies begun from now on carry `version`."""
+    def resume(self, version: int, adapter: str = DEFAULT) -> None:
+        """Admits again; the adapter's replies begun from now on carry `version`."""
         with self._changed:
-            self.version = version
-            self._open = True
+            self.versions[adapter] = version
+            self._closed.discard(adapter)
             self._changed.notify_all()
+
+    def is_asked(self, adapter: str) -> bool:
+        """Returns True if requests wait for an adapter."""
+        with self._changed:
+            return any(request.adapter == adapter for request in self._waiting)
 
     def call(self, function: Callable[[], T]) -> T:
         """Returns what `function` returns, called in the sampler's thread between two steps.
@@ -201,7 +213,7 @@ class Sampler:
             logits = [self._forward(np.array([t % model.vocab_size]), np.array([t])) for t in (n, n + 1, n + 2)]
             prompt = tuple(token_ids[0].tolist())
             kept = KeptSequence(prompt[:n], self._cache.take(0, n))
-            logits.append(self._prefill.read([Opening(prompt, [SampleRequest(prompt, 1)], kept, n)], 0))
+            logits.append(self._prefill.read([Opening(prompt, [SampleRequest(prompt, 1)], kept=kept, start=n)], 0))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
             raise EngineError(f"cannot sample from {model.config.model_type!r} models: {cause}") from cause
         error = (torch.cat(logits) - torch.cat((whole[n:], whole[-1:]))).abs().max().item()
@@ -222,9 +234,12 @@ class Sampler:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._closing or self._calls or self._rows.count or (self._open and self._waiting)):
+            while not (self._closing or self._calls or self._rows.count or self._may_begin()):
                 self._changed.wait()
             return not self._closing
+
+    def _may_begin(self) -> bool:
+        return any(request.adapter not in self._closed for request in self._waiting)
 
     def _answer_calls(self) -> None:
         while self._calls:
@@ -242,10 +257,10 @@ class Sampler:
         except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
             self._fail(cause)
 
-    def _drain(self) -> None:
-        while self._rows.count and not self._closing:
+    def _drain(self, adapter: str) -> None:
+        while any(request.adapter == adapter for request in self._rows.requests) and not self._closing:
             self._advance()
-        self._conversations.clear()  # the weights may change now, and training wants the memory
+        self._conversations.clear(adapter)  # the weights may change now, and training wants the memory
 
     def _fail(self, cause: Exception) -> None:
         with self._changed:
@@ -262,12 +277,16 @@ class Sampler:
     def _take(self) -> list[SampleRequest]:
         """Returns the requests to begin now: as many as there are slots."""
         taken: list[SampleRequest] = []
+        held: list[SampleRequest] = []
         with self._changed:
-            while self._open and self._waiting and self._rows.count + len(taken) < self.max_batch:
+            while self._waiting and self._rows.count + len(taken) < self.max_batch:
                 request = self._waiting.popleft()
-                if not request.cancelled:
-                    request.version = self.version
+                if request.adapter in self._closed:
+                    held.append(request)
+                elif not request.cancelled:
+                    request.version = self.versions[request.adapter]
                     taken.append(request)
+            self._waiting.extendleft(reversed(held))
         return taken
 
     def _admit(self) -> None:
@@ -282,7 +301,8 @@ class Sampler:
 
     def _begin(self, openings: list[Opening]) -> None:
         rows, start = self._rows, self._rows.count
-        logits = self._with_room(lambda: self._prefill.read(openings, start))
+        with self._adapted([opening.adapter for opening in openings]):
+            logits = self._with_room(lambda: self._prefill.read(openings, start))
         for opening in openings:
             for request in opening.requests:
                 rows.add(request, self._seed(request), self.model.vocab_size)
@@ -290,6 +310,10 @@ class Sampler:
             self._prefilled += opening.num_new
             self._reused += opening.start
         self._draw(logits, start)
+
+    def _adapted(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """Says by which adapter each row of the next forwards goes."""
+        return nullcontext() if self._mixed is None else self._mixed.rows(adapters)
 
     def _with_room(self, compute: Callable[[], T]) -> T:
         """Returns what `compute` returns; where memory runs out, what is kept goes first."""
@@ -318,7 +342,8 @@ class Sampler:
         if not rows.count:
             return
         size = max(rows.count, MIN_ROWS)
-        logits = self._with_room(lambda: self._forward(rows.last_tokens[:size], rows.positions[:size]))
+        with self._adapted([request.adapter for request in rows.requests]):
+            logits = self._with_room(lambda: self._forward(rows.last_tokens[:size], rows.positions[:size]))
         rows.positions[: rows.count] += 1
         self._steps += 1
         self._draw(logits[: rows.count], 0)
@@ -390,10 +415,10 @@ class Sampler:
         """Keeps what a leaving reply has in its slot: all but its last token, which was never fed."""
         request, length = self._rows.requests[row], int(self._rows.positions[row])
         token_ids = (request.prompt + request.token_ids)[:length]
-        if request.cancelled or not self._conversations.wants(token_ids):
+        if request.cancelled or not self._conversations.wants(token_ids, request.adapter):
             return
         try:
-            self._conversations.keep(KeptSequence(token_ids, self._cache.take(row, length)))
+            self._conversations.keep(KeptSequence(token_ids, self._cache.take(row, length), request.adapter))
         except (MemoryError, RuntimeError) as cause:
             if not is_out_of_memory(cause):
                 raise
