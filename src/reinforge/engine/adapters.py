@@ -20,9 +20,6 @@ from reinforge.config.schema import PolicyConfig
 from reinforge.engine.model import ADAPTERS, CausalModel
 from reinforge.errors import ConfigError, EngineError, Problem
 
-DEFAULT = "default"
-"""PEFT's name of an adapter that nobody named; all weights, where there are no adapters, go by it too."""
-
 
 def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) -> None:
     """Looks at the names that adapters are to have.

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from reinforge.engine.model import DEFAULT
+
 TokenIds = tuple[int, ...]
 Key = tuple[str, TokenIds]
 
@@ -42,7 +44,7 @@ class KeptSequence:
 
     token_ids: TokenIds
     states: Sequence[Tensor]
-    adapter: str = "default"
+    adapter: str = DEFAULT
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +73,7 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._in_order)
 
-    def find(self, prompt: TokenIds, adapter: str = "default") -> tuple[KeptSequence, int] | None:
+    def find(self, prompt: TokenIds, adapter: str = DEFAULT) -> tuple[KeptSequence, int] | None:
         """Returns the sequence that has most in common with a prompt, and how many tokens; None: not worth it.
 
         The prompt's last token is never among them: the reply's first token is drawn from its features.
@@ -89,7 +91,7 @@ class Conversations:
         self._by_use.move_to_end(best)
         return self._by_use[best], common
 
-    def wants(self, token_ids: TokenIds, adapter: str = "default") -> bool:
+    def wants(self, token_ids: TokenIds, adapter: str = DEFAULT) -> bool:
         """Returns False for what is too short, or begins a sequence that is kept already."""
         if len(token_ids) < MIN_KEPT or not self.max_bytes:
             return False

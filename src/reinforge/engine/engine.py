@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,17 +25,18 @@ from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.adapters import DEFAULT, check_adapters
+from reinforge.engine.adapters import check_adapters
 from reinforge.engine.batch import plain_sample
-from reinforge.engine.critic import PREFIX, ValueHead, sample_values
+from reinforge.engine.critic import ValueHead, sample_values
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model import CausalModel, load_model, load_tokenizer
+from reinforge.engine.model import DEFAULT, CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
 from reinforge.engine.prefix import sharing_masks
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.sampler import Sampler
+from reinforge.engine.snapshot import Snapshot
 from reinforge.errors import EngineError, OutOfMemory
 from reinforge.files import commit_folder, staging_folder
 from reinforge.interfaces import Needs
@@ -44,16 +44,6 @@ from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateR
 from reinforge.types.seeding import stable_seed
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """The weights and the optimizer as they were before a job."""
-
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    num_steps: int
-    adapter: str
 
 
 class Engine:
@@ -282,7 +272,8 @@ class Engine:
         name = self._job or (self._snapshot.adapter if self._snapshot else None)
         if name is None:
             raise EngineError("rollback: no job has begun since the last version was published")
-        self._call(self._restore_snapshot, name)
+        if self._snapshot is not None:
+            self._call(self._snapshot.restore, name)
         self._job, self._snapshot = None, None
         policy = self.policies[name]
         policy.end_job(policy.version)
@@ -409,26 +400,9 @@ class Engine:
         if self._snapshot is not None and self._snapshot.adapter == adapter:
             self._snapshot = None
 
-    def _named_weights(self) -> dict[str, Tensor]:
-        """Returns everything that a job changes, the critic included."""
-        weights: dict[str, Tensor] = dict(self.model.trained_parameters)
-        if self.critic is not None:
-            weights |= {f"{PREFIX}{name}": p for name, p in self.critic.named_parameters()}
-        return weights
-
-    @torch.no_grad()
     def _take_snapshot(self) -> None:
         if self._snapshot is None:
-            weights = {name: p.detach().clone() for name, p in self._named_weights().items()}
-            moments = {name: value.clone() for name, value in self.learner.state().items()}
-            self._snapshot = Snapshot(weights, moments, self.learner.num_steps, self.model.adapter)
-
-    @torch.no_grad()
-    def _restore_snapshot(self) -> None:
-        if self._snapshot is not None:
-            for name, parameter in self._named_weights().items():
-                parameter.copy_(self._snapshot.weights[name])
-            self._learners[self._snapshot.adapter].restore(self._snapshot.optimizer, self._snapshot.num_steps)
+            self._snapshot = Snapshot(self.learner, self.model.adapter)
 
 
 def _digest(parameters: Mapping[str, Tensor]) -> bytes:

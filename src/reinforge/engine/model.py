@@ -26,6 +26,9 @@ from reinforge.types.seeding import stable_seed
 ADAPTERS = "adapter_config.json"
 """Marks a folder that holds adapters, in PEFT's layout."""
 
+DEFAULT = "default"
+"""PEFT's name of an adapter that nobody named; all weights, where there are no adapters, go by it too."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -75,7 +78,7 @@ class CausalModel:
     @property
     def adapter(self) -> str:
         """Name of the adapter that is trained, and that forwards go through; the sampler's rows have their own."""
-        return self.module.active_adapters()[0] if self.has_adapters else "default"
+        return self.module.active_adapters()[0] if self.has_adapters else DEFAULT
 
     def use_adapter(self, name: str) -> None:
         """Trains and goes through this adapter from now on."""
@@ -193,7 +196,7 @@ def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
         )
 
 
-def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = "default") -> None:
+def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT) -> None:
     """Adds an adapter to a module's linear layers and freezes all else (LoRA, arXiv:2106.09685), by PEFT.
 
     Differs from the paper: every linear layer but the output layer, not the attention alone (arXiv:2305.14314 found
@@ -215,7 +218,7 @@ def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = "defaul
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
-        torch.manual_seed(stable_seed(seed, "lora", *([] if name == "default" else [name])))
+        torch.manual_seed(stable_seed(seed, "lora", *([] if name == DEFAULT else [name])))
         try:
             module.add_adapter(settings, name)
         except ValueError as error:
@@ -230,7 +233,7 @@ def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def load_model(config: PolicyConfig, seed: int, device: str, adapters: Sequence[str] = ("default",)) -> CausalModel:
+def load_model(config: PolicyConfig, seed: int, device: str, adapters: Sequence[str] = (DEFAULT,)) -> CausalModel:
     """Returns the policy's model as its configuration asks, with adapters of these names where it trains adapters."""
     if config.model is None or config.model.startswith("bundled:"):
         message = f"{config.model!r} is no folder and no hub id"

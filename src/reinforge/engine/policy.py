@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.engine.adapters import DEFAULT
-from reinforge.engine.model import CausalModel
+from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.rows import SampleRequest
-from reinforge.engine.sampler import Sampler, SamplerStats
+from reinforge.engine.sampler import Sampler
+from reinforge.engine.stats import SamplerStats
 from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow, PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs

@@ -19,7 +19,7 @@ from transformers import Cache
 
 from reinforge.engine.conversations import Conversations, KeptSequence
 from reinforge.engine.masks import AttentionMasks
-from reinforge.engine.model import CausalModel
+from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.rows import SampleRequest
 from reinforge.engine.slots import ContinuedLayer, PrefillLayer, SlotCache, round_up
 
@@ -40,7 +40,7 @@ class Opening:
 
     prompt: tuple[int, ...]
     requests: list[SampleRequest]
-    adapter: str = "default"
+    adapter: str = DEFAULT
     kept: KeptSequence | None = None
     start: int = 0
 

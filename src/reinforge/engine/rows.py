@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from reinforge.engine.model import DEFAULT
 from reinforge.engine.slots import MIN_ROWS
 from reinforge.errors import EngineError
 from reinforge.types.request import SamplingParams
@@ -35,7 +36,7 @@ class SampleRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     stops: Callable[[list[int]], bool] | None = None
     num_stop_tokens: int = 0
-    adapter: str = "default"
+    adapter: str = DEFAULT
     owner: object = None
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,15 +26,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from reinforge.engine.adapters import DEFAULT, MixedAdapters
+from reinforge.engine.adapters import MixedAdapters
 from reinforge.engine.conversations import Conversations, KeptSequence
 from reinforge.engine.draw import draw, uniforms
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model import CausalModel
+from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.prefill import Opening, Prefill, batches_by_length, openings_of
 from reinforge.engine.rows import Rows, SampleRequest
 from reinforge.engine.slots import MIN_ROWS, PrefillLayer, SlotCache, round_up
+from reinforge.engine.stats import SamplerStats
 from reinforge.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -44,30 +44,6 @@ T = TypeVar("T")
 
 PREFILL_TOKENS = 2048
 """Padded tokens of prompts in one forward: memory is bounded, and activations stay near the caches."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerStats:
-    """What the sampler has done and holds.
-
-    Attributes:
-        sampled_tokens: Tokens drawn.
-        prompt_tokens: Prompt tokens of the replies begun.
-        prefilled_tokens: Prompt tokens computed; fewer, where prompts were equal or went on from what was kept.
-        reused_tokens: Prompt tokens whose keys and values had been kept; of equal prompts, those of one.
-        kept_bytes: Keys and values kept now, for the next turns of conversations.
-        steps: Decode forwards.
-        running, waiting: Replies in slots, and requests that wait for one.
-    """
-
-    sampled_tokens: int
-    prompt_tokens: int
-    prefilled_tokens: int
-    reused_tokens: int
-    kept_bytes: int
-    steps: int
-    running: int
-    waiting: int
 
 
 class Sampler:
