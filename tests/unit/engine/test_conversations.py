@@ -120,3 +120,19 @@ def test_halving_leaves_room_for_half_of_what_was_taken(kept):
     assert len(kept) == 0
     keep(kept, run(0, 40))
     assert len(kept) == 1
+
+
+def test_adapters_share_the_budget_and_nothing_else(kept):
+    for adapter in "ac":
+        assert kept.wants(run(0, 40), adapter)
+        kept.keep(KeptSequence(run(0, 40), sequence(*run(0, 40)).states, adapter))
+    assert (len(kept), kept.num_bytes) == (2, 16 * 80)
+    for adapter, length in (("a", 40), ("b", None), ("c", 40), ("0", None), ("d", None)):
+        found = kept.find(run(0, 41), adapter)
+        assert (found and found[1]) == length
+        assert not found or found[0].adapter == adapter
+    assert kept.wants(run(0, 40), "b")
+    kept.clear("a")
+    assert (len(kept), kept.num_bytes) == (1, 16 * 40)
+    assert kept.find(run(0, 41), "a") is None
+    assert kept.find(run(0, 41), "c")
