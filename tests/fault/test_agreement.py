@@ -12,7 +12,6 @@ from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import register_trainer_adapter
-from reinforge.trainer import canary
 from reinforge.types.request import ModelRequest
 from reinforge.types.sample import LossSpec
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -116,7 +115,7 @@ def test_each_job_says_how_well_the_two_agree(run):
 
 def test_what_a_job_says_is_the_mean_and_the_divergence(run, monkeypatch):
     """All tokens are off by 0.05, which the canary is told to bear: k3 = exp(-0.05) - 1 + 0.05."""
-    monkeypatch.setitem(canary.TOLERANCE, "floor", 1.0)
+    monkeypatch.setattr(Offset, "tolerance", 1.0, raising=False)
     assert run.set("trainer_adapters.adapter._type", "test_offset").finetune().exit_code == 0
     row = json.loads((run.run / "training_metrics.jsonl").read_text().splitlines()[0])
     assert row["canary_mean_difference"] == pytest.approx(0.05, abs=1e-5)
@@ -135,5 +134,5 @@ def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
 
 def test_an_offset_that_nobody_looks_for_shows(run, monkeypatch):
     """Mutation check of G15."""
-    monkeypatch.setitem(canary.TOLERANCE, "floor", math.inf)
+    monkeypatch.setattr(Offset, "tolerance", math.inf, raising=False)
     assert run.set("trainer_adapters.adapter._type", "test_offset").finetune().exit_code == 0

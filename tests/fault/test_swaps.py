@@ -138,9 +138,9 @@ def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_sw
         assert min(waited) >= version, "and they waited for the weights that it made, or the next ones"
 
 
-def pause_without_waiting(sampler):
+def pause_without_waiting(sampler, adapter):
     with sampler._changed:
-        sampler._open = False
+        sampler._closed.add(adapter)
 
 
 def stay_open(policy):

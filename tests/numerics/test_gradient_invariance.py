@@ -137,9 +137,9 @@ def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners,
 class ForgetsTheOthers(Learner):
     """Each micro-batch counts as if it were the whole step."""
 
-    def _try_step(self, samples, *arguments):
+    def _try_step(self, samples, *arguments, **options):
         for indices in self._micro_batches(samples):
-            metrics = super()._try_step([samples[i] for i in indices], *arguments)
+            metrics = super()._try_step([samples[i] for i in indices], *arguments, **options)
         return metrics
 
 

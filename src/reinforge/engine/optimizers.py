@@ -61,13 +61,13 @@ def restore_state(
 ) -> None:
     """Puts back what `state_of` returned; where that is another optimizer's, this one starts anew, with a warning."""
     expected = slots_of(settings)
-    found = {name.partition(".")[0] for name in state} - {COPY}
-    if found and found != expected:
+    found = [name for name in dict.fromkeys(key.partition(".")[0] for key in state) if name != COPY]
+    if found and set(found) != expected:
         kept, held = (", ".join(sorted(names)) or "nothing" for names in (expected, found))
         logger.warning("%s keeps %s, and the checkpoint holds %s: it starts anew", settings.name, kept, held)
         return
     for name, parameter in parameters.items():
-        slots = {key: state[f"{key}.{name}"] for key in expected if f"{key}.{name}" in state}
+        slots = {key: state[f"{key}.{name}"] for key in found if f"{key}.{name}" in state}
         if slots:
             optimizer.state[parameter] = {
                 key: _placed(value, key, parameter, fused=bool(optimizer.defaults.get("fused")))
