@@ -341,7 +341,13 @@ class Algorithm(ABC):
 
 
 class PolicyServer(ABC):
-    """Samples from the weights being trained. Weights change only while no reply is in flight."""
+    """Samples from the weights being trained. Weights change only while no reply is in flight.
+
+    Attributes:
+        tolerance: Most nats by which `sample` and `score` may differ on one token; the canary allows no more.
+    """
+
+    tolerance: float = 1e-4
 
     @property
     @abstractmethod

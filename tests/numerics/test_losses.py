@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from reinforge.engine.batch import TokenBatch
-from reinforge.engine.losses import LossOutput, clipped_pg, cross_entropy, find_loss, register_loss
+from reinforge.engine.losses import LossOutput, cross_entropy, find_loss, register_loss
+from reinforge.engine.policy_losses import clipped_pg
 from reinforge.errors import ConfigError
 from reinforge.types.sample import LossSpec
 

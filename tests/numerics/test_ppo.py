@@ -10,8 +10,9 @@ from reinforge.algorithms.ppo import PPO, PPOConfig, generalized_advantages, tok
 from reinforge.config.schema import BatchConfig, CriticConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.engine.batch import collate, cut
-from reinforge.engine.critic import ppo, sample_values
+from reinforge.engine.critic import sample_values
 from reinforge.engine.logprobs import token_logprobs
+from reinforge.engine.policy_losses import ppo
 from reinforge.errors import ConfigError, EngineError, TrajectoryError
 from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs
@@ -84,7 +85,7 @@ def test_the_reward_of_an_untrained_turn_goes_to_the_token_before_it():
 
 def test_the_kl_to_the_reference_is_taken_from_each_tokens_reward():
     algorithm = PPO(PPOConfig(kl_coef=0.1, gae_lambda=0.0, **PLAIN))
-    assert algorithm.needs == Needs(ref_logprobs=True, values=True)
+    assert algorithm.needs == Needs(old_logprobs="inexact", ref_logprobs=True, values=True)
     samples = two_turns(algorithm, values=(0, 0, 0))
     for sample in samples:
         sample.ref_logprobs = sample.sampling_logprobs - 2.0  # log(p_old / p_ref) = 2

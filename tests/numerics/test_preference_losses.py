@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reinforge.engine.batch import collate
-from reinforge.engine.losses import dpo, ipo
+from reinforge.engine.preference_losses import dpo, ipo
 from reinforge.errors import ConfigError, TrajectoryError
 from reinforge.types.request import TokenLogprobs
 from tests.samples import sample_of

@@ -143,7 +143,9 @@ def test_cispo_has_the_gradient_of_weighted_reinforce(tiny_model_dir):
     learner = make_learner(tiny_model_dir)
     metrics, gradients = step(learner, samples, LossSpec("cispo", {"clip_high": 0.3}))
     for sample, logprobs in zip(samples, sample_logprobs(learner.model, samples, 10_000), strict=True):
-        sample.advantages = -sample.advantages * np.minimum(np.exp(logprobs - sample.old_logprobs), 1.3)
+        bounded = np.minimum(np.exp(logprobs - sample.old_logprobs), 1.3)
+        drawn_too_seldom = np.minimum(np.exp(sample.old_logprobs - sample.sampling_logprobs), 2.0)
+        sample.advantages = -sample.advantages * bounded * drawn_too_seldom
 
     def weighted(batch, logprobs_BT):
         return SimpleNamespace(loss=batch.advantages * logprobs_BT, metrics={})

@@ -221,6 +221,8 @@ class LocalAdapter(TrainerAdapter):
                 sample.advantages = advantages
             if not any(np.any(sample.advantages) for sample in samples):
                 raise JobFailed("nothing to learn: every token's credit is zero")
+            if not any(sample.weight > 0 for sample in samples):
+                raise JobFailed("nothing to learn: every sample's weight is zero (overlong_filtering)")
             start, end = self._progress(trajectories.epoch)
             watched = self._watched(engine, samples, trajectories.epoch or 0)
             report = engine.update(
@@ -253,7 +255,8 @@ class LocalAdapter(TrainerAdapter):
     ) -> list[tuple[TrainingSample, FloatArray]]:
         """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
         rng = stable_random(self.run_config.seed, "direction", epoch)
-        chosen = samples if len(samples) <= DIRECTION_SAMPLES else rng.sample(samples, DIRECTION_SAMPLES)
+        chosen = [sample for sample in samples if sample.weight > 0]
+        chosen = chosen if len(chosen) <= DIRECTION_SAMPLES else rng.sample(chosen, DIRECTION_SAMPLES)
         before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
         if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these
             before = engine.logprobs(chosen)

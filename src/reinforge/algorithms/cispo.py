@@ -49,7 +49,7 @@ class CISPO(PolicyGradient):
 
     def loss_of(self) -> LossSpec:
         """Returns CISPO's loss."""
-        return self.spec("cispo", ["clip_low", "clip_high", "kl_coef", "kl_estimator", "entropy_coef"])
+        return self.spec("cispo", ["clip_low", "clip_high"])
 
 
 @register_algorithm(config_type=CISPOConfig)

@@ -8,7 +8,11 @@ others), and answers near the limit of length are penalised:
     R - (n - max_length + length_buffer) / length_buffer    up to n = max_length
     R - 1                                 beyond, n the sampled tokens of the trajectory
 
-Differs from the paper: the penalty is off unless `max_length` is set.
+With `overlong_filtering` (section 3.4) trajectories that were cut off, whose outcome is `overlong`, teach nothing:
+their reward says that they were long, not that they were wrong. It still counts in what their siblings are compared
+with.
+
+Differs from the paper: penalty and filter are off unless they are set.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from reinforge.algorithms.policy_gradient import (
 )
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import TrainingSample
-from reinforge.types.trajectory import Trajectory, TrajectoryGroup
+from reinforge.types.trajectory import Outcome, Trajectory, TrajectoryGroup
 
 
 class DAPOConfig(ClippedConfig, name="dapo"):
@@ -42,6 +46,9 @@ class DAPOConfig(ClippedConfig, name="dapo"):
         default=None, ge=1, description="Sampled tokens of a trajectory from which the penalty is 1; null: no penalty."
     )
     length_buffer: int = Field(default=64, ge=1, description="Tokens before max_length over which the penalty grows.")
+    overlong_filtering: bool = Field(
+        default=False, description="Trajectories whose outcome is overlong are compared with, and not trained."
+    )
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> DAPOConfig:
@@ -59,8 +66,15 @@ class DAPO(PolicyGradient):
         super().__init__(config or DAPOConfig())
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of all groups, rewards less the penalty of length."""
-        return super().build_samples([self._penalised(group) for group in groups] if self.config.max_length else groups)
+        """Returns the samples of all groups, rewards less the penalty of length; filtered ones have no weight."""
+        groups = [self._penalised(group) for group in groups] if self.config.max_length else groups
+        samples = super().build_samples(groups)
+        if self.config.overlong_filtering:
+            outcomes = [trajectory.outcome for group in groups for trajectory in group.trajectories]
+            for sample in samples:
+                if outcomes[sample.trajectory_index] is Outcome.OVERLONG:
+                    sample.weight = 0.0
+        return samples
 
     def _penalised(self, group: TrajectoryGroup) -> TrajectoryGroup:
         limit, buffer = self.config.max_length or 0, self.config.length_buffer

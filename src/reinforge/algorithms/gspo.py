@@ -45,7 +45,7 @@ class GSPO(PolicyGradient):
 
     def loss_of(self) -> LossSpec:
         """Returns GSPO's loss."""
-        return self.spec("gspo", ["clip_low", "clip_high", "kl_coef", "kl_estimator", "entropy_coef"])
+        return self.spec("gspo", ["clip_low", "clip_high"])
 
 
 @register_algorithm(config_type=GSPOConfig)

@@ -18,6 +18,14 @@ from reinforge.types.trajectory import TrajectoryGroup
 ClipLow = Annotated[float, Field(gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")]
 ClipHigh = Annotated[float, Field(gt=0, description="The ratio is clipped above at 1 + clip_high.")]
 Scale = Annotated[bool, Field(description="Divide by the group's standard deviation.")]
+TisCap = Annotated[
+    float | None,
+    Field(
+        ge=1,
+        description="Where learner and sampler round differently (bfloat16), a token counts p_learner / p_sampler, at "
+        "most this; null: 1.",
+    ),
+]
 KlEstimator = Annotated[
     Literal["k1", "k2", "k3"],
     Field(description="Schulman's estimator of the KL in the loss; the mean gradient of k1 is zero there."),
@@ -30,11 +38,16 @@ Aggregation = Annotated[
 ]
 
 
+SHARED = ("tis_cap", "kl_coef", "kl_estimator", "entropy_coef")
+"""Settings that the loss of every policy gradient takes."""
+
+
 class PolicyGradientConfig(AlgorithmConfig):
     """What every policy gradient can be told."""
 
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference.")
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy, which is raised.")
+    tis_cap: TisCap = 2.0
     credit: Literal["trajectory", "turn"] = Field(
         default="trajectory",
         description="Credit of a token: its trajectory's reward, or the shaped rewards of its turn and later ones.",
@@ -77,19 +90,18 @@ class PolicyGradient(Algorithm):
 
     def __init__(self, config: PolicyGradientConfig):
         self.config = config
-        self.needs = Needs(ref_logprobs=config.kl_coef > 0)
+        self.needs = Needs(old_logprobs="inexact", ref_logprobs=config.kl_coef > 0)
         self.loss = self.loss_of()
 
     def loss_of(self) -> LossSpec:
         """Returns the clipped policy gradient with the parameters of the settings."""
-        names = ["clip_low", "clip_high", "dual_clip", "kl_coef", "kl_estimator", "entropy_coef"]
-        if self.aggregation == "constant":
-            names.append("constant_length")
-        return self.spec("clipped_pg", names)
+        constant = ["constant_length"] if self.aggregation == "constant" else []
+        return self.spec("clipped_pg", ["clip_low", "clip_high", "dual_clip", *constant])
 
     def spec(self, name: str, params: Sequence[str]) -> LossSpec:
-        """Returns a loss whose parameters are the settings of these names, where the algorithm has them."""
-        return LossSpec(name, {param: getattr(self.config, param) for param in params if hasattr(self.config, param)})
+        """Returns a loss whose parameters are the settings of these names, and those of every policy gradient."""
+        names = [*params, *SHARED]
+        return LossSpec(name, {param: getattr(self.config, param) for param in names if hasattr(self.config, param)})
 
     @property
     def aggregation(self) -> str:
@@ -156,4 +168,5 @@ def ref_kl(sample: TrainingSample) -> FloatArray:
     """Returns log p - log p_ref of each trained token under the weights that drew it, `[T]`, 0 elsewhere: k1."""
     if sample.ref_logprobs is None:
         raise ValueError("the KL in a reward needs ref_logprobs: Needs(ref_logprobs=True)")
-    return np.where(sample.loss_mask, sample.sampling_logprobs - sample.ref_logprobs, 0).astype(np.float32)
+    old = sample.sampling_logprobs if sample.old_logprobs is None else sample.old_logprobs
+    return np.where(sample.loss_mask, old - sample.ref_logprobs, 0).astype(np.float32)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from reinforge.algorithms.policy_gradient import TisCap, ref_kl
 from reinforge.algorithms.samples import samples_of_groups
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import TrajectoryError
@@ -45,6 +46,7 @@ class PPOConfig(AlgorithmConfig, name="ppo"):
     value_coef: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference in the reward.")
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy, which is raised.")
+    tis_cap: TisCap = 2.0
 
 
 class PPO(Algorithm):
@@ -52,8 +54,8 @@ class PPO(Algorithm):
 
     def __init__(self, config: PPOConfig | None = None):
         self.config = config or PPOConfig()
-        self.needs = Needs(values=True, ref_logprobs=self.config.kl_coef > 0)
-        names = ("clip_low", "clip_high", "value_clip", "value_coef", "entropy_coef")
+        self.needs = Needs(old_logprobs="inexact", values=True, ref_logprobs=self.config.kl_coef > 0)
+        names = ("clip_low", "clip_high", "value_clip", "value_coef", "entropy_coef", "tis_cap")
         self.loss = LossSpec("ppo", {name: getattr(self.config, name) for name in names})
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
@@ -109,10 +111,7 @@ def token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.0) -> Fl
             rewards_N[earlier[-1]] += reward
     rewards_N[-1] += samples[0].reward
     if kl_coef:
-        old = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
-        refs = [np.zeros(len(s), np.float32) if s.ref_logprobs is None else s.ref_logprobs for s in samples]
-        kls = [(o - r)[s.loss_mask] for o, r, s in zip(old, refs, samples, strict=True)]
-        rewards_N -= np.float32(kl_coef) * np.concatenate(kls)
+        rewards_N -= np.float32(kl_coef) * np.concatenate([ref_kl(s)[s.loss_mask] for s in samples])
     return rewards_N
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -99,14 +99,40 @@ class FinetuneRunConfig(BaseModel):
 
 
 class OptimizerConfig(Block):
-    """How weights move."""
+    """How weights move. A setting that the chosen optimizer does not read is refused unless it has its default."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="The optimizer.")
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
+        "betas": ("adamw", "adam"),
+        "eps": ("adamw", "adam", "rmsprop", "adagrad"),
+        "momentum": ("sgd", "rmsprop"),
+        "smoothing": ("rmsprop",),
+    }
+
+    name: Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"] = Field(
+        default="adamw", description="The optimizer; each but adam and adamw wants a learning rate of its own."
+    )
     learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate (1e-3 suits models from scratch).")
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="Decay of the two moments.")
-    eps: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay, on matrices only.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="adamw, adam: decay of the two moments.")
+    eps: float = Field(default=1e-8, gt=0, description="All but sgd: added to the root of the second moment.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd, rmsprop: share of the last move in the next.")
+    smoothing: float = Field(default=0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="On matrices only; adamw takes it off the weights, the others add it to gradients.",
+    )
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+
+    @model_validator(mode="after")
+    def _settings_are_read(self) -> OptimizerConfig:
+        for setting, readers in self.READ_BY.items():
+            if self.name not in readers and getattr(self, setting) != type(self).model_fields[setting].default:
+                raise PydanticCustomError(
+                    "setting_not_read",
+                    "{name} reads no {setting}; it belongs to {readers}",
+                    {"name": self.name, "setting": setting, "readers": " and ".join(readers)},
+                )
+        return self
 
 
 class ScheduleConfig(Block):
@@ -160,7 +186,15 @@ class PolicyConfig(Block):
     )
     tokenizer: str | None = Field(default=None, description="Folder or hub id; null: the model's own.")
     chat_template: str | None = Field(default=None, description="A Jinja template or a file with one.")
-    precision: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of the weights.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Type that the model computes with; the optimizer moves float32 copies of bfloat16 weights.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Keep only each layer's input for the backward pass and compute the rest again: less memory, about "
+        "a third more time.",
+    )
     max_context: int | None = Field(default=None, ge=2, description="Tokens of prompt and reply; null: the model's.")
     max_batch: int = Field(default=64, ge=1, description="Replies drawn at the same time.")
     lora: LoRAConfig | None = Field(

@@ -55,6 +55,7 @@ class TokenBatch:
         pairs: `[P, 2]` rows of each preference pair whose two samples are here: the preferred one, the other one.
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
         values: `[B, T]` the critic's values as it is, set by the learner; None where there is no critic.
+        old_is_learners: True where the learner has computed `old_logprobs`, False where they are the sampler's.
     """
 
     token_ids: Tensor
@@ -72,6 +73,7 @@ class TokenBatch:
     returns: Tensor | None = None
     old_values: Tensor | None = None
     values: Tensor | None = None
+    old_is_learners: bool = False
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device | None = None) -> TokenBatch:
@@ -107,6 +109,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         pairs=_pairs(samples, device),
         returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
+        old_is_learners=any(sample.old_logprobs is not None for sample in samples),
     )
 
 

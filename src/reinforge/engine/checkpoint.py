@@ -3,7 +3,7 @@
     step-000003/
       model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  chat_template.jinja
       adapter_model.safetensors  adapter_config.json   in place of model and config, where adapters are trained
-      training/optimizer.safetensors   moments of the optimizer
+      training/optimizer.safetensors   what the optimizer keeps, and float32 copies of weights that have fewer bits
       training/critic.safetensors      the value head, where there is one
       training/state.json              steps, version, random state
       manifest.json                    size and SHA-256 of every file, written last (`reinforge.files`)

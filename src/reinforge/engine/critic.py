@@ -1,4 +1,4 @@
-"""The critic: a value head on the policy's features, and the loss that trains both.
+"""The critic: a value head on the policy's features; the loss `ppo` trains both.
 
 V(s_t) is what the tokens before t are worth; it is read where token t is predicted from, so it stands at t as the
 token's log-prob does. The head is linear and begins at zero: before anything is known every state is worth nothing.
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from reinforge.engine.batch import TokenBatch, collate, cut
-from reinforge.engine.losses import LossOutput, clipped_pg, register_loss
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.prefix import trained_features
@@ -79,44 +78,3 @@ def sample_values(
 def at_trained(batch: TokenBatch, values_N: Tensor) -> Tensor:
     """Returns values at their trained tokens, `[B, T]`, 0 elsewhere."""
     return values_N.new_zeros(batch.token_ids.shape).index_put(batch.loss_mask.nonzero(as_tuple=True), values_N)
-
-
-@register_loss("ppo")
-def ppo(
-    batch: TokenBatch,
-    logprobs_BT: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    value_clip: float | None = None,
-    value_coef: float = 0.5,
-    entropy_coef: float = 0.0,
-) -> LossOutput:
-    """Returns the clipped policy gradient plus the critic's squared error (PPO, arXiv:1707.06347, eq. 9).
-
-    l_t = clipped_pg_t + value_coef max((V_t - R_t)^2, (V_old + clip(V_t - V_old, +-value_clip) - R_t)^2) / 2
-    Differs from the paper: the value can be clipped like the ratio, as its authors' code does (arXiv:2005.12729,
-    section 3); the error has a factor of 1/2.
-
-    Args:
-        batch: The tokens, with advantages, returns, old values, and values by the critic as it is.
-        logprobs_BT: log p of each trained token under the weights being trained.
-        clip_low: The ratio counts down to 1 - clip_low.
-        clip_high: The ratio counts up to 1 + clip_high.
-        value_clip: How far a value may move from where it was before the job; None: freely.
-        value_coef: Weight of the critic's error.
-        entropy_coef: Weight of the entropy bonus.
-
-    Raises:
-        ConfigError: The batch has no returns or no values.
-    """
-    if batch.values is None or batch.old_values is None or batch.returns is None:
-        raise ConfigError("ppo: needs values and returns; load the engine with critic=True and let the algorithm score")
-    output = clipped_pg(batch, logprobs_BT, clip_low=clip_low, clip_high=clip_high, entropy_coef=entropy_coef)
-    errors_BT = (batch.values - batch.returns) ** 2
-    if value_clip is not None:
-        moved_BT = (batch.values - batch.old_values).clamp(-value_clip, value_clip)
-        errors_BT = torch.maximum(errors_BT, (batch.old_values + moved_BT - batch.returns) ** 2)
-    output.loss = output.loss + value_coef * errors_BT / 2
-    output.metrics |= {"value": batch.values.detach(), "return": batch.returns, "value_error": errors_BT.detach()}
-    return output

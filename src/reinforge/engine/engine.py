@@ -29,6 +29,7 @@ from reinforge.engine.batch import plain_sample
 from reinforge.engine.critic import PREFIX, ValueHead, sample_values
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
+from reinforge.engine.losses import Loss
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy
@@ -170,7 +171,7 @@ class Engine:
             raise EngineError("values need a critic: load the engine with critic=True")
         if needs.ref_logprobs and not self.keeps_reference:
             raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
-        if needs.old_logprobs:
+        if needs.old_logprobs is True or (needs.old_logprobs and self.model.dtype.itemsize < 4):
             for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
@@ -206,14 +207,44 @@ class Engine:
             ConfigError: There is no such loss.
             EngineError: No job is open.
         """
-        if not self._in_job:
-            raise EngineError("update: no job is open; begin_job() first")
         progress = Progress(progress_start, progress_end, epoch)
-        return self._call(lambda: self._update(samples, loss, progress))
+        return self._learn("update", lambda: self.learner.update(samples, loss, progress))
 
-    def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
-        self._take_snapshot()
-        return self.learner.update(samples, loss, progress)
+    def step(
+        self, samples: Sequence[TrainingSample], loss: Loss, *, progress: float = 0.0, entropy_grad: bool = False
+    ) -> dict[str, float] | None:
+        """Makes one optimizer step on all of the samples by a loss of the caller's own, within a job.
+
+        It is the step that `update` makes: micro-batches, shared prefixes, clipping, and a loss or a gradient that is
+        not finite changes no bit.
+
+        Args:
+            samples: With what the loss reads; whole pairs, where it compares.
+            loss: `loss(batch, logprobs_BT)` returns `[B, T]`, `[B]` or one number with gradient, alone, with a dict of
+                metrics, or as a `LossOutput`. One number is taken for the mean over the samples it saw.
+            progress: Share of the run that is done, in [0, 1]; it moves the learning rate.
+            entropy_grad: The loss reads `batch.entropies` with gradient.
+
+        Returns:
+            `loss`, `grad_norm`, `lr` and what the loss reports; None if the step was refused.
+
+        Raises:
+            EngineError: No job is open, nothing can be trained, or the loss has another shape.
+        """
+        usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
+        if not usable:
+            raise EngineError("step: no sample has a trained token and a weight")
+        return self._learn("step", lambda: self.learner.step(usable, loss, progress, entropy_grad=entropy_grad))
+
+    def _learn(self, what: str, learn: Callable[[], T]) -> T:
+        if not self._in_job:
+            raise EngineError(f"{what}: no job is open; begin_job() first")
+
+        def with_snapshot() -> T:
+            self._take_snapshot()
+            return learn()
+
+        return self._call(with_snapshot)
 
     def end_job(self) -> None:
         """Ends the job; admission opens when somebody publishes, or by itself for the first request."""

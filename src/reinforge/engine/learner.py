@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig, ScheduleConfig
 from reinforge.crash import crash_point
-from reinforge.engine.batch import collate, cut, units_of
+from reinforge.engine.batch import TokenBatch, collate, cut, units_of
 from reinforge.engine.critic import PREFIX, ValueHead
 from reinforge.engine.logprobs import token_logprobs
-from reinforge.engine.losses import LossOutput, find_loss
+from reinforge.engine.losses import Loss, LossOutput, find_loss, output_of
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import CausalModel
+from reinforge.engine.optimizers import MasterWeights, make_optimizer, restore_state, state_of
+from reinforge.engine.recompute import layers_of, recomputed
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_random
@@ -51,8 +53,8 @@ class Sums:
     totals: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, metrics: dict[str, Tensor], mask_BT: Tensor) -> None:
-        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, or `[B]`."""
+    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
+        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, `[B]`, or one number."""
         for name, values in metrics.items():
             read = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
             self.totals[name] = self.totals.get(name, 0.0) + read.sum().item()
@@ -92,15 +94,18 @@ class Learner:
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks, self.critic = masks, critic
         self.parameters = model.trained_parameters
-        self._of_policy = list(self.parameters.values())
-        self._of_critic = [] if critic is None else list(critic.parameters())
         if critic is not None:
             self.parameters |= {f"{PREFIX}{name}": p for name, p in critic.named_parameters()}
+        self._recomputed = layers_of(model) if config.activation_checkpointing else None
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the optimizer's moments and steps."""
+        """Forgets the optimizer's moments and steps, and takes the weights as they are."""
         settings, self.num_steps = self.config.optimizer, 0
+        self.masters = MasterWeights(self.parameters)
+        moved = self.masters.moved
+        self._of_policy = [p for name, p in moved.items() if not name.startswith(PREFIX)]
+        self._of_critic = [p for name, p in moved.items() if name.startswith(PREFIX)]
         matrices = [p for p in self._of_policy if p.ndim >= 2]
         others = [p for p in self._of_policy if p.ndim < 2]
         peak = settings.learning_rate
@@ -110,13 +115,7 @@ class Learner:
         ]
         if self._of_critic:
             groups.append({"params": self._of_critic, "weight_decay": 0.0, "peak": self.config.critic.learning_rate})
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=self.model.device.type in ("cpu", "cuda"),
-        )
+        self.optimizer = make_optimizer(settings, groups)
 
     def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: Progress) -> UpdateReport:
         """Trains on the samples and says what that did.
@@ -136,7 +135,9 @@ class Learner:
         skipped: set[int] = set()
         for i, indices in enumerate(steps):
             share = progress.start + (progress.end - progress.start) * i / len(steps)
-            metrics = self.step([samples[index] for index in indices], loss, share, entropy_grad=entropy_grad)
+            metrics = self.step(
+                [samples[index] for index in indices], loss, share, entropy_grad=entropy_grad, compare=not made
+            )
             if metrics is None:
                 skipped.update(indices)
             else:
@@ -147,7 +148,7 @@ class Learner:
             num_skipped_steps=len(steps) - len(made),
             num_samples=len(trained),
             num_tokens=sum(samples[index].num_trained for index in trained),
-            metrics={name: math.fsum(m[name] for m in made) / len(made) for name in (made[0] if made else ())},
+            metrics=_means(made),
             skipped_samples=sorted(skipped),
         )
 
@@ -170,21 +171,37 @@ class Learner:
         return steps
 
     def step(
-        self, samples: Sequence[TrainingSample], loss: Any, progress: float, *, entropy_grad: bool = False
+        self,
+        samples: Sequence[TrainingSample],
+        loss: Loss,
+        progress: float,
+        *,
+        entropy_grad: bool = False,
+        compare: bool = False,
     ) -> dict[str, float] | None:
-        """Makes one optimizer step; returns its metrics, or None if it was refused.
+        """Makes one optimizer step on all of the samples; returns its metrics, or None if it was refused.
 
         Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample; where
-        the loss is one number a sample, sum_s w_s l_s / sum_s w_s.
+        the loss is one number a sample, sum_s w_s l_s / sum_s w_s; where it is one number, that of each micro-batch
+        counts by the weights of its samples.
+
+        Args:
+            samples: With trained tokens, and whole pairs; how they are cut does not change the step.
+            loss: `loss(batch, logprobs_BT)` as `find_loss` returns it, its parameters bound, or any other.
+            progress: Share of the run that is done; it moves the learning rate.
+            entropy_grad: The loss reads `batch.entropies` with gradient.
+            compare: The weights are those that drew the samples: say how far sampler and learner are apart.
         """
         while True:
             try:
-                return self._try_step(samples, loss, progress, entropy_grad)
+                with nullcontext() if self._recomputed is None else recomputed(self._recomputed):
+                    return self._try_step(samples, loss, progress, entropy_grad=entropy_grad, compare=compare)
             except (MemoryError, RuntimeError) as cause:
                 if not is_out_of_memory(cause) or not self._halve(samples):
                     raise
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
+                self.masters.clear_gradients()
 
     def _halve(self, samples: Sequence[TrainingSample]) -> bool:
         """Halves the micro-batches from now on, which changes no gradient; False: they hold one sample each already."""
@@ -202,7 +219,7 @@ class Learner:
         return cut(samples, self.micro_batch_tokens, share=self.masks is not None)
 
     def _try_step(
-        self, samples: Sequence[TrainingSample], loss: Any, progress: float, entropy_grad: bool
+        self, samples: Sequence[TrainingSample], loss: Loss, progress: float, *, entropy_grad: bool, compare: bool
     ) -> dict[str, float] | None:
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
@@ -214,18 +231,17 @@ class Learner:
             logprobs_BT, batch.entropies = token_logprobs(
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
-            output: LossOutput = loss(batch, logprobs_BT)
-            if output.loss.ndim == 1:
-                part = (output.loss * batch.weights).sum() / sample_weight
-            else:
-                weights_BT = batch.weights[:, None] * batch.loss_mask / token_weight
-                part = (torch.where(batch.loss_mask, output.loss, 0.0) * weights_BT).sum()
+            output = output_of(loss(batch, logprobs_BT))
+            part = _share_of(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
                 return None
             part.backward()
+            self.masters.take_gradients()
             crash_point("step.after_backward")
             step_loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
+            if compare:
+                sums.add(*_mismatch(batch, logprobs_BT.detach()))
         limit = self.config.optimizer.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self._of_policy, limit)
         of_critic = torch.nn.utils.clip_grad_norm_(self._of_critic, limit)
@@ -236,31 +252,60 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
         self.optimizer.step()
+        self.masters.store()
         self.num_steps += 1
         crash_point("step.after_optim")
         return {"loss": step_loss, "grad_norm": norm.item(), "lr": rate, **sums.means()}
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the optimizer's tensors: `exp_avg.NAME`, `exp_avg_sq.NAME` and `step.NAME` of each parameter."""
-        return {
-            f"{key}.{name}": value
-            for name, parameter in self.parameters.items()
-            for key, value in self.optimizer.state.get(parameter, {}).items()
-        }
+        """Returns what a restart needs beside the weights: `exp_avg.NAME` and the like, and float32 copies."""
+        return state_of(self.optimizer, self.masters.moved) | self.masters.state()
 
-    def restore(self, state: dict[str, Tensor], num_steps: int) -> None:
-        """Puts the optimizer's tensors back as `state` returned them."""
+    def restore(self, state: Mapping[str, Tensor], num_steps: int) -> None:
+        """Puts the optimizer's tensors back as `state` returned them; the weights have to stand there already."""
         self.reset()
         self.num_steps = num_steps
-        for name, parameter in self.parameters.items():
-            slots = {
-                key: state[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in state
-            }
-            if slots:
-                self.optimizer.state[parameter] = {
-                    key: value.clone() if key == "step" else value.to(parameter.device, parameter.dtype).clone()
-                    for key, value in slots.items()
-                }
+        self.masters.restore(state)
+        restore_state(self.optimizer, self.config.optimizer, self.masters.moved, state)
+
+
+def _share_of(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
+    """Returns what a micro-batch adds to the loss of its step.
+
+    Raises:
+        EngineError: The loss has another shape than a loss has.
+    """
+    loss = output.loss
+    if loss.ndim == 0:
+        return loss * batch.weights.sum() / sample_weight
+    if loss.shape == batch.weights.shape:
+        return (loss * batch.weights).sum() / sample_weight
+    if loss.shape == batch.loss_mask.shape:
+        weights_BT = batch.weights[:, None] * batch.loss_mask / token_weight
+        return (torch.where(batch.loss_mask, loss, 0.0) * weights_BT).sum()
+    shapes = f"[B, T] = {list(batch.loss_mask.shape)}, [B], or one number"
+    raise EngineError(f"the loss has the shape {list(loss.shape)}; it has to be {shapes}")
+
+
+def _mismatch(batch: TokenBatch, logprobs_BT: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns how far the learner is from the sampler on tokens that the sampler drew, and which tokens those are.
+
+    With d = log p_learner - log p_sampler: |d|, and exp(d) - 1 - d, whose mean estimates KL(sampler, learner).
+    """
+    drawn_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
+    if not drawn_BT.any():
+        return {}, drawn_BT
+    d_BT = torch.where(drawn_BT, logprobs_BT - batch.sampling_logprobs, 0.0)
+    return {"mismatch": d_BT.abs(), "mismatch_kl": d_BT.exp() - 1 - d_BT}, drawn_BT
+
+
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each metric over the steps that have it."""
+    found: dict[str, list[float]] = {}
+    for metrics in steps:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def rate_factor(schedule: ScheduleConfig, num_steps: int, progress: float) -> float:

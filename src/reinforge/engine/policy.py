@@ -50,6 +50,10 @@ class Caller:
     future: asyncio.Future[None]
 
 
+BFLOAT16_TOLERANCE = 0.5
+"""Sampler and learner sum in other orders, and each sum is rounded to 8 bits: 0.17 nats were seen with 6 layers."""
+
+
 class EmbeddedPolicy(PolicyServer):
     """Samples in this process, from the module that the learner trains.
 
@@ -84,6 +88,8 @@ class EmbeddedPolicy(PolicyServer):
         self.renderer, self.max_context = renderer, model.max_context
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
         self._gate, self._next_version = Gate.OPEN, 0
+        if model.dtype.itemsize < 4:
+            self.tolerance = BFLOAT16_TOLERANCE
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
         self._ends = end_tokens(model, renderer.tokenizer)

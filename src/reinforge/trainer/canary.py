@@ -18,8 +18,8 @@ from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.trajectory import EpisodeItem, TrajectoryGroup
 
-TOLERANCE = {"floor": 1e-4, "factor": 10.0}
-"""Sampler and learner may differ by `factor` x the noise of scoring twice, and never by less than `floor` nats."""
+NOISE_FACTOR = 10.0
+"""Sampler and learner may differ by so many times the noise of scoring twice, and always by the policy's tolerance."""
 
 NUM_CANARY_PROMPTS = 4
 PROBE_TOKENS = 8
@@ -81,7 +81,7 @@ async def probe(
         if r.tokens and r.tokens.token_ids
     ]
     largest = max((float(d.max()) for d in differences), default=0.0)
-    if largest > max(TOLERANCE["floor"], TOLERANCE["factor"] * noise):
+    if largest > max(policy.tolerance, NOISE_FACTOR * noise):
         raise JobFailed(
             f"the agent is not served the weights that were trained: log-probs of the same tokens differ by up to "
             f"{largest:.2e} nats between sampler and learner, with a noise floor of {noise:.1e}"

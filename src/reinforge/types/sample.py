@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,12 +83,13 @@ class Needs:
     """What an algorithm asks the engine to compute before credit.
 
     Attributes:
-        old_logprobs: Log-probs under the weights as they are when the job starts.
+        old_logprobs: Log-probs under the weights as they are when the job starts: always, or only where the sampler's
+            are `inexact` (bfloat16, whose kernels round the two differently); else the sampler's stand in.
         ref_logprobs: Log-probs under the reference weights.
         values: The critic's values.
     """
 
-    old_logprobs: bool = False
+    old_logprobs: bool | Literal["inexact"] = False
     ref_logprobs: bool = False
     values: bool = False
 

@@ -1,0 +1,35 @@
+"""A whole run in bfloat16: the canary, old log-probs by the learner, and the correction for what lies between."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from safetensors import safe_open
+
+
+def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart(project):
+    project.set("finetuning.policy.precision", "bfloat16").set("finetuning.num_epochs", 3)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    for row in rows:
+        assert 1e-5 < row["mismatch"] < 0.1
+        assert 0 < row["mismatch_kl"] < 0.01
+        assert 0.9 < row["tis_weight"] < 1.1
+    newest = sorted((project.run / "checkpoints").iterdir())[-1]
+    with safe_open(newest / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+    with safe_open(newest / "training" / "optimizer.safetensors", "pt") as kept:
+        assert {kept.get_tensor(name).dtype for name in kept.keys()} == {torch.float32}  # noqa: SIM118
+
+
+def test_a_run_in_float32_computes_old_logprobs_of_nobody(project):
+    """The sampler's are the learner's to 1e-4, so nothing is corrected and nothing is computed twice."""
+    project.set("finetuning.num_epochs", 1)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    [row] = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert row["mismatch"] < 1e-4
+    assert "tis_weight" not in row

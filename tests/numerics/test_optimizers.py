@@ -1,0 +1,134 @@
+"""Optimizers against arithmetic written here; what they keep survives a checkpoint and a rollback to the last bit."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.engine import Engine
+from reinforge.engine.optimizers import make_optimizer, slots_of
+from reinforge.types.sample import LossSpec
+from tests.samples import random_samples
+
+CLIPPED = LossSpec("clipped_pg")
+EACH = {
+    "adamw": {"weight_decay": 0.1},
+    "adam": {"weight_decay": 0.1},
+    "sgd": {},
+    "sgd_momentum": {"momentum": 0.9},
+    "rmsprop": {},
+    "rmsprop_momentum": {"momentum": 0.9, "smoothing": 0.9},
+    "adagrad": {},
+}
+
+
+def settings(name: str) -> OptimizerConfig:
+    return OptimizerConfig(name=name.partition("_")[0], learning_rate=1e-2, **EACH[name])
+
+
+def load(folder, name: str = "adamw", **policy) -> Engine:
+    config = PolicyConfig(
+        model=str(folder), optimizer=settings(name), schedule=ScheduleConfig(warmup_steps=0),
+        batch=BatchConfig(steps_per_job=2), **policy,
+    )  # fmt: skip
+    return Engine.load(config, seed=0, device="cpu")
+
+
+def train(engine: Engine, seed: int) -> None:
+    engine.begin_job()
+    assert engine.update(random_samples(6, seed), CLIPPED, progress_start=0.0, progress_end=0.1).num_updates == 2
+    engine.end_job()
+
+
+def all_bits(engine: Engine) -> dict[str, torch.Tensor]:
+    return {f"weight.{k}": v.detach().clone() for k, v in engine.learner.parameters.items()} | {
+        k: v.clone() for k, v in engine.learner.state().items()
+    }
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return set(left) == set(right) and all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # gradients 0.5 then 0.25, rate 0.1, from 1
+        ({"name": "sgd"}, [0.95, 0.925]),
+        ({"name": "sgd", "weight_decay": 0.1}, [0.94, 0.9056]),  # 0.94 - 0.1 (0.25 + 0.094)
+        ({"name": "sgd", "momentum": 0.5}, [0.95, 0.90]),  # 0.5 0.5 + 0.25 = 0.5
+        ({"name": "adagrad"}, [0.9, 0.9 - 0.025 / 0.3125**0.5]),  # sums 0.25, 0.3125
+        ({"name": "rmsprop", "smoothing": 0.5}, [1 - 0.05 / 0.125**0.5, 1 - 0.05 / 0.125**0.5 - 0.025 / 0.09375**0.5]),
+        # first moments 0.5, 1/3; second 0.25, 0.125, both corrected for their start at 0
+        ({"name": "adam", "betas": (0.5, 0.5)}, [0.9, 0.9 - 0.1 / 3 / 0.125**0.5]),
+        ({"name": "adamw", "betas": (0.5, 0.5), "weight_decay": 0.1}, [0.89, 0.89 * 0.99 - 0.1 / 3 / 0.125**0.5]),
+    ],
+)
+def test_two_steps_by_hand(config, expected):
+    config = OptimizerConfig(learning_rate=0.1, **config)
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = make_optimizer(config, [{"params": [weight], "weight_decay": config.weight_decay}])
+    for gradient, value in zip((0.5, 0.25), expected, strict=True):
+        weight.grad = torch.tensor([gradient])
+        optimizer.step()
+        assert weight.item() == pytest.approx(value, abs=1e-6)
+
+
+def test_what_each_keeps():
+    found = {name: slots_of(settings(name)) for name in EACH}
+    assert found == {
+        "adamw": {"step", "exp_avg", "exp_avg_sq"},
+        "adam": {"step", "exp_avg", "exp_avg_sq"},
+        "sgd": set(),
+        "sgd_momentum": {"momentum_buffer"},
+        "rmsprop": {"step", "square_avg"},
+        "rmsprop_momentum": {"step", "square_avg", "momentum_buffer"},
+        "adagrad": {"step", "sum"},
+    }
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(EACH))
+def test_a_checkpoint_goes_on_bit_by_bit(tiny_model_dir, tmp_path, name, precision):
+    with load(tiny_model_dir, name, precision=precision) as engine:
+        train(engine, 0)
+        engine.save(tmp_path / "c", 1)
+        train(engine, 1)
+        expected = all_bits(engine)
+    with load(tiny_model_dir, name, precision=precision) as engine:
+        engine.load_weights(tmp_path / "c")
+        train(engine, 1)
+        assert same(all_bits(engine), expected)
+        if slots_of(settings(name)) or precision == "bfloat16":  # the same without what was kept is another run
+            engine.load_weights(tmp_path / "c")
+            engine.learner.reset()
+            train(engine, 1)
+            assert not same(all_bits(engine), expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(EACH))
+def test_a_rollback_puts_every_bit_back(tiny_model_dir, name, precision):
+    with load(tiny_model_dir, name, precision=precision) as engine:
+        train(engine, 0)
+        before = all_bits(engine)
+        train(engine, 1)
+        assert not same(all_bits(engine), before)
+        engine.rollback()
+        assert same(all_bits(engine), before)
+
+
+def test_another_optimizers_checkpoint_begins_anew_and_says_so(tiny_model_dir, tmp_path, caplog):
+    with load(tiny_model_dir, "adamw") as engine:
+        train(engine, 0)
+        engine.save(tmp_path / "c", 1)
+        weights = engine.fingerprint()
+    with load(tiny_model_dir, "rmsprop") as engine, caplog.at_level(logging.WARNING):
+        engine.load_weights(tmp_path / "c")
+        assert (engine.fingerprint(), engine.learner.num_steps, engine.learner.state()) == (weights, 2, {})
+        train(engine, 1)
+    assert "rmsprop keeps square_avg, step, and the checkpoint holds exp_avg, exp_avg_sq, step" in caplog.text

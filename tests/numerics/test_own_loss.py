@@ -1,0 +1,133 @@
+"""`engine.step`: a loss of the caller's own makes the very step that `update` makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.engine import Engine, LossOutput
+from reinforge.engine.policy_losses import clipped_pg
+from reinforge.errors import EngineError
+from reinforge.types.sample import LossSpec
+from tests.samples import random_samples
+
+CLIPPED = LossSpec("clipped_pg")
+
+
+def load(folder, *, tokens: int = 10_000, **optimizer) -> Engine:
+    config = PolicyConfig(
+        model=str(folder), optimizer=OptimizerConfig(learning_rate=1e-2, **optimizer),
+        schedule=ScheduleConfig(warmup_steps=0), batch=BatchConfig(steps_per_job=1, micro_batch_tokens=tokens),
+    )  # fmt: skip
+    return Engine.load(config, seed=0, device="cpu")
+
+
+def moved(folder, loss, samples=None, **settings):
+    """Returns the metrics of one step and the weights behind it."""
+    with load(folder, **settings) as engine:
+        engine.begin_job()
+        metrics = engine.step(samples or random_samples(6), loss)
+        return metrics, {name: p.detach().clone() for name, p in engine.learner.parameters.items()}
+
+
+def same(left, right, tolerance=0.0):
+    return all((value - right[name]).abs().max() <= tolerance for name, value in left.items())
+
+
+def test_it_is_the_step_of_an_update(tiny_model_dir):
+    samples = random_samples(6)
+    metrics, weights = moved(tiny_model_dir, clipped_pg, samples)
+    with load(tiny_model_dir) as engine:
+        engine.begin_job()
+        report = engine.update(samples, CLIPPED, progress_start=0, progress_end=1)
+        assert same(weights, engine.learner.parameters)
+    assert metrics == {k: v for k, v in report.metrics.items() if not k.startswith("mismatch")}
+
+
+def by_token(batch, logprobs_BT):
+    return -batch.advantages * logprobs_BT
+
+
+def by_sample(batch, logprobs_BT):
+    lengths_B = batch.loss_mask.sum(dim=1)
+    loss_B = -(batch.advantages * logprobs_BT).sum(dim=1) / lengths_B
+    return loss_B, {"likelihood": logprobs_BT.detach().sum(dim=1) / lengths_B, "rows": len(batch.lengths)}
+
+
+def by_batch(batch, logprobs_BT):
+    loss_B, metrics = by_sample(batch, logprobs_BT)
+    return (loss_B * batch.weights).sum() / batch.weights.sum(), metrics
+
+
+@pytest.mark.parametrize("loss", [by_token, by_sample, by_batch])
+def test_how_it_is_cut_changes_nothing(tiny_model_dir, loss):
+    """One batch or six of one sample: also where the loss is the mean over the batch it saw."""
+    whole, weights = moved(tiny_model_dir, loss, max_grad_norm=1e9, name="sgd")
+    cut, others = moved(tiny_model_dir, loss, tokens=1, max_grad_norm=1e9, name="sgd")
+    assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
+    assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    assert same(weights, others, 1e-6)
+    if loss is not by_token:
+        assert cut["likelihood"] == pytest.approx(whole["likelihood"], rel=1e-5)
+        assert (whole["rows"], cut["rows"]) == (6, 1)
+
+
+def test_the_mean_by_batch_is_the_mean_by_sample(tiny_model_dir):
+    _, weights = moved(tiny_model_dir, by_sample, name="sgd")
+    _, others = moved(tiny_model_dir, by_batch, name="sgd")
+    assert same(weights, others, 1e-7)
+
+
+def test_a_step_moves_by_the_gradient_times_the_rate(tiny_model_dir):
+    """-log p of one token by hand: sgd, no clipping; the head's weight goes down its own gradient."""
+    [sample] = random_samples(1)
+    sample.weight = 3.0
+    with load(tiny_model_dir, name="sgd", max_grad_norm=1e9) as engine:
+        module = engine.model.module
+        ids = torch.from_numpy(sample.token_ids)[None]
+        temperatures = torch.from_numpy(sample.temperatures)
+        logprobs = torch.log_softmax(module(input_ids=ids).logits[0, :-1] / temperatures[1:, None], -1)
+        chosen = logprobs.gather(1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.loss_mask)[1:]]
+        gradient = torch.autograd.grad(-chosen.mean(), module.lm_head.weight)[0]
+        before = module.lm_head.weight.detach().clone()
+        engine.begin_job()
+        metrics = engine.step([sample], lambda batch, logprobs_BT: LossOutput(-logprobs_BT))
+        assert metrics["loss"] == pytest.approx(-chosen.mean().item(), rel=1e-5)
+        assert torch.allclose(before - module.lm_head.weight, 1e-2 * gradient, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_changes_no_bit(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
+        before = engine.fingerprint()
+        engine.begin_job()
+        assert engine.step(random_samples(3), lambda batch, logprobs_BT: logprobs_BT.sum() * torch.nan) is None
+        engine.end_job()
+        assert engine.fingerprint() == before
+        assert engine.learner.state() == {}
+
+
+def test_a_step_can_be_rolled_back(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
+        before = engine.fingerprint()
+        engine.begin_job()
+        for _ in range(3):
+            engine.step(random_samples(3), by_token)
+        assert (engine.fingerprint() != before, engine.learner.num_steps) == (True, 3)
+        engine.rollback()
+        assert (engine.fingerprint(), engine.learner.num_steps) == (before, 0)
+
+
+def test_what_cannot_be_is_refused(tiny_model_dir):
+    samples = random_samples(3)
+    with load(tiny_model_dir) as engine:
+        with pytest.raises(EngineError, match="step: no job is open"):
+            engine.step(samples, by_token)
+        engine.begin_job()
+        with pytest.raises(EngineError, match=r"the loss has the shape \[7\]; it has to be \[B, T\] = \[3, "):
+            engine.step(samples, lambda batch, logprobs_BT: logprobs_BT.sum() * torch.ones(7))
+        for sample in samples:
+            sample.weight = 0.0
+        with pytest.raises(EngineError, match="no sample has a trained token and a weight"):
+            engine.step(samples, by_token)
+        assert engine.learner.num_steps == 0

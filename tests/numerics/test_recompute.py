@@ -1,0 +1,118 @@
+"""Activation checkpointing: the same gradients, from layers that keep their inputs and little else."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.batch import collate, cut
+from reinforge.engine.logprobs import token_logprobs
+from reinforge.engine.recompute import layers_of, recomputed
+from reinforge.errors import ConfigError
+from reinforge.types.sample import LossSpec
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import random_samples, sibling_samples
+
+LAYERS = 6
+CLIPPED = LossSpec("clipped_pg")
+
+
+@pytest.fixture(scope="module")
+def deep_model_dir(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("deep") / "llama", num_hidden_layers=LAYERS)
+
+
+def load(folder, *, again: bool = True, **policy) -> Engine:
+    config = PolicyConfig(
+        model=str(folder), activation_checkpointing=again, batch=BatchConfig(steps_per_job=1, micro_batch_tokens=150),
+        **policy,
+    )  # fmt: skip
+    return Engine.load(config, seed=0, device="cpu")
+
+
+def backward(engine: Engine, samples, *, again: bool, shares: bool):
+    """Returns every gradient and the most bytes that one micro-batch saved for its backward pass."""
+    model, held, most, shared = engine.model, {}, 0, False
+
+    def pack(tensor):
+        if not isinstance(tensor, torch.nn.Parameter):  # weights are there anyway
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model.module.zero_grad()
+    masks = engine.learner.masks if shares else None
+    assert masks is not None or not shares
+    for indices in cut(samples, 500, share=shares):
+        batch, held = collate([samples[i] for i in indices], model.device), {}
+        shared = shared or (shares and batch.prefixes is not None)
+        with recomputed(layers_of(model)) if again else nullcontext():
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                logprobs, entropies = token_logprobs(model, batch, masks=masks, entropy_grad=True)
+            most = max(most, sum(held.values()))
+            (logprobs.sum() + 0.1 * entropies.sum()).backward()
+    assert shared == shares
+    return {name: p.grad.clone() for name, p in engine.learner.parameters.items()}, most
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_gradients_stay_and_what_is_kept_falls(deep_model_dir, shares):
+    """Of a layer its input is left, and the keys and values that siblings look at."""
+    samples = sibling_samples() if shares else random_samples(8)
+    with load(deep_model_dir) as engine:
+        plain, kept = backward(engine, samples, again=False, shares=shares)
+        gradients, kept_again = backward(engine, samples, again=True, shares=shares)
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+    assert kept_again < 0.2 * kept, (kept, kept_again)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family(tmp_path, family):
+    """A job with recomputation leaves the weights that one without leaves: dropout is off and nothing is drawn."""
+    folder = make_tiny_model(tmp_path / family, family)
+    samples, weights = sibling_samples(), []
+    for again in (False, True):
+        with load(folder, again=again) as engine:
+            engine.begin_job()
+            engine.update(samples, CLIPPED, progress_start=0, progress_end=1)
+            weights.append({name: p.detach().clone() for name, p in engine.learner.parameters.items()})
+    for name, value in weights[0].items():
+        assert (value - weights[1][name]).abs().max() <= 1e-6, name
+
+
+def test_adapters_of_a_frozen_model_get_their_gradients(deep_model_dir):
+    """Nothing that comes into the first layer carries a gradient."""
+    samples = sibling_samples()
+    with load(deep_model_dir, lora={"rank": 4}) as engine:
+        with torch.no_grad():
+            for name, p in engine.learner.parameters.items():
+                p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))))
+        plain, _ = backward(engine, samples, again=False, shares=True)
+        gradients, _ = backward(engine, samples, again=True, shares=True)
+    assert any("layers.0." in name and gradient.abs().max() > 1e-4 for name, gradient in plain.items())
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+
+
+def test_layers_are_ordinary_ones_outside_of_a_step(deep_model_dir):
+    """A copy made between two jobs has layers of its own, also where memory ran out within a step."""
+    with load(deep_model_dir) as engine:
+        with pytest.raises(MemoryError), recomputed(layers_of(engine.model)):
+            raise MemoryError
+        assert all("forward" not in vars(layer) for layer in layers_of(engine.model))
+        copy = engine.model.frozen_copy()
+        with torch.no_grad():
+            for p in engine.model.module.parameters():
+                p.zero_()
+        assert copy.features(torch.tensor([[1, 2, 3]])).abs().max() > 0
+
+
+def test_a_family_without_marked_layers_is_refused(deep_model_dir):
+    class Unmarked:
+        module = torch.nn.Linear(2, 2)
+        config = type("Config", (), {"model_type": "own"})
+
+    with pytest.raises(ConfigError, match=r"activation_checkpointing: own models mark no layers"):
+        layers_of(Unmarked())
