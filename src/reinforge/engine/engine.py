@@ -35,9 +35,11 @@ from reinforge.engine.model import CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.prefix import sharing_masks
 from reinforge.engine.prompts import PromptRenderer
+from reinforge.engine.replies import Replies, score_replies
 from reinforge.errors import EngineError, OutOfMemory
 from reinforge.files import commit_folder, staging_folder
 from reinforge.interfaces import Needs
+from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
 
@@ -272,6 +274,34 @@ class Engine:
 
     def _logprobs(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         return self._call(lambda: sample_logprobs(model, samples, self.config.batch.micro_batch_tokens, self._masks))
+
+    def replies(self, said: Sequence[TokenLogprobs], *, reference: bool = False, values: bool = False) -> Replies:
+        """Returns log-probs of given replies as rows, with gradient where it is on and the model is the trained one.
+
+        Args:
+            said: Prompt, tokens and temperature of each.
+            reference: By the model as it was loaded, without gradient.
+            values: By the critic too.
+
+        Raises:
+            EngineError: There is no reference, or no critic.
+        """
+        if reference and not self.keeps_reference:
+            raise EngineError("there is no reference: load the engine with keep_reference=True")
+        if values and self.critic is None:
+            raise EngineError("values need a critic: load the engine with critic=True")
+        tokens, critic, grad = self.config.batch.micro_batch_tokens, self.critic if values else None, False
+        if not reference:
+            grad = torch.is_grad_enabled()
+
+        def score() -> Replies:
+            lent = self.model.without_adapters() if reference and self.reference is None else nullcontext()
+            with lent, torch.set_grad_enabled(grad):
+                return score_replies(
+                    self.reference if reference and self.reference else self.model, said, tokens, self._masks, critic
+                )
+
+        return self._call(score)
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         return self.logprobs([plain_sample(row) for row in token_ids])
