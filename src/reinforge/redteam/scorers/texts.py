@@ -114,7 +114,7 @@ class PolicyScorer(Scorer[str, str]):
     def __init__(self, forbidden: Sequence[str] = (), required: Sequence[str] = ()):
         if not forbidden and not required:
             raise ConfigError("PolicyScorer: no rule; give patterns as forbidden, required or both")
-        self._broken = [RegexScorer(pattern) for pattern in forbidden]
+        self._broken: list[EvaluatorScorer] = [RegexScorer(pattern) for pattern in forbidden]
         self._broken += [EvaluatorScorer(RegexScorer(pattern).evaluator, invert=True) for pattern in required]
 
     def score(self, x: Sequence[str]) -> list[float]:

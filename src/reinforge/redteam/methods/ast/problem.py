@@ -112,7 +112,8 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         def load(named: str | Path, settings: Mapping[str, Any], **kwargs: Any) -> Engine:
             from reinforge.engine import Engine
 
-            config = PolicyConfig(**{**settings, "model": self._loop.run(model_folder(named))})
+            folder = self._loop.run(model_folder(named))
+            config = PolicyConfig(**{**self._defaults_of(folder), **settings, "model": folder})
             engine = Engine.load(config, seed=seed, device=device, deterministic=deterministic, **kwargs)
             self._engines.append(engine)
             return engine
@@ -126,6 +127,10 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             self.close()
             raise
         self._target = as_chat_model(target) if self._target_engine is None else self._target_engine.policy
+
+    def _defaults_of(self, model: str) -> dict[str, Any]:
+        """Returns settings of `finetuning.policy` that a model needs, unless others are given."""
+        return {}
 
     def _refuse_other_words(self) -> None:
         if self._baseline is None:

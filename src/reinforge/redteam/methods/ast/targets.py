@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import SecretStr
 
@@ -89,6 +89,13 @@ def as_chat_model(target: Any) -> ChatModel:
     return target if hasattr(target, "sample") else FunctionTarget(target)
 
 
-async def ask_all(model: ChatModel, requests: Sequence[ModelRequest]) -> list[ModelReply | BaseException]:
+class Answers(Protocol):
+    """Whatever answers a request: a chat model, or the tester's own policy."""
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Draws one reply."""
+
+
+async def ask_all(model: Answers, requests: Sequence[ModelRequest]) -> list[ModelReply | BaseException]:
     """Returns every reply, all asked for at the same time; what went wrong stands in its place."""
     return list(await asyncio.gather(*(model.sample(request) for request in requests), return_exceptions=True))

@@ -52,7 +52,7 @@ class Dialogue(str):
     def __add__(self, turn: str) -> Dialogue:
         return Dialogue(*self.turns, turn)
 
-    def __getnewargs__(self) -> tuple[str, ...]:
+    def __getnewargs__(self) -> tuple[str, ...]:  # type: ignore[override]  # every turn is an argument
         return self.turns
 
     @property
