@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
-from reinforge.redteam.core.common import ActionT, BatchT, StateT, StepT
+from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
 from reinforge.redteam.core.sampler import Graph
 from reinforge.redteam.core.system import System
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Algorithm(ABC, Generic[StateT, ActionT, StepT, BatchT]):
+class Algorithm(ABC, Generic[StateT, ActionT, Step, Batch]):
     """Says what is learned from a tree.
 
     Example:
@@ -43,7 +43,7 @@ class Algorithm(ABC, Generic[StateT, ActionT, StepT, BatchT]):
         self.system = system
 
     @abstractmethod
-    def flatten(self, graph: Graph[StateT, ActionT]) -> Sequence[StepT]:
+    def flatten(self, graph: Graph[StateT, ActionT]) -> Sequence[Step]:
         """Returns what one tree teaches; called before any weight has moved since the tree was drawn."""
 
     @staticmethod
@@ -52,5 +52,5 @@ class Algorithm(ABC, Generic[StateT, ActionT, StepT, BatchT]):
         """Returns steps as one batch."""
 
     @abstractmethod
-    def step(self, batch: BatchT) -> tuple[Tensor, dict[Any, Any]]:
+    def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
         """Returns the loss of a batch, one number with gradient, and what is told of it."""

@@ -10,8 +10,8 @@ StateT = TypeVar("StateT")
 ActionT = TypeVar("ActionT")
 """What the tester says; text in ours."""
 
-StepT = TypeVar("StepT")
+Step = TypeVar("Step")
 """What an algorithm makes of a tree."""
 
-BatchT = TypeVar("BatchT")
+Batch = TypeVar("Batch")
 """Steps together."""

@@ -51,5 +51,5 @@ class TrainingConfiguration(BaseModel):
     max_minutes: float | None = Field(default=None, gt=0, description="Stop after this long, resumably.")
     max_steps: int | None = Field(default=None, ge=1, description="Stop after so many optimizer steps.")
     max_empty: int = Field(
-        default=3, ge=1, description="Experiences in a row that moved no weight before the training fails."
+        default=3, ge=1, description="Experiences in a row that moved no weight before it stops, or fails at the start."
     )

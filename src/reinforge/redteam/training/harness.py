@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import append_line
 from reinforge.redteam.core.algorithm import Algorithm
-from reinforge.redteam.core.common import ActionT, BatchT, StateT, StepT
+from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
 from reinforge.redteam.core.sampler import Graph, Sampler
 from reinforge.types.seeding import stable_seed
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Harness(Generic[StateT, ActionT, StepT, BatchT]):
+class Harness(Generic[StateT, ActionT, Step, Batch]):
     """What a loop of one's own is written with.
 
     Example:
@@ -50,7 +50,7 @@ class Harness(Generic[StateT, ActionT, StepT, BatchT]):
     def __init__(
         self,
         sampler: Sampler[StateT, ActionT],
-        algorithm: Algorithm[StateT, ActionT, StepT, BatchT],
+        algorithm: Algorithm[StateT, ActionT, Step, Batch],
         num_episodes_per_experience: int = 32,
         use_wandb: bool = False,
         wandb_kwargs: Mapping[str, Any] | None = None,
@@ -70,7 +70,7 @@ class Harness(Generic[StateT, ActionT, StepT, BatchT]):
         self._num_experiences = 0
         self._wandb: Any = _start_wandb(wandb_kwargs or {}) if use_wandb else None
 
-    def experience(self, seed: int | None = None) -> Iterator[BatchT]:
+    def experience(self, seed: int | None = None) -> Iterator[Batch]:
         """Yields the batches of one experience; all of its trees are drawn before the first.
 
         Args:
@@ -88,13 +88,13 @@ class Harness(Generic[StateT, ActionT, StepT, BatchT]):
             return
         yield from self._batches(steps)
 
-    def _batches(self, steps: Sequence[StepT]) -> Iterator[BatchT]:
+    def _batches(self, steps: Sequence[Step]) -> Iterator[Batch]:
         from torch.utils.data import DataLoader
 
         collate = {"collate_fn": self.algorithm.collate_fn}
         yield from DataLoader(list(steps), **{**collate, **self.dataloader_kwargs})  # type: ignore[arg-type]
 
-    def step(self, batch: BatchT) -> tuple[Tensor, dict[Any, Any]]:
+    def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
         """Returns the loss of a batch, with gradient, and what is told of it."""
         return self.algorithm.step(batch)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from reinforge.config.schema import OptimizerConfig, ScheduleConfig
 from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.redteam.core.algorithm import Algorithm
-from reinforge.redteam.core.common import ActionT, BatchT, StateT, StepT
+from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
 from reinforge.redteam.core.evaluator import Evaluator
 from reinforge.redteam.core.sampler import Sampler
 from reinforge.redteam.methods.ast import ASTEvaluator, ASTSampler
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Trainer(Generic[StateT, ActionT, StepT, BatchT]):
+class Trainer(Generic[StateT, ActionT, Step, Batch]):
     """Trains a tester.
 
     Example:
@@ -62,7 +62,7 @@ class Trainer(Generic[StateT, ActionT, StepT, BatchT]):
         self,
         config: TrainingConfiguration,
         sampler: Sampler[StateT, ActionT],
-        algorithm: Algorithm[StateT, ActionT, StepT, BatchT],
+        algorithm: Algorithm[StateT, ActionT, Step, Batch],
         *,
         evaluator: Evaluator[StateT, ActionT] | None = None,
         use_wandb: bool = False,
@@ -129,7 +129,7 @@ class Trainer(Generic[StateT, ActionT, StepT, BatchT]):
         """Trains until `training_steps` experiences are done, or a limit is reached, which `stopped` tells.
 
         Raises:
-            JobFailed: Several experiences in a row moved no weight.
+            JobFailed: Several experiences in a row, the first ones or broken ones, moved no weight.
         """
         config, state = self.config, self._state
         self.stopped = None
@@ -190,7 +190,7 @@ class Trainer(Generic[StateT, ActionT, StepT, BatchT]):
             }
         )
 
-    def _learn(self, batch: BatchT) -> dict[str, Any]:
+    def _learn(self, batch: Batch) -> dict[str, Any]:
         """Adds one batch's gradient, moves the weights where enough is accumulated, and returns what is told of it."""
         import torch
 
@@ -230,14 +230,16 @@ class Trainer(Generic[StateT, ActionT, StepT, BatchT]):
             self.stopped = f"max_minutes: {config.max_minutes:g} minutes"
 
     def _refuse_to_learn_nothing(self) -> None:
-        if self._state.num_empty >= self.config.max_empty and self.stopped is None:
-            row = self.history[-1]
-            why = (
-                f"all {row['num_batches']} batches of the last one were refused: their loss or gradient is not finite"
-                if row["num_batches"]
-                else "nothing was made of their rollouts: rewards or texts of siblings are all equal"
-            )
-            raise JobFailed(f"{self._state.num_empty} experiences in a row moved no weight; {why}")
+        """Ends a training that learns no more, and fails one that never did or whose losses are broken."""
+        row, count = self.history[-1], self._state.num_empty
+        if count < self.config.max_empty or self.stopped is not None:
+            return
+        broken = f"all {row['num_batches']} batches of the last one were refused: their loss is not finite"
+        equal = "nothing was made of their rollouts: rewards or texts of siblings are all equal"
+        why = f"{count} experiences in a row moved no weight; {broken if row['num_batches'] else equal}"
+        if row["num_batches"] or not self._mover.num_steps:
+            raise JobFailed(why)
+        self.stopped = f"max_empty: {why}"
 
     def _evaluate(self) -> None:
         assert self.evaluator is not None
