@@ -134,17 +134,17 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             values = checked_values(self.system.value(context, said), drawn)
         mask = self.system.token_mask(context, said, drawn)
         place = {id(node): i for i, node in enumerate(nodes)}
-        credit: dict[int, TokenCredit] = {}
+        credit: dict[int, TokenCredit] = {}  # by the node itself: nodes are no keys, and two may be equal
 
         def give(node: Node[StateT, ActionT]) -> TokenCredit:
             after = [give(child) for child in node.children]
             i = place[id(node)]
-            credit[i] = self._credit(node.reward, read_row(drawn, mask, i), read_row(values, mask, i), after)
-            return credit[i]
+            found = self._credit(node.reward, read_row(drawn, mask, i), read_row(values, mask, i), after)
+            return credit.setdefault(id(node), found)
 
         for child in graph.children:
             give(child)
-        return [PPOStep(node.context, node.probe, node.reward, credit[i]) for i, node in enumerate(nodes)]
+        return [PPOStep(node.context, node.probe, node.reward, credit[id(node)]) for node in nodes]
 
     def _credit(
         self, reward: float, logprobs: list[float], values: list[float], after: Sequence[TokenCredit]

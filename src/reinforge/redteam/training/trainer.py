@@ -68,7 +68,8 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         use_wandb: bool = False,
         wandb_kwargs: Mapping[str, Any] | None = None,
     ):
-        self.config, self.system, self.evaluator = config, sampler.system, evaluator
+        self.config = config
+        self.system, self.evaluator = sampler.system, evaluator
         self._checkpoints = Checkpoints(config.run_dir, config.keep_checkpoints) if config.run_dir else None
         self._refuse()
         if config.eval_every is not None and evaluator is None:
