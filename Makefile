@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-long test test-slow fault check fix install clean
+.PHONY: demo demo-long test test-slow fault check fix install bench clean
 
 install: $(STAMP)
 
@@ -37,6 +37,11 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/contract/test_layering.py
+
+# TRL, which our speed is measured against, is installed by this alone
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,data,dev,bench]"
+	@sed -n 's/^ *python benchmarks/$(subst /,\/,$(BIN))\/python benchmarks/p' benchmarks/*.py
 
 fix: $(STAMP)
 	$(BIN)/ruff format .

@@ -1,8 +1,10 @@
 """Sampler against transformers' `generate`: the same model and prompts, in alternating pairs of one process.
 
-python benchmarks/sampler.py            hidden 192, 4 layers, batch 64, prompt 48, 64 new tokens
-python benchmarks/sampler.py --group 8  siblings share a prompt, which is prefilled once
-python benchmarks/sampler.py --game     prompts of about 25 tokens, replies of 2, asked from an event loop
+python benchmarks/sampler.py              hidden 192, 4 layers, batch 64, prompt 48, 64 new tokens
+python benchmarks/sampler.py --group 8    siblings share a prompt, which is prefilled once
+python benchmarks/sampler.py --size 135m  random weights in the shape of SmolLM-135M
+python benchmarks/sampler.py --batched    against transformers' continuous batching, `generate_batch`, too
+python benchmarks/sampler.py --game       prompts of about 25 tokens, replies of 2, asked from an event loop
 """
 
 from __future__ import annotations
@@ -17,28 +19,50 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from benchmarks.machine import describe, refuse_if_busy
+from benchmarks.machine import describe, matmul_gflops, refuse_if_busy
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import end_tokens
 from reinforge.engine.rows import SampleRequest
+from reinforge.engine.sampler import PREFILL_TOKENS
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 
-SIZE = {
-    "hidden_size": 192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "vocab_size": 320,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
+PAGE_TOKENS = 32
+"""Tokens in a page of `generate_batch`'s cache: its own 256 are more than a prompt and its reply."""
+
+SIZES: dict[str, dict[str, Any]] = {
+    "1.7m": {
+        "family": "qwen2",
+        "hidden_size": 192,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        "vocab_size": 320,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    },
+    "135m": {
+        "family": "llama",
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.04,
+    },
 }
 
 
@@ -90,27 +114,82 @@ def _generate(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
     return (output.shape[1] - prompts.shape[1]) * len(prompts)
 
 
+def generate_batch_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
+    """Runs while the engine's thread waits; transformers starts a thread of its own."""
+    return engine.policy.sampler.call(lambda: _generate_batch(engine, prompts, new_tokens))
+
+
+def _generate_batch(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
+    module, ours = engine.model.module, engine.model.attention
+    sampling = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=new_tokens,
+        eos_token_id=-1,  # no token: every one is drawn
+        pad_token_id=0,
+    )
+    pages = len(prompts) * -(-(prompts.shape[1] + new_tokens) // PAGE_TOKENS)
+    batching = (
+        ContinuousBatchingConfig(  # by itself it takes all free memory for its cache, and looks for flash kernels
+            page_size=PAGE_TOKENS, num_blocks=pages, max_batch_tokens=PREFILL_TOKENS, auto_switch_to_flash=False
+        )
+    )
+    module.set_attn_implementation("sdpa")  # it takes no attention function that it does not know
+    try:
+        outputs = module.generate_batch(
+            prompts.tolist(), generation_config=sampling, continuous_batching_config=batching, warmup=False
+        )
+    finally:
+        module.set_attn_implementation(ours)
+    return sum(len(output.generated_tokens) for output in outputs.values())
+
+
+def count_flops(engine: Engine, args: argparse.Namespace) -> float:
+    """Returns the operations of the matrix products with weights that one of our runs needs; attention is left out.
+
+    Example: 1 prompt of 48 tokens, 64 new: 48 + 63 tokens pass the layers, and 64 times a row of logits is made.
+    """
+    head = engine.model.vocab_size * engine.model.config.hidden_size
+    layers = sum(layer.weight.numel() for layer in engine.model.base.modules() if isinstance(layer, torch.nn.Linear))
+    prompt_tokens = -(-args.batch // args.group) * args.prompt
+    return 2.0 * (layers * (prompt_tokens + args.batch * (args.new - 1)) + head * args.batch * args.new)
+
+
 def compare(engine: Engine, args: argparse.Namespace) -> None:
     prompts = make_prompts(args.batch, args.prompt, engine.model.vocab_size, args.group)
     engine.policy.sampler._eos[:] = False  # both sides draw every token
-    ratios, ours, theirs = [], [], []
-    sample_all(engine, prompts, 8)
-    generate_all(engine, prompts, 8)
+    ways: dict[str, Callable[[Engine, torch.Tensor, int], int]] = {"reinforge": sample_all, "generate": generate_all}
+    if args.batched:
+        ways["generate_batch"] = generate_batch_all
+    for run in ways.values():
+        run(engine, prompts, min(8, args.new))
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    shares: list[float] = []
+    needed = count_flops(engine, args) / (args.batch * args.new)
     for _ in range(args.pairs):
-        speeds = []
-        for run in (sample_all, generate_all):
+        peak = matmul_gflops(seconds=0.2) * 1e9
+        for name, run in ways.items():
             start = time.perf_counter()
             count = run(engine, prompts, args.new)
-            speeds.append(count / (time.perf_counter() - start))
-        ours.append(speeds[0])
-        theirs.append(speeds[1])
-        ratios.append(speeds[0] / speeds[1])
+            speeds[name].append(count / (time.perf_counter() - start))
+        shares.append(100 * speeds["reinforge"][-1] * needed / peak)
     print(
         f"batch {args.batch} in groups of {args.group}, prompt {args.prompt}, {args.new} new tokens, "
-        f"{engine.num_parameters:,} parameters"
+        f"{engine.num_parameters:,} parameters, {args.pairs} pairs"
     )
-    for name, values in (("reinforge tokens/s", ours), ("generate tokens/s", theirs), ("ratio", ratios)):
-        print(f"{name:20s} min {min(values):9.2f}  median {statistics.median(values):9.2f}  max {max(values):9.2f}")
+    for name, values in speeds.items():
+        show(f"{name} tokens/s", values)
+    for name in list(ways)[1:]:
+        show(
+            f"ratio to {name}", [ours / theirs for ours, theirs in zip(speeds["reinforge"], speeds[name], strict=True)]
+        )
+    show("% of matmul peak", shares)
+
+
+def show(name: str, values: list[float]) -> None:
+    print(f"{name:24s} min {min(values):9.2f}  median {statistics.median(values):9.2f}  max {max(values):9.2f}")
 
 
 async def play(engine: Engine, agents: int, turns: int) -> int:
@@ -151,7 +230,9 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=1, help="siblings that share a prompt")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--hidden", type=int, default=SIZE["hidden_size"])
+    parser.add_argument("--size", choices=SIZES, default="1.7m")
+    parser.add_argument("--hidden", type=int, help="another width than the size's")
+    parser.add_argument("--batched", action="store_true", help="compare with generate_batch too")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     parser.add_argument("--game", action="store_true")
     parser.add_argument("--force", action="store_true", help="run although the machine is busy")
@@ -161,9 +242,11 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
-        size = {**SIZE, "hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
+        size = dict(SIZES[args.size])
+        if args.hidden:
+            size |= {"hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
         with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), "qwen2", **size).result()
+            thread.submit(make_tiny_model, Path(folder), **size).result()
         config = PolicyConfig(model=folder, max_batch=args.batch)
         with Engine.load(config, seed=0, device="cpu") as engine:
             assert end_tokens(engine.model, engine.tokenizer)

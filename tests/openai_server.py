@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -13,13 +13,17 @@ from aiohttp.test_utils import TestServer
 Step = Callable[[web.Request, dict[str, Any]], Any]
 
 
-def says(text: str | None = "hello", **message: Any) -> Step:
-    """A chat completion; keywords add to the message."""
+def says(text: str | None = "hello", choices: Sequence[str] = (), **message: Any) -> Step:
+    """A chat completion, with further choices; keywords add to the first message."""
 
     def step(request: web.Request, body: dict[str, Any]) -> web.Response:
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
+        messages = [{"content": text, **message}, *({"content": other} for other in choices)]
+        said = [
+            {"index": index, "finish_reason": "stop", "message": {"role": "assistant", **each}}
+            for index, each in enumerate(messages)
+        ]
         usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-        return web.json_response({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage})
+        return web.json_response({"id": "c", "object": "chat.completion", "choices": said, "usage": usage})
 
     return step
 

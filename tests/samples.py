@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from reinforge.algorithms.samples import to_samples
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import TrainingSample
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
 
 def request(text: str = "hello", **params: Any) -> ModelRequest:
@@ -70,3 +72,9 @@ def sibling_samples(seed: int = 0, vocab_size: int = 320) -> list[TrainingSample
                 sample.loss_mask[len(prompt) + 1] = False
             samples.append(sample)
     return [samples[i] for i in rng.permutation(len(samples))]
+
+
+def trained_samples(tokens: TokenLogprobs, reward: float = 1.0) -> list[TrainingSample]:
+    """One reply on its way from a trajectory, supports included: what an algorithm would train."""
+    turn = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=tokens)
+    return to_samples(Trajectory(episode=[turn], reward=reward))

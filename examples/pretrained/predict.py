@@ -74,7 +74,8 @@ def conversations(instructions: str, count: int) -> list[tuple[list[dict[str, st
 
 async def sample(engine, asked, group: int, length: int) -> tuple[float, list[list]]:
     """Returns the seconds it takes to draw `group` replies to each prompt, and the replies."""
-    requests = [ModelRequest(messages, SamplingParams(max_tokens=length)) for messages, _ in asked for _ in range(group)]
+    params = SamplingParams(max_tokens=length)
+    requests = [ModelRequest(messages, params) for messages, _ in asked for _ in range(group)]
     started = time.perf_counter()
     replies = await asyncio.gather(*map(engine.policy.sample, requests))
     seconds = time.perf_counter() - started

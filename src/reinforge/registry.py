@@ -38,16 +38,21 @@ BUILTIN_MODULES = (
     "reinforge.rollout.workflow",
     "reinforge.rollout.llms",
     "reinforge.rollout.openai_llm",
+    "reinforge.rollout.local_llm",
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
     "reinforge.adapters.openpipe_art",
     "reinforge.trainer.builder",
     "reinforge.trainer.dataset_builder",
+    "reinforge.trainer.tree_builder",
     "reinforge.trainer.loop",
     "reinforge.trainer.art",
+    "reinforge.redteam.attack",
+    "reinforge.redteam.evaluators",
     "reinforge.tasks.tic_tac_toe",
     "reinforge.tasks.tickets",
+    "reinforge.tasks.front_desk",
 )
 
 KINDS = (

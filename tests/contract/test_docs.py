@@ -4,6 +4,7 @@ import importlib
 import re
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
@@ -11,6 +12,7 @@ from reinforge.registry import REGISTRY
 from tests.configure_page import page
 from tests.e2e.conftest import project  # noqa: F401
 from tests.generated import DOCS, assert_page_is
+from tests.samples import random_samples
 
 EXTEND = sorted((DOCS / "extend").glob("*.md"))
 MAX_LINES = 45
@@ -42,7 +44,7 @@ def test_there_is_a_page_for_each_kind():
 @pytest.mark.parametrize("path", EXTEND, ids=lambda path: path.stem)
 def test_the_plugin_of_a_page_trains(path, project):  # noqa: F811
     """The page's module is imported as a plugin's would be, its YAML replaces what it names, and a run is made."""
-    [plugin], changes = blocks(path, "python"), blocks(path, "yaml")
+    (plugin, *_), changes = blocks(path, "python"), blocks(path, "yaml")
     assert sum(map(bool, map(str.strip, plugin.splitlines()))) <= MAX_LINES, "a page's plugin is to be short"
     name = f"docs_extend_{path.stem}"
     project.write(f"{name}.py", plugin)
@@ -55,6 +57,18 @@ def test_the_plugin_of_a_page_trains(path, project):  # noqa: F811
     result = project.finetune()
     assert result.exit_code == 0, result.output
     assert len(project.summary["policy_versions"]) >= 2, "something was trained"
+
+
+def test_the_steps_of_the_loss_page_are_made(tiny_model_dir):
+    """The page's second block, as it stands: ten steps that make what has credit likely."""
+    _, by_hand = blocks(DOCS / "extend" / "loss.md", "python")
+    samples = random_samples(4)
+    for sample in samples:
+        sample.advantages = np.where(sample.loss_mask, 1, 0).astype(np.float32)
+    names = {"folder": str(tiny_model_dir), "samples": samples}
+    exec(by_hand, names)
+    assert names["engine"].policy.version == 1
+    assert names["steps"][-1]["likelihood"] > names["steps"][0]["likelihood"] + 1
 
 
 def test_every_algorithm_stands_beside_its_papers():

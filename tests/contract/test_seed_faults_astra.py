@@ -133,7 +133,7 @@ def test_astra_11_every_branch_is_looked_at():
     found = ASTEvaluator(sampler, seeds=[0, None, "my own"]).evaluate(progress=False)
     assert [row["overall"]["num_branches"] for row in found["details"]] == [9] * 3
     late = Graph("x", [Node("x", "red", "no", 0.0), Node("x", "blue", "green", 0.0)])
-    assert ASTEvaluator(sampler).compute_metrics(late).overall["attack_success"] == 0.5
+    assert ASTEvaluator(sampler).compute_metrics(late).overall["target_toxicity"] == 0.5
 
 
 def test_astra_14_the_first_tokens_value_is_there_and_the_head_is_in_the_optimizer(problem):

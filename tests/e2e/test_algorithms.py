@@ -44,3 +44,35 @@ def test_reinforce_pp_needs_no_siblings(project):  # noqa: F811
     result = project.finetune()
     assert result.exit_code == 0, result.output
     assert [version["num_updates"] for version in project.summary["policy_versions"]][1:] == [4, 4]
+
+
+CHOOSER = """
+async def agent(item, llm, context):
+    messages = [{"role": "user", "content": item.input_obj}]
+    reply = await llm.chat.completions.create(messages=messages, max_tokens=4, n=2)
+    return reply.choices[1].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_pp", "rejection_sampling", "dpo"])
+def test_a_cut_support_is_trained_with_choices_too(project, algorithm):  # noqa: F811
+    """top-p 0.8, an agent that takes the second of two choices, a reference: from the file to the metrics."""
+    settings = {"kl_coef": 0.01} if algorithm == "reinforce_pp" else {}
+    project.write("task.py", CHOOSER)
+    project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", {"_type": algorithm, **settings})
+    project.set("finetuning.sampling", {"top_p": 0.8, "min_p": 0.01})
+    project.set("finetuning.policy.batch.steps_per_job", 2)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row["direction"] > 0
+        assert row["num_tokens_left_out"] == 0
+        assert row["num_tokens_of_other_choices"] > 0
+        assert row["canary_difference"] < 1e-4
+    if algorithm == "grpo":
+        trained = sum(row["num_tokens"] + row["num_tokens_of_other_choices"] for row in rows)
+        assert trained <= project.summary["tokens"]["completion"]

@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -114,6 +115,26 @@ def test_check_says_where_a_reward_cannot_tell(written):
     written.write("task.py", (written.folder / "task.py").read_text() + "\ndef flat(output, expected):\n    return 1\n")
     written.set("eval.evaluators.vowels.function", "task:flat").save()
     assert "cannot tell right from wrong" in call("check", "run.yml", "--sample", "3").output
+
+
+@pytest.mark.parametrize(
+    ("settings", "copies", "memory"),
+    [
+        ({}, 3, None),  # weights and two moments, three times, and the promoted model
+        ({"optimizer": {"name": "sgd"}}, 1, None),
+        ({"optimizer": {"name": "rmsprop", "momentum": 0.9}}, 3, None),
+        ({"activation_checkpointing": True}, 3, "layers are computed again in the backward pass"),
+        ({"precision": "bfloat16"}, 7, "bfloat16, the optimizer moves float32 copies"),
+    ],
+)
+async def test_check_knows_what_the_optimizer_keeps(written, settings, copies, memory):
+    for name, value in settings.items():
+        written.set(f"finetuning.policy.{name}", value)
+    written.save()
+    report = await check_config(load_config("run.yml"))
+    [file] = Path(written.settings["finetuning"]["policy"]["model"]).glob("*.safetensors")
+    assert report.disk.needed == (3 * copies + 1) * file.stat().st_size
+    assert dict(report.settings).get("memory") == memory
 
 
 async def test_check_counts_the_room_on_the_disk(written):

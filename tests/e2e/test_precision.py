@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from safetensors import safe_open
+
+from tests.e2e.test_resume import call, killed_at
 
 
 def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart(project):
@@ -33,3 +36,24 @@ def test_a_run_in_float32_computes_old_logprobs_of_nobody(project):
     [row] = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
     assert row["mismatch"] < 1e-4
     assert "tis_weight" not in row
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "sgd", "momentum": 0.9, "learning_rate": 0.3}, {"name": "adagrad"}])
+def test_a_killed_run_in_bfloat16_ends_as_an_undisturbed_one(project, optimizer):
+    """Weights, their float32 copies and the optimizer, to the last bit, with layers that are computed again."""
+    project.set("finetuning.policy.precision", "bfloat16").set("finetuning.policy.optimizer", optimizer)
+    project.set("finetuning.policy.activation_checkpointing", True)
+    project.set("finetuning.num_epochs", 2).set("finetuning.deterministic", True)
+    ends = []
+    for is_killed in (True, False):
+        if is_killed:
+            killed_at(project, "batch.sealed:2")
+            result = call("finetune", "run.yml", "--resume", "last")
+        else:
+            project.set("finetuning.output_dir", "undisturbed").write_files()
+            result = call("finetune", "run.yml", "--run_name", "r", "-o", "finetuning.output_dir", "undisturbed")
+        assert result.exit_code == 0, result.output
+        folder = project.folder / ("runs" if is_killed else "undisturbed") / "r" / "checkpoints" / "step-000002"
+        files = ("model.safetensors", "training/optimizer.safetensors")
+        ends.append([(folder / file).read_bytes() for file in files])
+    assert ends[0] == ends[1]

@@ -2,9 +2,21 @@
 
 import pytest
 
+from tests.e2e.conftest import project
 from tests.fault.kit import Toy
 
-SFT = {"_type": "sft", "min_reward": 0.2}
+__all__ = ["project"]
+
+DATASET, BUILDER, ALGORITHM = "eval.general.dataset.file_path", "trajectory_builders.builder", "finetuning.algorithm"
+ROWS = {"_type": "dataset", "examples_per_epoch": 6}
+METHODS = {
+    "lora": {"finetuning.policy.lora": {"rank": 4, "alpha": 8}},
+    "sft": {ALGORITHM: {"_type": "sft", "min_reward": 0.2}},
+    "sft of a file": {ALGORITHM: {"_type": "sft"}, BUILDER: ROWS, DATASET: "shown.jsonl"},
+    "dpo of a file": {ALGORITHM: {"_type": "dpo"}, BUILDER: ROWS, DATASET: "pairs.jsonl"},
+    "ppo": {ALGORITHM: {"_type": "ppo"}, "finetuning.policy.batch.passes": 2},
+}
+"""What makes another method of a toy; without any it is GRPO on all weights."""
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.fault.preload"])
 KILLED = -signal.SIGKILL
 PATIENCE_S = 60
+LIFE_S = 1.5
+"""About how long a toy's run takes: kills at random times fall within."""
 SUMMARY = (
     "baseline", "final", "best", "confirm_base", "confirm_tuned", "improvement", "promoted", "episodes", "tokens",
     "policy_versions", "checkpoint",
@@ -47,6 +49,9 @@ def vowels(output, expected):
         file.write("x\\n")
     return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
+
+SHOWN, PREFERRED = {"completion": "aeiou"}, {"chosen": "aeiou", "rejected": "xyz"}
+"""What the rows of a toy's files show besides their prompt."""
 
 
 class Child:
@@ -134,6 +139,9 @@ class Toy(Project):
         super().__init__(folder, model)
         self.write("task.py", TASK)
         self.rows = self.rows[:32]
+        for name, replies in (("shown.jsonl", SHOWN), ("pairs.jsonl", PREFERRED)):
+            rows = ({"id": row["id"], "prompt": row["question"], **replies} for row in self.rows)
+            self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
         self.set("finetuning.algorithm", {"_type": "dithered"})
         self.set("trajectory_builders.builder", {"_type": "group", "num_generations": 4, "examples_per_epoch": 6})
         self.set("trainers.trainer.keep_last", 1)
@@ -161,11 +169,11 @@ class Toy(Project):
         shutil.rmtree(self.run, ignore_errors=True)
         return self.start(*arguments)
 
-    def end_with_kills(self, rng, longest_s):
-        """Runs to the end through kills at random times; returns how many there were."""
+    def end_with_kills(self, rng):
+        """Runs to the end through kills at random times, later ones after more of them; returns how many there were."""
         child, kills = self.start(), 0
         while True:
-            child.send(signal.SIGKILL, rng.uniform(0.05, longest_s))
+            child.send(signal.SIGKILL, rng.uniform(0.05, LIFE_S * (1 + kills / 10)))
             code = child.wait()
             assert code in (0, KILLED), child.said
             if code == 0:
@@ -209,8 +217,7 @@ def facts(run):
     state = json.loads((last / "training" / "state.json").read_text())
     return {
         "last": last.name,
-        "weights": _sha256(last / "model.safetensors"),
-        "optimizer": _sha256(last / "training" / "optimizer.safetensors"),
+        **{path.name: _sha256(path) for path in sorted(last.rglob("*.safetensors"))},
         "rng": state["rng"],
         "num_steps": state["num_steps"],
         "metrics": (run / "training_metrics.jsonl").read_bytes(),

@@ -9,6 +9,10 @@ import random
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
 
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
@@ -18,6 +22,8 @@ from reinforge.trainer import loop, resume, run, stages
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.store import Snapshot
+from reinforge.types import trajectory
+from reinforge.types.sample import TrainingSample
 
 
 def forget_the_rng():
@@ -32,12 +38,32 @@ def forget_the_optimizer():
     Learner.restore = restore
 
 
+def forget_the_critic():
+    checkpoint.load_critic = lambda folder, critic: critic.reset()
+
+
+def forget_the_adapters():
+    checkpoint._load_adapters = lambda folder, model: None
+
+
 def forget_the_counters():
     RunContext.restore_counters = lambda context, counters: None
 
 
 def recall_nothing():
     RunContext.recall = lambda context, key, item: None
+
+
+def forget_supports():
+    recall = RunContext.recall
+
+    def forgetful(context, key, item):
+        record = recall(context, key, item)
+        for call in record.calls if record is not None else ():
+            call.reply = replace(call.reply, tokens=replace(call.reply.tokens, supports=None))
+        return record
+
+    RunContext.recall = forgetful
 
 
 def adopt_no_orphan():
@@ -89,6 +115,15 @@ def allow_every_change():
 
 def draw_without_the_seed():
     runner.stable_seed = lambda *names: random.getrandbits(32)
+
+
+def train_on_what_is_not_finite():
+    torch.isfinite = lambda tensor: torch.ones_like(tensor, dtype=torch.bool)
+    TrainingSample.is_finite = True
+
+
+def believe_every_reward():
+    trajectory.math = SimpleNamespace(isfinite=lambda value: True)
 
 
 def handle_no_signals():

@@ -2,6 +2,7 @@
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure
+import peft
 import torch.profiler._cupti_monitor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama import modeling_llama
@@ -15,8 +16,18 @@ import reinforge.trainer.evaluate
 import tests.fault.dithered
 import tests.fault.kit
 import tests.fault.mutations
+import tests.fault.poisoned
 from reinforge.registry import REGISTRY
 
 REGISTRY.load()
 
-__all__ = ["AutoModelForCausalLM", "AutoTokenizer", "matplotlib", "modeling_llama", "reinforge", "tests", "torch"]
+__all__ = [
+    "AutoModelForCausalLM",
+    "AutoTokenizer",
+    "matplotlib",
+    "modeling_llama",
+    "peft",
+    "reinforge",
+    "tests",
+    "torch",
+]

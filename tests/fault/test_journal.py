@@ -3,13 +3,14 @@
 import os
 import random
 import select
+import shutil
 import signal
 import sqlite3
 import time
 
 import pytest
 
-from reinforge.trainer.store import RunStore
+from reinforge.trainer.store import RunStore, read_facts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from tests.doubles import examples
@@ -92,3 +93,22 @@ def test_a_writer_killed_at_any_time_leaves_a_record_of_all_that_it_acknowledged
 @pytest.mark.fault
 def test_200_writers_killed_at_any_time_leave_a_record_of_all_that_they_acknowledged(tmp_path):
     kill_often(tmp_path, 200)
+
+
+def test_a_journal_whose_process_was_killed_while_it_made_the_file_can_be_read(tmp_path):
+    """Before the write-ahead log is on, SQLite leaves what is to be taken back in a file that only a writer may use."""
+    for name in ("alive", "dead"):
+        (tmp_path / name).mkdir()
+    database = sqlite3.connect(tmp_path / "alive" / "run.sqlite", isolation_level=None)
+    database.execute("PRAGMA cache_size = 1")
+    database.execute("CREATE TABLE other (value)")
+    database.execute("BEGIN IMMEDIATE")
+    database.executemany("INSERT INTO other VALUES (?)", [("x" * 3000,)] * 200)
+    for path in (tmp_path / "alive").iterdir():
+        shutil.copy(path, tmp_path / "dead")
+    database.close()
+    assert (tmp_path / "dead" / "run.sqlite-journal").stat().st_size > 0
+    assert read_facts(tmp_path / "dead") == {}
+    store = RunStore.open(tmp_path / "dead")
+    assert store.rows("SELECT count(*) FROM other") == [(0,)]
+    store.close()

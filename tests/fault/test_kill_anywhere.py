@@ -12,7 +12,6 @@ import pytest
 
 from reinforge.crash import SITES
 from tests.fault import mutations
-from tests.fault.conftest import SFT
 from tests.fault.kit import KILLED, Toy, damaged, differences
 from tests.models import make_tiny_model
 
@@ -34,8 +33,6 @@ PASSINGS = {
 """How often a whole run passes each site; the journal's groups depend on the machine, and are a few more."""
 SPARSE = {"trainers.trainer.save_every": 3, "finetuning.run_configuration.validation_interval": 9}
 """Settings by which the base, version 3 and the last have a checkpoint."""
-LIFE_S = 1.5
-"""About how long a toy's run takes: kills at random times fall within."""
 
 
 def test_every_site_has_its_kill():
@@ -59,35 +56,12 @@ def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, s
     assert differences(toy.run, whole.run) == []
 
 
-@pytest.mark.parametrize(
-    "sites",
-    [
-        ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
-        pytest.param(("ckpt.after_manifest:2", "ckpt.after_rename", "export.mid:2"), marks=pytest.mark.fault),
-    ],
-    ids="->".join,
-)
-def test_a_run_of_sft_ends_the_same_too(make_toy, finished, sites):
-    change = {"finetuning.algorithm": SFT}
-    assert differences(make_toy(change).end_after(*sites).run, finished(change).run) == []
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("site", SITES)
-def test_a_run_of_sft_killed_at_one_place_ends_the_same_too(make_toy, finished, site):
-    change = {"finetuning.algorithm": SFT}
-    toy = make_toy(change)
-    assert toy.start(crash_at=f"{site}:2").wait() == KILLED
-    assert toy.go_on().wait() == 0
-    assert differences(toy.run, finished(change).run) == []
-
-
 @pytest.mark.parametrize("num_kills", [10, pytest.param(200, marks=pytest.mark.fault)])
 def test_kills_at_random_times(make_toy, whole, num_kills):
     rng, kills = random.Random(num_kills), 0
     while kills < num_kills:
         toy = make_toy()
-        kills += toy.end_with_kills(rng, LIFE_S)
+        kills += toy.end_with_kills(rng)
         assert differences(toy.run, whole.run) == []
 
 
@@ -230,7 +204,7 @@ def test_each_episode_and_each_step_counts_once_after_kills_at_random_times(make
     rng, kills = random.Random(7), 0
     while kills < 50:
         toy = make_toy(DEFAULT)
-        kills += toy.end_with_kills(rng, LIFE_S)
+        kills += toy.end_with_kills(rng)
         assert_counted_once(toy, finished(DEFAULT))
 
 

@@ -5,6 +5,7 @@ import pytest
 from tests.fault import mutations
 from tests.fault.kit import KILLED, differences
 
+CUT = {"finetuning.sampling.top_p": 0.9, "finetuning.sampling.min_p": 0.001}
 CHANGES = [
     ("finetuning.seed", "0", "1"),
     ("finetuning.num_epochs", "4", "5"),
@@ -63,6 +64,22 @@ def test_a_change_can_be_allowed(stopped, whole):
     assert sum(stopped.summary["episodes"].values()) == whole.num_run
     (data,) = stopped.rows_of("SELECT data FROM stages WHERE stage = 'CONFIG'")
     assert "finetuning.sampling.temperature: 1.0 -> 0.9" in data[0]
+
+
+def test_tokens_of_a_cut_support_are_trained_the_same_after_a_kill(make_toy, finished):
+    """What they were drawn from is in the journal: of its 24 episodes none is run again."""
+    whole = finished(CUT)
+    toy = make_toy(CUT).end_after("batch.sealed:2")
+    assert toy.num_run == whole.num_run
+    assert differences(toy.run, whole.run) == []
+
+
+def test_supports_that_are_forgotten_show(make_toy, finished):
+    """Mutation check: without them the second epoch has nothing to train."""
+    toy = make_toy(CUT)
+    assert toy.start(crash_at="batch.sealed:2").wait() == KILLED
+    child = toy.resume(mutation=mutations.forget_supports)
+    assert (child.wait(), "or from more than 1024" in " ".join(child.said.split())) == (3, True), child.said
 
 
 def test_limits_are_those_of_one_call(toy, whole):

@@ -97,4 +97,5 @@ def test_a_signal_while_the_program_starts(toy, number):
         time.sleep(0.1 + 0.6 * i)
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
-        assert process.returncode in (CODES[number], -number), said
+        python_itself = b"KeyboardInterrupt" in said and b"reinforge/" not in said  # before any line of ours
+        assert process.returncode in (CODES[number], -number) or python_itself, said

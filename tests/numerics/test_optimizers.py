@@ -89,6 +89,8 @@ def test_what_each_keeps():
         "rmsprop_momentum": {"step", "square_avg", "momentum_buffer"},
         "adagrad": {"step", "sum"},
     }
+    for name, slots in found.items():
+        assert len(slots - {"step"}) == settings(name).num_moments, "what `check` makes room for"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -132,3 +134,20 @@ def test_another_optimizers_checkpoint_begins_anew_and_says_so(tiny_model_dir, t
         assert (engine.fingerprint(), engine.learner.num_steps, engine.learner.state()) == (weights, 2, {})
         train(engine, 1)
     assert "rmsprop keeps square_avg, step, and the checkpoint holds exp_avg, exp_avg_sq, step" in caplog.text
+
+
+def test_adapters_in_bfloat16_go_on_bit_by_bit(tiny_model_dir, tmp_path):
+    """Their float32 copies belong to the adapters alone."""
+    policy = {"precision": "bfloat16", "lora": {"rank": 4}}
+    with load(tiny_model_dir, **policy) as engine:
+        train(engine, 0)
+        engine.save(tmp_path / "c", 1)
+        train(engine, 1)
+        expected = all_bits(engine)
+    with load(tiny_model_dir, **policy) as engine:
+        engine.load_weights(tmp_path / "c")
+        train(engine, 1)
+        assert same(all_bits(engine), expected)
+    assert {name for name in expected if name.startswith("master.")} == {
+        name.replace("weight.", "master.", 1) for name in expected if name.startswith("weight.")
+    }

@@ -5,6 +5,8 @@ For each family at a tiny size from its real configuration, in float32.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from reinforge.engine import Engine
 from reinforge.engine.batch import collate, cut
 from reinforge.engine.logprobs import sample_logprobs, token_logprobs
 from tests.models import FAMILIES, make_tiny_model
-from tests.samples import ask, request, sibling_samples
+from tests.samples import ask, request, sibling_samples, trained_samples
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -42,6 +44,46 @@ def test_the_sampler_is_the_plain_forward(engine):
         tokens = reply.tokens
         ids, first = tokens.prompt_token_ids + tokens.token_ids, len(tokens.prompt_token_ids)
         assert np.abs(plain_logprobs(engine, ids, first, tokens.temperature) - tokens.logprobs).max() <= 1e-5
+
+
+def plain_over(engine, ids, words, temperature):
+    """log p of the last token over some words alone, by one call of the Hugging Face module."""
+    with torch.no_grad():
+        logits = engine.model.module(input_ids=torch.tensor([ids[:-1]])).logits[0, -1].double() / temperature
+    return (logits[ids[-1]] - logits[words.tolist()].logsumexp(0)).item()
+
+
+def test_what_was_drawn_from_some_words_is_scored_over_them(engine):
+    """Sampler = learner = plain forward over the words that top-p, top-k and min-p kept, to 1e-5.
+
+    Mutation check: over every word the learner's log-probs are others by more than 0.01.
+    """
+    cuts = [
+        {"top_p": 0.9},
+        {"top_k": 3, "temperature": 0.7},
+        {"min_p": 0.2},
+        {"top_p": 0.8, "top_k": 20, "min_p": 0.05, "temperature": 1.6},
+        {},
+    ]
+    requests = [request("a" * (1 + i // 4), **cuts[i % 5], max_tokens=2 + 5 * (i % 3)) for i in range(20)]
+    replies = ask(engine.policy, requests)
+    samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
+    assert [sample.supports is None for sample in samples] == [
+        not asked.sampling.restricts_support for asked in requests
+    ]
+    learned = engine.logprobs(samples)
+    rows = sample_logprobs(engine.model, samples, 1000)
+    full = engine.logprobs([replace(sample, supports=None) for sample in samples])
+    for i, sample in enumerate(samples):
+        assert np.abs(learned[i] - sample.sampling_logprobs).max() <= 1e-5
+        assert np.abs(rows[i] - sample.sampling_logprobs).max() <= 1e-5, "prefixes shared or not"
+        if sample.supports is None:
+            continue
+        assert np.abs(full[i] - sample.sampling_logprobs).max() > 0.01
+        first, temperature = int(sample.loss_mask.argmax()), replies[i].tokens.temperature
+        for t, words in list(enumerate(sample.supports.sets))[first:]:
+            plain = plain_over(engine, sample.token_ids[: t + 1].tolist(), words, temperature)
+            assert learned[i][t] == pytest.approx(plain, abs=1e-5)
 
 
 def test_the_learner_is_the_plain_forward(engine):

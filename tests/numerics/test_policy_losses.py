@@ -104,6 +104,59 @@ def test_cispo_off_policy_bounds_the_weight_and_silences_no_token():
     assert gradient(cispo, batch, logprobs, clip_low=0.2) == pytest.approx([-2, -5, -0.8])
 
 
+def drawn_elsewhere(old, offsets, advantages, ref=None):
+    """A batch whose old log-probs are the learner's, above the sampler's by `offsets`."""
+    batch = make_batch(old, advantages, ref)
+    batch.sampling_logprobs = row(*(o - offset for o, offset in zip(old, offsets, strict=True)))
+    batch.old_is_learners = True
+    return batch
+
+
+PARTED = {"old": [-1.0, -1.0, -1.0], "offsets": [0.05, -0.05, 1.0], "advantages": [2.0, 2.0, -2.0]}
+"""Tokens that the sampler drew too seldom, too often, and by far too seldom."""
+
+
+@pytest.mark.parametrize("loss", [clipped_pg, cispo])
+def test_what_the_sampler_drew_too_seldom_counts_more(loss):
+    """e^0.05 and e^-0.05 of the gradient, and of the third 2, since e^1 is above the cap."""
+    batch, logprobs = drawn_elsewhere(**PARTED), row(-1.0, -1.0, -1.0)
+    weights = [math.exp(0.05), math.exp(-0.05), 2.0]
+    wanted = [-2 * weights[0], -2 * weights[1], 2 * weights[2]]
+    assert gradient(loss, batch, logprobs) == pytest.approx(wanted)
+    assert loss(batch, logprobs).metrics["tis_weight"][0, 1:].tolist() == pytest.approx(weights)
+    assert gradient(loss, batch, logprobs, tis_cap=1.0) == pytest.approx([-2.0, -2 * weights[1], 2.0])
+    assert gradient(loss, batch, logprobs, tis_cap=None) == pytest.approx([-2.0, -2.0, 2.0])
+
+
+def test_off_policy_the_clip_is_about_the_learners_logprobs_and_the_weight_about_the_samplers():
+    """Ratio 1.5 with a gain of 1: min(1.5, 1.2) e^0.05."""
+    batch = drawn_elsewhere([-1.0], [0.05], [1.0])
+    output = clipped_pg(batch, row(-1.0 + math.log(1.5)))
+    assert output.loss[0, 1].item() == pytest.approx(-1.2 * math.exp(0.05))
+
+
+def test_gspo_weighs_the_whole_sequence():
+    """Offsets 0.05, -0.05 and 1: e^(1/3) for each of its tokens; capped at 1.2 for each of them."""
+    batch, logprobs = drawn_elsewhere(**PARTED), row(-1.0, -1.0, -1.0)
+    weight = math.exp(1 / 3)
+    assert gradient(gspo, batch, logprobs) == pytest.approx([-2 * weight, -2 * weight, 2 * weight])
+    assert gradient(gspo, batch, logprobs, tis_cap=1.2) == pytest.approx([-2.4, -2.4, 2.4])
+
+
+def test_only_credit_is_weighed_and_only_where_the_learner_has_computed_it():
+    """The pull to the reference stays as it is; k2 of 0.5 is 0.125."""
+    batch = drawn_elsewhere([-1.0], [0.05], [2.0], ref=[-1.5])
+    output = clipped_pg(batch, row(-1.0), kl_coef=1.0, kl_estimator="k2")
+    assert output.loss[0, 1].item() == pytest.approx(-2 * math.exp(0.05) + 0.125)
+    batch.sampling_logprobs = row(math.nan)  # nobody drew it
+    assert clipped_pg(batch, row(-1.0)).loss[0, 1].item() == pytest.approx(-2.0)
+    batch = drawn_elsewhere([-1.0], [0.05], [2.0])
+    batch.old_is_learners = False
+    output = clipped_pg(batch, row(-1.0))
+    assert output.loss[0, 1].item() == -2.0
+    assert "tis_weight" not in output.metrics
+
+
 def test_the_three_estimators_by_hand():
     batch = make_batch([-1.0], [0.0], ref=[-1.5])
     for name, expected in (("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)):

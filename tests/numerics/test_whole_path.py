@@ -41,7 +41,7 @@ class KeepsGradients:
         self.parameters, self.param_groups, self.gradients = list(parameters), [{"peak": 0.0}], []
 
     def step(self):
-        self.gradients = [p.grad.clone() for p in self.parameters]
+        self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
 
     def zero_grad(self, set_to_none=True):
         for parameter in self.parameters:

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reinforge.algorithms.samples import num_left_out, num_of_other_choices
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed, OutOfMemory, Problem, ReinforgeError, StorageError
 from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.threads import in_daemon_thread
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from reinforge.types.sample import FloatArray, TrainingSample
+from reinforge.types.sample import FloatArray, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_random
+from reinforge.types.supports import MAX_SUPPORT
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
 
 BACKEND = "local"
-DIRECTION_SAMPLES = 256
-"""Samples scored again after a job to see which way their log-probs moved; a forward pass of these costs little."""
+MAX_NAMED = 5
+DIRECTION_SAMPLES = (16, 256)
+"""Of a job's samples an eighth, at least and at most so many, are scored again after it to see which way their
+log-probs moved: a forward pass of all of them would cost a third of the update."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Trains in this process; model, optimizer and batches are the blocks of `finetuning.policy`."""
+
+
+class _StepsRefused(JobFailed):
+    """Numbers were not finite; `told` is what the job's record keeps of it."""
+
+    def __init__(self, message: str, told: dict[str, Any]):
+        super().__init__(message)
+        self.told = told
 
 
 @dataclass(slots=True)
@@ -65,6 +79,7 @@ class LocalAdapter(TrainerAdapter):
         self.algorithm, self.model = algorithm, model
         self.engine: Engine | None = None
         self._jobs: dict[str, _Job] = {}
+        self._refused_in_a_row = 0
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -202,17 +217,24 @@ class LocalAdapter(TrainerAdapter):
             except Exception as error:  # noqa: BLE001  every failure of a job ends as its status, with the reason
                 text = str(error) if isinstance(error, ReinforgeError) else f"{type(error).__name__}: {error}"
                 job.world = error if isinstance(error, StorageError | OutOfMemory) else None
-                job.move(TrainingStatusEnum.FAILED, text, {"num_updates": 0})
+                told = error.told if isinstance(error, _StepsRefused) else {}
+                job.move(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **told})
             else:
                 job.move(TrainingStatusEnum.COMPLETED, "trained", metadata)
 
     def _train(self, engine: Engine, trajectories: TrajectoryCollection) -> dict[str, Any]:
         """Builds samples, scores, credits and updates; returns the job's metrics."""
         samples = self.algorithm.build_samples(trajectories.groups)
+        left_out = num_left_out(trajectories.groups)
         if not samples:
+            unrecorded = (
+                f"; {left_out:,} sampled tokens may not be: drawn at temperature 0, or from more than {MAX_SUPPORT} "
+                "that finetuning.sampling's top_p, top_k or min_p kept"
+            )
             raise JobFailed(
                 f"nothing to train: of {trajectories.num_trajectories} trajectories {type(self.algorithm).__name__} "
                 "took none: no turn has token ids that may be trained, or none is good enough (min_reward, min_margin)"
+                f"{unrecorded if left_out else ''}"
             )
         engine.begin_job()
         try:
@@ -228,8 +250,8 @@ class LocalAdapter(TrainerAdapter):
             report = engine.update(
                 samples, self.algorithm.loss, progress_start=start, progress_end=end, epoch=trajectories.epoch or 0
             )
-            if report.num_updates == 0:
-                raise JobFailed(f"no optimizer step was made: {report.num_skipped_steps} were not finite")
+            skipped = _episodes_of(trajectories, samples, report.skipped_samples)
+            self._refuse_broken(report, skipped)
             direction = _direction(engine, watched)
         except BaseException:
             engine.rollback()
@@ -240,9 +262,36 @@ class LocalAdapter(TrainerAdapter):
             "num_skipped_steps": report.num_skipped_steps,
             "num_samples": report.num_samples,
             "num_tokens": report.num_tokens,
+            "num_tokens_left_out": left_out,
+            "num_tokens_of_other_choices": num_of_other_choices(trajectories.groups),
             "direction": direction,
+            **({"skipped_episodes": skipped} if skipped else {}),
             **report.metrics,
         }
+
+    def _refuse_broken(self, report: UpdateReport, skipped: list[str]) -> None:
+        """Stops where no step could be made, or too many in a row could not, those of jobs before included.
+
+        Raises:
+            JobFailed: The job is to be rolled back, with the episodes of the refused steps.
+        """
+        limit, longest = self.run_config.limits.max_refused_steps, 0
+        for step in range(report.num_updates + report.num_skipped_steps):
+            self._refused_in_a_row = self._refused_in_a_row + 1 if step in report.skipped_steps else 0
+            longest = max(longest, self._refused_in_a_row)
+        if report.num_updates and longest < limit:
+            return
+        why = f"{longest} optimizer steps in a row were refused (finetuning.limits.max_refused_steps: {limit})"
+        if report.num_updates == 0:
+            why = f"no optimizer step was made: {report.num_skipped_steps} were refused"
+        named = ", ".join(skipped[:MAX_NAMED]) + (
+            f" and {len(skipped) - MAX_NAMED} more" if skipped[MAX_NAMED:] else ""
+        )
+        raise _StepsRefused(
+            f"{why}, since numbers were not finite (run.log says which); the weights are those from before the job. "
+            f"The refused steps held the episodes {named}; all are in the job's record in run.sqlite",
+            {"num_skipped_steps": report.num_skipped_steps, "skipped_episodes": skipped},
+        )
 
     def _progress(self, epoch: int | None) -> tuple[float, float]:
         """Returns the shares of the run that are done before and after this job, for the schedule."""
@@ -254,13 +303,38 @@ class LocalAdapter(TrainerAdapter):
         self, engine: Engine, samples: list[TrainingSample], epoch: int
     ) -> list[tuple[TrainingSample, FloatArray]]:
         """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
-        rng = stable_random(self.run_config.seed, "direction", epoch)
-        chosen = [sample for sample in samples if sample.weight > 0]
-        chosen = chosen if len(chosen) <= DIRECTION_SAMPLES else rng.sample(chosen, DIRECTION_SAMPLES)
+        samples = [sample for sample in samples if sample.weight > 0 and sample.is_finite]
+        chosen = watched_samples(samples, stable_random(self.run_config.seed, "direction", epoch))
         before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
         if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these
             before = engine.logprobs(chosen)
         return list(zip(chosen, before, strict=True))
+
+
+def watched_samples(samples: list[TrainingSample], rng: random.Random) -> list[TrainingSample]:
+    """Returns some of a job's samples, in whole groups where they fit: siblings share the cost of their prompt.
+
+    Example: 64 samples in groups of 8 -> the 16 of two groups; 20 samples of one group -> 16 of them.
+    """
+    least, most = DIRECTION_SAMPLES
+    count = min(most, max(least, len(samples) // 8))
+    groups: dict[str, list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, []).append(sample)
+    order = rng.sample(list(groups.values()), len(groups))
+    return list(chain.from_iterable(order))[:count]
+
+
+def _episodes_of(
+    trajectories: TrajectoryCollection, samples: list[TrainingSample], indices: Sequence[int]
+) -> list[str]:
+    """Returns the ids of the episodes that samples are of, each once; `GROUP#INDEX` of one without an id."""
+    episodes = [
+        trajectory.episode_id or f"{group.group_id}#{index}"
+        for group in trajectories.groups
+        for index, trajectory in enumerate(group.trajectories)
+    ]
+    return list(dict.fromkeys(episodes[samples[index].trajectory_index] for index in indices))
 
 
 def _direction(engine: Engine, watched: list[tuple[TrainingSample, FloatArray]]) -> float:

@@ -65,16 +65,22 @@ class DAPO(PolicyGradient):
     def __init__(self, config: DAPOConfig | None = None):
         super().__init__(config or DAPOConfig())
 
+    def teaches(self, group: TrajectoryGroup) -> bool:
+        """Returns False where every trajectory is filtered."""
+        return super().teaches(group) and not all(self._is_filtered(trajectory) for trajectory in group.trajectories)
+
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples of all groups, rewards less the penalty of length; filtered ones have no weight."""
         groups = [self._penalised(group) for group in groups] if self.config.max_length else groups
         samples = super().build_samples(groups)
-        if self.config.overlong_filtering:
-            outcomes = [trajectory.outcome for group in groups for trajectory in group.trajectories]
-            for sample in samples:
-                if outcomes[sample.trajectory_index] is Outcome.OVERLONG:
-                    sample.weight = 0.0
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        for sample in samples:
+            if self._is_filtered(trajectories[sample.trajectory_index]):
+                sample.weight = 0.0
         return samples
+
+    def _is_filtered(self, trajectory: Trajectory) -> bool:
+        return self.config.overlong_filtering and trajectory.outcome is Outcome.OVERLONG
 
     def _penalised(self, group: TrajectoryGroup) -> TrajectoryGroup:
         limit, buffer = self.config.max_length or 0, self.config.length_buffer

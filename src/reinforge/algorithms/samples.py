@@ -3,7 +3,9 @@
     prompt [1,2] -> [4]; prompt [1,2,4,8] -> [5]   =>  token_ids [1,2,4,8,5], loss_mask [0,0,1,0,1]
     prompt [9]   -> [7]  (history rewritten)       =>  a second sample [9,7], [0,1]
 
-Nothing is tokenised here: the ids are the sampler's own.
+Nothing is tokenised here: the ids are the sampler's own. A token whose support was cut (top-p, top-k, min-p) is trained
+over the words that it was drawn from; one whose words are not recorded is context, and counted: greedy decoding, a
+support of more than `MAX_SUPPORT` words, a policy server that does not tell.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, TrainingSample
-from reinforge.types.trajectory import Trajectory, TrajectoryGroup
+from reinforge.types.supports import Supports
+from reinforge.types.trajectory import OTHER_CHOICES, Trajectory, TrajectoryGroup
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class _Row:
     temperatures: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
+    supports: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def extends_to(self, prompt: Sequence[int]) -> bool:
         """True if the prompt begins with every token of the row."""
@@ -44,15 +49,37 @@ class _Row:
         self.turns += [-1] * len(ids)
 
     def add_reply(self, tokens: TokenLogprobs, turn: int) -> None:
-        count = len(tokens.token_ids)
-        self.token_ids += tokens.token_ids
+        if tokens.restricted:
+            self._add_restricted(tokens, turn)
+        else:
+            self._add_sampled(tokens.token_ids, tokens.logprobs, tokens, turn)
+
+    def _add_restricted(self, tokens: TokenLogprobs, turn: int) -> None:
+        if tokens.supports is None:
+            self.add_context(tokens.token_ids)
+            return
+        drawn = zip(tokens.token_ids, tokens.processed_logprobs, tokens.supports.sets, strict=True)
+        for token, logprob, words in drawn:
+            if len(words):
+                self.supports[len(self.token_ids)] = words
+                self._add_sampled((token,), (logprob,), tokens, turn)
+            else:
+                self.add_context((token,))
+
+    def _add_sampled(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], tokens: TokenLogprobs, turn: int
+    ) -> None:
+        count = len(token_ids)
+        self.token_ids += token_ids
         self.mask += [True] * count
-        self.logprobs += tokens.logprobs
+        self.logprobs += logprobs
         self.temperatures += [tokens.temperature or 1.0] * count
         self.versions += [tokens.policy_version] * count
         self.turns += [turn] * count
 
     def sample(self) -> TrainingSample:
+        every_word, places = np.zeros(0, np.int32), range(len(self.token_ids))
+        supports = Supports.of(self.supports.get(place, every_word) for place in places) if self.supports else None
         return TrainingSample(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
             loss_mask=np.asarray(self.mask, dtype=np.bool_),
@@ -60,26 +87,22 @@ class _Row:
             temperatures=np.asarray(self.temperatures, dtype=np.float32),
             policy_versions=np.asarray(self.versions, dtype=np.int64),
             turn_ids=np.asarray(self.turns, dtype=np.int64),
+            supports=supports,
         )
 
 
 def to_samples(trajectory: Trajectory) -> list[TrainingSample]:
-    """Returns the samples of one trajectory, in order; turns that are not trained are context or left out.
-
-    A turn drawn from a restricted support (top-p, top-k, greedy) is context: its log-probs are those of another
-    distribution than the learner's.
-    """
+    """Returns the samples of one trajectory, in order; turns that are not trained are context or left out."""
     rows: list[_Row] = []
     for index, turn in enumerate(trajectory.turns):
         tokens = turn.tokens
         if tokens is None:
             continue
-        trained = turn.is_trained and not tokens.restricted and bool(tokens.token_ids)
         if not rows or not rows[-1].extends_to(tokens.prompt_token_ids):
             rows.append(_Row())
         row = rows[-1]
         row.add_context(tokens.prompt_token_ids[len(row.token_ids) :])
-        if trained:
+        if turn.is_trained:
             row.add_reply(tokens, index)
         else:
             row.add_context(tokens.token_ids)
@@ -103,6 +126,25 @@ def samples_of_groups(groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]
                 samples.append(sample)
             index += 1
     return samples
+
+
+def num_left_out(groups: Sequence[TrajectoryGroup]) -> int:
+    """Returns how many sampled tokens of trained turns are context: what they were drawn from is not recorded."""
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    found = [turn.tokens for turn in turns if turn.is_trained]
+    return sum(_num_unrecorded(tokens) for tokens in found if tokens is not None and tokens.restricted)
+
+
+def _num_unrecorded(tokens: TokenLogprobs) -> int:
+    if tokens.supports is None:
+        return len(tokens.token_ids)
+    return int((tokens.supports.counts == 0).sum())
+
+
+def num_of_other_choices(groups: Sequence[TrajectoryGroup]) -> int:
+    """Returns how many tokens were sampled for choices that the agents did not go on with."""
+    told = (trajectory.metadata or {} for group in groups for trajectory in group.trajectories)
+    return sum(metadata.get(OTHER_CHOICES, 0) for metadata in told)
 
 
 def weigh_by_trajectory(samples: Sequence[TrainingSample]) -> None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "eval": ("reinforge.cli.eval", "Evaluate an agent, as it is or with the model of a run, with intervals."),
     "chat": ("reinforge.cli.chat", "Talk to the model of a run or of a folder."),
     "runs": ("reinforge.cli.runs", "List runs, tell what happened to one, check its folder, or remove it."),
+    "redteam": ("reinforge.cli.redteam", "Train an attacker against a target, and tell how the target fails."),
     "demo": ("reinforge.cli.demo", "Make the bundled agent better, on this machine's CPU, in minutes."),
 }
 

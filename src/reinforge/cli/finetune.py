@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded, run_and_exit
+from reinforge.cli.report import DEBUG, JSON, OVERRIDE, AtEnd, existing_file, guarded, run_and_exit
 
 FLAG_PATHS = {
     "dataset": "eval.general.dataset.file_path",
@@ -51,19 +51,7 @@ def flag(name: str, **attributes: Any) -> Any:
 @flag("require_improvement", is_flag=True, help="Exit 3 unless promoted.")
 @JSON
 @DEBUG
-def command(
-    file: Path | None,
-    config_file: Path | None,
-    as_json: bool,
-    debug: bool,
-    smoke: bool,
-    dry_run: bool,
-    require_improvement: bool,
-    run_name: str | None,
-    resume: str | None,
-    allow_config_change: bool,
-    **options: Any,
-) -> None:
+def command(file: Path | None, **options: Any) -> None:
     """Train the model behind an agent, as a YAML file says.
 
     \b
@@ -77,6 +65,24 @@ def command(
     Exit codes: 0 done · 1 internal error · 2 usage, configuration or data · 3 training failed
                 4 environment · 5 budget reached · 130/143 interrupted
     """
+    train(file, **options)
+
+
+def train(
+    file: Path | None,
+    config_file: Path | None,
+    as_json: bool,
+    debug: bool,
+    smoke: bool,
+    dry_run: bool,
+    require_improvement: bool,
+    run_name: str | None,
+    resume: str | None,
+    allow_config_change: bool,
+    at_end: AtEnd = lambda summary: [],
+    **options: Any,
+) -> None:
+    """Does what the command says, with its options; then `at_end`, whose lines follow the closing lines."""
     chosen = config_file or file
     if (chosen is None and resume is None) or (config_file and file):
         raise click.UsageError("name one configuration file: reinforge finetune FILE")
@@ -104,7 +110,7 @@ def command(
         assert loaded is not None
         return run_config(loaded, options)
 
-    run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement)
+    run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement, at_end=at_end)
 
 
 def find_begun(resume: str, loaded: Any, overrides: list[tuple[str, str]]) -> tuple[Path, Any]:

@@ -26,8 +26,17 @@ DEBUG = click.option("--debug", is_flag=True, help="Show the traceback of a fail
 """Options that commands share."""
 
 
+AtEnd = Callable[[RunSummary], list[str]]
+"""Given a run's summary, does what a command adds to it and returns lines to show."""
+
+
 def run_and_exit(
-    run: Callable[[], RunSummary], *, as_json: bool = False, debug: bool = False, require_improvement: bool = False
+    run: Callable[[], RunSummary],
+    *,
+    as_json: bool = False,
+    debug: bool = False,
+    require_improvement: bool = False,
+    at_end: AtEnd = lambda summary: [],
 ) -> RunSummary:
     """Runs something and returns its summary, or ends the process with the exit code that the failure has.
 
@@ -36,13 +45,15 @@ def run_and_exit(
         as_json: Write the summary or the error as one JSON object on stdout.
         debug: Show the traceback of a failure.
         require_improvement: Exit 3 where the model was not promoted.
+        at_end: What the command adds.
     """
     with guarded(as_json=as_json, debug=debug):
         summary = run()
+        added = at_end(summary)
     if as_json:
         click.echo(json.dumps({**summary.as_dict(), "folder": str(summary.folder)}, ensure_ascii=False))
     else:
-        for line in summary.closing_lines(color=sys.stdout.isatty()):
+        for line in [*summary.closing_lines(color=sys.stdout.isatty()), *added]:
             click.echo(line)
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)

@@ -123,6 +123,12 @@ class OptimizerConfig(Block):
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
 
+    @property
+    def num_moments(self) -> int:
+        """Numbers that the optimizer keeps for each weight."""
+        averages = {"adamw": 2, "adam": 2, "sgd": 0, "rmsprop": 1, "adagrad": 1}
+        return averages[self.name] + (self.momentum > 0)
+
     @model_validator(mode="after")
     def _settings_are_read(self) -> OptimizerConfig:
         for setting, readers in self.READ_BY.items():
@@ -207,11 +213,18 @@ class PolicyConfig(Block):
 
 
 class SamplingConfig(Block):
-    """How replies are drawn in training and validation; these override what the agent asks for."""
+    """How replies are drawn in training and validation; these override what the agent asks for.
 
-    temperature: float = Field(default=1.0, ge=0, description="0 takes the most likely token.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus; tokens drawn below 1 are not trained.")
+    What top_p, top_k and min_p leave is recorded with each token, and training compares log-probs over it; tokens drawn
+    at temperature 0, or from more than 1024 that these left, are not trained.
+    """
+
+    temperature: float = Field(default=1.0, ge=0, description="0 takes the most likely token, and trains none.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus: the fewest tokens that reach this; 1: all.")
     top_k: int = Field(default=0, ge=0, description="Most likely tokens kept; 0: all.")
+    min_p: float = Field(
+        default=0.0, ge=0, le=1, description="Tokens kept: at least this share as likely as the likeliest; 0: all."
+    )
 
 
 class SplitsConfig(Block):
@@ -269,6 +282,11 @@ class LimitsConfig(Block):
         default=0.25, ge=0, le=1, description="Share of an epoch's groups that must carry signal, else refill."
     )
     max_empty_updates: int = Field(default=3, ge=1, description="Epochs in a row that train nothing before it stops.")
+    max_refused_steps: int = Field(
+        default=3,
+        ge=1,
+        description="Optimizer steps in a row whose numbers were not finite, and which were not made, before it stops.",
+    )
 
 
 class FinetuneConfig(Block):

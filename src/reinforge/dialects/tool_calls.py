@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from reinforge.types.request import Message
+from reinforge.types.request import Message, ModelReply, ModelRequest
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
@@ -35,6 +36,23 @@ def tool_format_of(chat_template: str) -> ToolFormat | None:
     if _PYTHON_TAG in chat_template or ("tools" in chat_template and '"parameters"' in chat_template):
         return ToolFormat.LLAMA3
     return None
+
+
+def with_tool_calls(reply: ModelReply, request: ModelRequest, chat_template: str | None) -> ModelReply:
+    """Returns a reply whose text is read for tool calls, where tools were offered and the template teaches a format.
+
+    Args:
+        reply: What the model said.
+        request: What it was asked.
+        chat_template: The model's template, as Jinja text.
+    """
+    tool_format = tool_format_of(chat_template or "") if request.tools else None
+    if tool_format is None:
+        return reply
+    message = parse_tool_calls(str(reply.message["content"]), tool_format, f"call-{request.sampling.seed or 0:x}")
+    if "tool_calls" not in message:
+        return reply
+    return replace(reply, message=message, finish_reason="tool_calls")
 
 
 def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Message:

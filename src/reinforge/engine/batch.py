@@ -36,6 +36,19 @@ class Prefixes:
 
 
 @dataclass(slots=True)
+class BatchSupports:
+    """The words that trained tokens were drawn from, in the order of `loss_mask.nonzero()`.
+
+    Attributes:
+        ends: `[N + 1]`, on the host: token n was drawn from `words[ends[n] : ends[n + 1]]`; from every word, if none.
+        words: The words.
+    """
+
+    ends: np.ndarray
+    words: Tensor
+
+
+@dataclass(slots=True)
 class TokenBatch:
     """What a loss sees; rows are padded on the right with token 0, mask False and zeros.
 
@@ -56,6 +69,7 @@ class TokenBatch:
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
         values: `[B, T]` the critic's values as it is, set by the learner; None where there is no critic.
         old_is_learners: True where the learner has computed `old_logprobs`, False where they are the sampler's.
+        supports: What trained tokens were drawn from; None where each was drawn from every word.
     """
 
     token_ids: Tensor
@@ -74,6 +88,7 @@ class TokenBatch:
     old_values: Tensor | None = None
     values: Tensor | None = None
     old_is_learners: bool = False
+    supports: BatchSupports | None = None
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device | None = None) -> TokenBatch:
@@ -110,7 +125,22 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
         old_is_learners=any(sample.old_logprobs is not None for sample in samples),
+        supports=_supports(samples, device),
     )
+
+
+def _supports(samples: Sequence[TrainingSample], device: torch.device | None) -> BatchSupports | None:
+    if all(sample.supports is None for sample in samples):
+        return None
+    counts: list[np.ndarray] = [np.zeros(1, np.int64)]
+    words: list[np.ndarray] = []
+    for sample in samples:
+        if sample.supports is None:
+            counts.append(np.zeros(sample.num_trained, np.int64))
+        else:
+            counts.append(sample.supports.counts[sample.loss_mask])
+            words.append(sample.supports.token_ids[np.repeat(sample.loss_mask, sample.supports.counts)])
+    return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(words)).to(device).long())
 
 
 def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) -> Prefixes | None:

@@ -1,15 +1,22 @@
 """Draws tokens from logits: one uniform number per token, by its request's seed and its place in the reply.
 
 A counter decides each number, so a reply does not depend on which other replies are in the batch.
-Shapes: B rows, V words.
+Shapes: B rows, V words, K of them that are ranked.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from reinforge.types.supports import MAX_SUPPORT
+
+RANKED = (64, MAX_SUPPORT + 1)
+"""How many of the most likely words are ranked before all are: most nuclei are small."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -27,40 +34,98 @@ def uniforms(seeds_B: NDArray[np.uint64], counts_B: NDArray[np.int64]) -> NDArra
     return (bits >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How the support of each row is cut; a word has to pass all three, each of which looks at all words.
+
+    Attributes:
+        top_p_B: Nucleus, 1 keeps all.
+        top_k_B: Words kept, V keeps all.
+        min_p_B: Least share of the most likely word's probability, 0 keeps all.
+    """
+
+    top_p_B: Tensor
+    top_k_B: Tensor
+    min_p_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is left of each row's words.
+
+    Attributes:
+        words_BK: The most likely words in falling order; those kept are a row's first `counts_B`, if it has that many.
+        counts_B: How many are kept; V where the row is not cut.
+        log_mass_B: log of their summed probability.
+    """
+
+    words_BK: Tensor
+    counts_B: Tensor
+    log_mass_B: Tensor
+
+
 def draw(
-    logits_BV: Tensor, temperatures_B: Tensor, uniforms_B: Tensor, top_p_B: Tensor | None, top_k_B: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Returns a token for each row and its log-prob after temperature, before the support is restricted.
+    logits_BV: Tensor, temperatures_B: Tensor, uniforms_B: Tensor, cuts: Cuts | None = None
+) -> tuple[Tensor, Tensor, Kept | None]:
+    """Returns a token for each row, its log-prob after temperature over all words, and what the cuts left.
 
     Inverse of the distribution function: the first token at which the summed probabilities exceed u times their sum.
+    Over the words that are kept the token's log-prob is higher by -`log_mass_B`.
 
     Args:
         logits_BV: float32.
         temperatures_B: Divides the logits; 0 takes the most likely token, its log-prob at temperature 1.
         uniforms_B: u, in [0, 1).
-        top_p_B: Nucleus of each row, 1 keeps all; None where no row asks.
-        top_k_B: Tokens kept in each row, V keeps all; None where no row asks.
+        cuts: None where no row asks.
     """
     greedy_B = temperatures_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperatures_B)
     logprobs_BV = torch.log_softmax(logits_BV / scale_B[:, None], dim=-1)
     probs_BV = logprobs_BV.exp()
-    if top_p_B is not None and top_k_B is not None:
-        probs_BV = restrict(probs_BV, top_p_B, top_k_B)
+    kept = None
+    if cuts is not None:
+        probs_BV, kept = restrict(probs_BV, cuts)
     sums_BV = probs_BV.cumsum(dim=-1)
     thresholds_B = uniforms_B * sums_BV[:, -1]
     tokens_B = torch.searchsorted(sums_BV, thresholds_B[:, None], right=True)[:, 0].clamp_(max=logits_BV.shape[-1] - 1)
     tokens_B = torch.where(greedy_B, logits_BV.argmax(dim=-1), tokens_B)
-    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0], kept
 
 
-def restrict(probs_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
-    """Returns the probabilities with all but the most likely tokens of each row set to 0.
+def restrict(probs_BV: Tensor, cuts: Cuts) -> tuple[Tensor, Kept]:
+    """Returns the probabilities with those of the words that are not kept set to 0, and the words that are.
 
-    Example: probs [0.5, 0.3, 0.2], top_p 0.6, top_k 3 -> [0.5, 0.3, 0]: the smallest set that reaches 0.6.
+    A few words are ranked first, and more only where some row may keep as many: a full sort takes longer than
+    everything else in a draw together. What a row keeps does not depend, to the last bit, on the rows beside it.
+
+    Example: probs [0.5, 0.3, 0.2], top_p 0.6, top_k 3, min_p 0.5
+        => [0.5, 0.3, 0]: the smallest set that reaches 0.6; all; those that reach half of 0.5
     """
-    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
-    before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
-    ranks_V = torch.arange(probs_BV.shape[-1], device=probs_BV.device)
-    kept_BV = ((before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1)) & (ranks_V[None] < top_k_B[:, None])
-    return torch.zeros_like(probs_BV).scatter_(1, order_BV, sorted_BV * kept_BV)
+    vocab_size = probs_BV.shape[-1]
+    is_cut_B = (cuts.top_p_B < 1) | (cuts.top_k_B < vocab_size) | (cuts.min_p_B > 0)
+    for width in [*(width for width in RANKED if width < vocab_size), vocab_size]:
+        top_BK, words_BK = _most_likely(probs_BV, width)
+        sums_BK, ranks_K = top_BK.cumsum(dim=-1), torch.arange(width, device=probs_BV.device)
+        kept_BK = (sums_BK - top_BK < cuts.top_p_B[:, None]) | (cuts.top_p_B[:, None] >= 1)
+        kept_BK &= ranks_K[None] < cuts.top_k_B[:, None]
+        kept_BK &= top_BK >= cuts.min_p_B[:, None] * top_BK[:, :1]
+        counts_B = kept_BK.sum(dim=-1)  # rounding may leave a hole before the last of them, which this closes
+        least_B = top_BK.gather(1, counts_B[:, None] - 1)[:, 0]
+        if width == vocab_size or not ((top_BK[:, -1] == least_B) & is_cut_B).any():
+            break
+    left_BK = torch.where(ranks_K[None] < counts_B[:, None], top_BK, 0.0)
+    left_BV = torch.zeros_like(probs_BV).scatter_(1, words_BK, left_BK)
+    left_BV = torch.where(is_cut_B[:, None], left_BV, probs_BV)
+    mass_B = sums_BK.gather(1, counts_B[:, None] - 1)[:, 0]
+    log_mass_B = torch.where(is_cut_B, mass_B.log(), 0.0)
+    return left_BV, Kept(words_BK, torch.where(is_cut_B, counts_B, vocab_size), log_mass_B)
+
+
+def _most_likely(probs_BV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Returns the highest probabilities in falling order and their words, `[B, K]`; of equals the lower word first."""
+    if width == probs_BV.shape[-1]:
+        top_BK, words_BK = probs_BV.sort(dim=-1, descending=True, stable=True)
+        return top_BK, words_BK
+    words_BK = probs_BV.topk(width, sorted=False).indices.sort(dim=-1).values
+    top_BK, order_BK = probs_BV.gather(1, words_BK).sort(dim=-1, descending=True, stable=True)
+    return top_BK, words_BK.gather(1, order_BK)

@@ -4,7 +4,8 @@ engine = Engine.load(config, seed=0)
 await engine.policy.sample(request)          # any number at once, from any loop
 engine.begin_job()                           # admission closes, replies in flight finish
 engine.score(samples, needs)
-report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)
+report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)     # or one step at a time, by a loss of
+metrics = engine.step(samples, lambda batch, logprobs_BT: -logprobs_BT)         # the caller's own
 engine.end_job()
 await engine.policy.publish(version)         # or engine.rollback()
 """
@@ -207,10 +208,24 @@ class Engine:
 
         Raises:
             ConfigError: There is no such loss.
-            EngineError: No job is open.
+            EngineError: No job is open, or the weights were no finite numbers after it.
         """
+        if not self._in_job:
+            raise EngineError("update: no job is open; begin_job() first")
         progress = Progress(progress_start, progress_end, epoch)
-        return self._learn("update", lambda: self.learner.update(samples, loss, progress))
+        return self._call(lambda: self._update(samples, loss, progress))
+
+    def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
+        self._take_snapshot()
+        report = self.learner.update(samples, loss, progress)
+        moved = {**self._named_weights(), **self.learner.state()}
+        broken = [name for name, value in moved.items() if not torch.isfinite(value).all()]
+        if report.num_updates and broken:
+            raise EngineError(
+                f"after the job {len(broken)} of {len(moved)} tensors are not finite, {broken[0]} among them; a lower "
+                "finetuning.policy.optimizer.learning_rate may do, or a checkpoint from before"
+            )
+        return report
 
     def step(
         self, samples: Sequence[TrainingSample], loss: Loss, *, progress: float = 0.0, entropy_grad: bool = False
@@ -233,20 +248,17 @@ class Engine:
         Raises:
             EngineError: No job is open, nothing can be trained, or the loss has another shape.
         """
+        if not self._in_job:
+            raise EngineError("step: no job is open; begin_job() first")
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
         if not usable:
             raise EngineError("step: no sample has a trained token and a weight")
-        return self._learn("step", lambda: self.learner.step(usable, loss, progress, entropy_grad=entropy_grad))
 
-    def _learn(self, what: str, learn: Callable[[], T]) -> T:
-        if not self._in_job:
-            raise EngineError(f"{what}: no job is open; begin_job() first")
-
-        def with_snapshot() -> T:
+        def step() -> dict[str, float] | None:
             self._take_snapshot()
-            return learn()
+            return self.learner.step(usable, loss, progress, entropy_grad=entropy_grad)
 
-        return self._call(with_snapshot)
+        return self._call(step)
 
     def end_job(self) -> None:
         """Ends the job; admission opens when somebody publishes, or by itself for the first request."""

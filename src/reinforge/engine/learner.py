@@ -23,7 +23,7 @@ from reinforge.engine.losses import Loss, LossOutput, find_loss, output_of
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import CausalModel
-from reinforge.engine.mover import Mover
+from reinforge.engine.mover import Mover, refused
 from reinforge.engine.recompute import layers_of, recomputed
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
@@ -101,7 +101,8 @@ class Learner(Mover):
     def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: Progress) -> UpdateReport:
         """Trains on the samples and says what that did.
 
-        A step whose loss, log-probs or gradient are not finite is refused: the weights stay as they are, bit by bit.
+        A step whose credit, log-probs, loss or gradient is not finite is refused: the weights stay as they are, bit
+        by bit.
 
         Args:
             samples: The job's samples; those without trained tokens or weight are left out.
@@ -114,6 +115,7 @@ class Learner(Mover):
         made: list[dict[str, float]] = []
         trained: set[int] = set()
         skipped: set[int] = set()
+        skipped_steps: list[int] = []
         for i, indices in enumerate(steps):
             share = progress.start + (progress.end - progress.start) * i / len(steps)
             metrics = self.step(
@@ -121,6 +123,7 @@ class Learner(Mover):
             )
             if metrics is None:
                 skipped.update(indices)
+                skipped_steps.append(i)
             else:
                 made.append(metrics)
                 trained.update(indices)
@@ -131,6 +134,7 @@ class Learner(Mover):
             num_tokens=sum(samples[index].num_trained for index in trained),
             metrics=_means(made),
             skipped_samples=sorted(skipped),
+            skipped_steps=skipped_steps,
         )
 
     def plan(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
@@ -201,6 +205,9 @@ class Learner(Mover):
     def _try_step(
         self, samples: Sequence[TrainingSample], loss: Loss, progress: float, *, entropy_grad: bool, compare: bool
     ) -> dict[str, float] | None:
+        if not all(sample.is_finite for sample in samples):
+            refused("credit or log-probs that a sample brought are")
+            return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
         step_loss, sums = 0.0, Sums()
@@ -214,6 +221,7 @@ class Learner(Mover):
             output = output_of(loss(batch, logprobs_BT))
             part = share_of(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
+                refused("the loss or the log-probs are")
                 return None
             part.backward()
             self.take_gradients()

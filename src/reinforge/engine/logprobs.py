@@ -34,8 +34,11 @@ def token_logprobs(
     """Returns log p of each trained token and the entropy of its distribution, `[B, T]` each, 0 elsewhere.
 
     log p(t) = z_t - log sum_v exp z_v and H = log sum_v exp z_v - sum_v p_v z_v, with z the logits divided by the
-    token's temperature (0 counts as 1, as in the sampler). Only trained positions go through the head, by chunks of
-    tokens whose logits are computed again in the backward pass.
+    token's temperature (0 counts as 1, as in the sampler) and v the words that the token was drawn from. Where top-p,
+    top-k or min-p kept some only, that is the mask of the sampler applied to any weights ("keep sampling mask" of
+    DeepSeek-V3.2, arXiv:2512.02556): without it the ratio of two policies would compare distributions over
+    different words. Only trained positions go through the head, by chunks of tokens whose logits are computed again in
+    the backward pass.
 
     Args:
         model: The model.
@@ -51,20 +54,27 @@ def token_logprobs(
     targets_N = batch.token_ids[rows_N, places_N]
     temperatures_N = batch.temperatures[rows_N, places_N]
 
-    def head(features_nH: Tensor, targets_n: Tensor, temperatures_n: Tensor) -> tuple[Tensor, Tensor]:
+    def head(
+        features_nH: Tensor, targets_n: Tensor, temperatures_n: Tensor, kept_m: Tensor | None, counts_n: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         scale_n = torch.where(temperatures_n == 0, 1.0, temperatures_n)
-        logits_nV = model.logits(features_nH) / scale_n[:, None]
+        logits_nV = factors_nV = model.logits(features_nH) / scale_n[:, None]
+        if kept_m is not None and counts_n is not None:
+            outside_nV = _outside(kept_m, counts_n, logits_nV.shape[-1])
+            logits_nV = logits_nV.masked_fill(outside_nV, -torch.inf)
+            factors_nV = factors_nV.masked_fill(outside_nV, 0.0)  # of probabilities 0, which times -inf is no number
         sums_n = logits_nV.logsumexp(dim=-1)
         logprobs_n = logits_nV.gather(1, targets_n[:, None])[:, 0] - sums_n
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
-            entropies_n = sums_n - ((logits_nV - sums_n[:, None]).exp() * logits_nV).sum(dim=-1)
+            entropies_n = sums_n - ((logits_nV - sums_n[:, None]).exp() * factors_nV).sum(dim=-1)
         return logprobs_n, entropies_n
 
     size = max(1, CHUNK_LOGITS // model.vocab_size)
     recompute = torch.is_grad_enabled() and len(rows_N) > size
     parts = []
     for start in range(0, len(rows_N), size):
-        part = (x[start : start + size] for x in (features_NH, targets_N, temperatures_N))
+        n = slice(start, start + size)
+        part = (features_NH[n], targets_N[n], temperatures_N[n], *_supports(batch, start, start + size))
         parts.append(checkpoint(head, *part, use_reentrant=False) if recompute else head(*part))
     if not parts:
         empty = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
@@ -72,6 +82,27 @@ def token_logprobs(
     logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
     empty = logprobs_N.new_zeros(batch.token_ids.shape)
     return empty.index_put((rows_N, places_N), logprobs_N), empty.index_put((rows_N, places_N), entropies_N)
+
+
+def _supports(batch: TokenBatch, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the sets of words that trained tokens were drawn from, and the size of each; None where none has one."""
+    if batch.supports is None:
+        return None, None
+    ends = batch.supports.ends[start : stop + 1]
+    if ends[0] == ends[-1]:
+        return None, None
+    words = batch.supports.words
+    return words[ends[0] : ends[-1]], torch.from_numpy(np.diff(ends)).to(words.device)
+
+
+def _outside(kept_m: Tensor, counts_n: Tensor, vocab_size: int) -> Tensor:
+    """Returns True for the words that a token could not be, `[n, V]`; a set of no words stands for every word.
+
+    Example: words [1, 0, 2], counts [1, 0, 2], V 3 -> [[T, F, T], [F, F, F], [F, T, F]]
+    """
+    outside_nV = (counts_n > 0)[:, None].repeat(1, vocab_size)
+    rows_m = torch.arange(len(counts_n), device=counts_n.device).repeat_interleave(counts_n, output_size=len(kept_m))
+    return outside_nV.index_put_((rows_m, kept_m), outside_nV.new_zeros(()))
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ Whoever makes the gradients calls `take_gradients` after each backward pass, `mo
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
@@ -16,6 +17,8 @@ from reinforge.config.schema import CriticConfig, OptimizerConfig, ScheduleConfi
 from reinforge.crash import crash_point
 from reinforge.engine.critic import PREFIX
 from reinforge.engine.optimizers import MasterWeights, make_optimizer, restore_state, state_of
+
+logger = logging.getLogger(__name__)
 
 
 class Mover:
@@ -28,6 +31,8 @@ class Mover:
         critic: The rate of the critic's parameters, where there are any.
 
     Attributes:
+        parameters: What is trained, by name, the critic's too.
+        masters: Float32 copies of those that have fewer bits, which the optimizer moves in their place.
         num_steps: Optimizer steps made since the weights were loaded.
     """
 
@@ -92,6 +97,7 @@ class Mover:
         norm = torch.nn.utils.clip_grad_norm_(self._of_policy, limit)
         of_critic = torch.nn.utils.clip_grad_norm_(self._of_critic, limit)
         if not torch.isfinite(norm) or not torch.isfinite(of_critic):
+            refused("the gradient is")
             return None
         factor = rate_factor(self._schedule, self.num_steps, progress)
         for group in self.optimizer.param_groups:
@@ -112,6 +118,11 @@ class Mover:
         self.num_steps = num_steps
         self.masters.restore(state)
         restore_state(self.optimizer, self._settings, self.masters.moved, state)
+
+
+def refused(what: str) -> None:
+    """Says why an optimizer step is refused."""
+    logger.warning("an optimizer step is refused: %s not finite", what)
 
 
 def rate_factor(schedule: ScheduleConfig, num_steps: int, progress: float) -> float:

@@ -19,6 +19,7 @@ from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow, PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
+from reinforge.types.supports import Supports
 
 MAX_TURNS = 8
 """Turns of an event loop that requests are gathered for while more keep coming."""
@@ -241,7 +242,7 @@ class EmbeddedPolicy(PolicyServer):
         self._publish_if_ended()
 
     def _reply(self, request: ModelRequest, drawn: SampleRequest) -> ModelReply:
-        text = self.renderer.read(drawn.token_ids)
+        text, is_greedy = self.renderer.read(drawn.token_ids), request.sampling.temperature == 0
         cuts = [text.find(stop) for stop in request.sampling.stop if stop in text]
         tokens = TokenLogprobs(
             prompt_token_ids=drawn.prompt,
@@ -250,8 +251,10 @@ class EmbeddedPolicy(PolicyServer):
             policy_version=drawn.version,
             finish_reason=drawn.finish_reason,
             temperature=request.sampling.temperature,
-            restricted=request.sampling.restricts_support,
+            restricted=is_greedy or bool(drawn.supports),
             texts=self.renderer.texts(drawn.token_ids),
+            processed_logprobs=(0.0,) * len(drawn.token_ids) if is_greedy else tuple(drawn.processed_logprobs),
+            supports=Supports.of(drawn.supports) if drawn.supports else None,
         )
         message = {"role": "assistant", "content": text[: min(cuts)] if cuts else text}
         return ModelReply(message, drawn.finish_reason, tokens, len(drawn.prompt), len(drawn.token_ids))

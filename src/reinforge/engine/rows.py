@@ -20,11 +20,13 @@ class SampleRequest:
     Attributes:
         prompt: Token ids.
         limit: Most tokens to draw, at least 1; prompt and limit fit the context.
-        params: Temperature, top-p, top-k and seed; the rest has been read by the caller.
+        params: Temperature, top-p, top-k, min-p and seed; the rest has been read by the caller.
         stops: Returns True once the reply's last tokens hold a stop text; None: there is none.
         num_stop_tokens: How many of the last tokens `stops` looks at.
         owner: Whatever `deliver` needs to find the caller.
         token_ids, logprobs, finish_reason, version: The reply.
+        processed_logprobs, supports: Of each token so far, where the support is cut: its log-prob over the words it was
+            drawn from, and those words; no words where they are too many to record.
         error: Why there is none.
         cancelled: Set by the caller when it no longer waits.
     """
@@ -39,6 +41,8 @@ class SampleRequest:
     logprobs: tuple[float, ...] = ()
     finish_reason: str = "stop"
     version: int = 0
+    processed_logprobs: list[float] = field(default_factory=list)
+    supports: list[NDArray[np.int32]] = field(default_factory=list)
     error: EngineError | None = None
     cancelled: bool = False
 
@@ -61,13 +65,16 @@ class Rows:
         self.temperatures = np.ones(size, np.float32)
         self.top_p = np.ones(size, np.float32)
         self.top_k = np.zeros(size, np.int64)
+        self.min_p = np.zeros(size, np.float32)
+        self.cuts = np.zeros(size, np.bool_)  # whether the row's support is cut
         self.token_ids = np.zeros((size, 16), np.int64)
         self.logprobs = np.zeros((size, 16), np.float32)
 
     def arrays(self) -> tuple[NDArray, ...]:
         """Returns every array that has an entry a slot."""
         lanes = (self.positions, self.last_tokens, self.drawn, self.limits, self.seeds)
-        return (*lanes, self.temperatures, self.top_p, self.top_k, self.token_ids, self.logprobs)
+        settings = (self.temperatures, self.top_p, self.top_k, self.min_p, self.cuts)
+        return (*lanes, *settings, self.token_ids, self.logprobs)
 
     def add(self, request: SampleRequest, seed: int, vocab_size: int) -> None:
         """Puts a reply into the next slot."""
@@ -78,7 +85,10 @@ class Rows:
         self.seeds[row] = seed
         self.temperatures[row] = params.temperature
         self.top_p[row] = params.top_p
-        self.top_k[row] = params.top_k or vocab_size
+        self.top_k[row] = min(params.top_k or vocab_size, vocab_size)
+        self.min_p[row] = params.min_p
+        cuts = params.top_p < 1 or self.top_k[row] < vocab_size or params.min_p > 0
+        self.cuts[row] = cuts and params.temperature > 0
         self.requests.append(request)
         self.count += 1
 
@@ -93,6 +103,25 @@ class Rows:
         self.logprobs[rows, columns] = logprobs
         self.last_tokens[start : self.count] = token_ids
         self.drawn[start : self.count] += 1
+
+    def record_supports(
+        self, start: int, counts: NDArray[np.int64], words: NDArray[np.int32], log_mass: NDArray[np.float32]
+    ) -> None:
+        """Appends to each row from `start` on whose support is cut what its last token was drawn from.
+
+        Args:
+            start: The first row.
+            counts: Words kept in each row.
+            words: `[B, K]` a row's words, the kept ones first; those beyond `K` are too many to record.
+            log_mass: log of the kept words' summed probability.
+        """
+        for row in np.flatnonzero(self.cuts[start : self.count]).tolist():
+            request, place = self.requests[start + row], self.drawn[start + row] - 1
+            token, logprob = self.token_ids[start + row, place], self.logprobs[start + row, place]
+            kept = np.sort(words[row, : counts[row]])
+            recorded = counts[row] <= words.shape[1] and token in kept  # rounding may draw the word beside the last one
+            request.supports.append(kept if recorded else kept[:0])
+            request.processed_logprobs.append(float(logprob - log_mass[row]))
 
     def remove(self, leaving: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Takes rows out and closes the holes; returns which rows moved where.

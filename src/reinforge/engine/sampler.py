@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from reinforge.engine.draw import draw, uniforms
+from reinforge.engine.draw import Cuts, Kept, draw, uniforms
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.rows import Rows, SampleRequest
 from reinforge.engine.slots import MIN_ROWS, PrefillLayer, SlotCache, round_up
 from reinforge.errors import EngineError
+from reinforge.types.supports import MAX_SUPPORT
 
 T = TypeVar("T")
 
@@ -308,22 +309,31 @@ class Sampler:
     def _draw(self, logits_BV: Tensor, start: int) -> None:
         """Draws a token for each row from `start` on, and takes out the replies that are done."""
         rows, here = self._rows, slice(start, self._rows.count)
-        top_p, top_k = rows.top_p[here], rows.top_k[here]
-        restricts = bool((top_p < 1).any() or (top_k < self.model.vocab_size).any())
-        tokens, logprobs = draw(
+        tokens, logprobs, kept = draw(
             logits_BV,
             self._put(rows.temperatures[here]),
             self._put(uniforms(rows.seeds[here], rows.drawn[here])),
-            self._put(top_p) if restricts else None,
-            self._put(top_k) if restricts else None,
+            self._cuts(here) if rows.cuts[here].any() else None,
         )
         both = torch.stack((tokens.int(), logprobs.view(torch.int32))).cpu().numpy()
         token_ids, logprobs_B = both[0].astype(np.int64), both[1].view(np.float32)
         if not np.isfinite(logprobs_B).all():
             raise EngineError("the model's logits are not finite")
         rows.record(start, token_ids, logprobs_B)
+        if kept is not None:
+            self._record(kept, start)
         self._sampled += len(token_ids)
         self._finish(start)
+
+    def _cuts(self, here: slice) -> Cuts:
+        rows = self._rows
+        return Cuts(self._put(rows.top_p[here]), self._put(rows.top_k[here]), self._put(rows.min_p[here]))
+
+    def _record(self, kept: Kept, start: int) -> None:
+        rows, counts = self._rows, kept.counts_B.cpu().numpy()
+        width = min(int(counts[rows.cuts[start : rows.count]].max()), MAX_SUPPORT)
+        words = kept.words_BK[:, :width].int().cpu().numpy()
+        rows.record_supports(start, counts, words, kept.log_mass_B.cpu().numpy())
 
     def _finish(self, start: int) -> None:
         rows = self._rows

@@ -2,22 +2,27 @@
 
 The agent calls `llm.chat.completions.create(messages=..., ...)`; in async workflows the result is awaited, in plain
 ones the call blocks. How replies of a trained policy are drawn is the run's decision: what the agent asks for
-temperature, top_p, top_k and seed is overridden, since agents bring `temperature=0` and then all siblings are equal.
+temperature, top_p, top_k, min_p and seed is overridden, since agents bring `temperature=0` and then all siblings are
+equal.
+
+Of several choices (`n`) one is the turn: the one that a later request holds after this call's own messages, or else
+whose text is what the agent returned, or else - nobody can tell, a majority may have been taken - the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from reinforge.errors import CaptureError
 from reinforge.interfaces import ContextOverflow
+from reinforge.rollout.chat import MAX_CHOICES, ChatCompletion, build_request, completion_of, passed_on
 from reinforge.types.episode import Mark, ModelCall
-from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.seeding import stable_random
 
 
@@ -33,51 +38,10 @@ class ChatModel(Protocol):
         """True if its replies are drawn from the weights being trained."""
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply."""
+        """Draws one reply.
 
-
-@dataclass(slots=True)
-class ChatMessage:
-    """`choices[0].message` of a completion."""
-
-    role: str
-    content: str | None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-@dataclass(slots=True)
-class ChatChoice:
-    """`choices[0]` of a completion; `logprobs` is the exact `TokenLogprobs`, `.content[i].logprob` works too."""
-
-    index: int
-    message: ChatMessage
-    finish_reason: str
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(slots=True)
-class ChatUsage:
-    """Tokens of one call."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of prompt and reply."""
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(slots=True)
-class ChatCompletion:
-    """What `create` returns: the fields of OpenAI's object that agents read."""
-
-    id: str
-    model: str
-    created: int
-    choices: list[ChatChoice]
-    usage: ChatUsage
-    object: str = "chat.completion"
+        A model that has `sample_choices(request, n)` is asked for several replies by one call of that.
+        """
 
 
 @dataclass(slots=True)
@@ -102,6 +66,7 @@ class Capture:
     pending: int = 0
     num_started: int = 0
     closed: bool = False
+    _open: list[ModelCall] = field(default_factory=list)
 
     @contextmanager
     def function(self, name: str) -> Iterator[None]:
@@ -112,19 +77,33 @@ class Capture:
         finally:
             self.functions = outer
 
-    def mark(self, data: Any = None, *, step_reward: float | None = None) -> None:
-        """Marks something about the turn before it."""
-        self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time()))
+    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
+        """Marks something about a turn: the one before it, or that of a call by its id.
 
-    async def call(self, name: str, model: ChatModel, request: ModelRequest) -> ChatCompletion:
-        """Makes one model call and records it."""
+        Raises:
+            CaptureError: No call of this episode has that id.
+        """
+        if call_id is not None and all(call.call_id != call_id for call in self.calls):
+            raise CaptureError(f'mark: no call of this episode has the id "{call_id}"; give a completion\'s `id`')
+        self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
+
+    async def call(self, name: str, model: ChatModel, request: ModelRequest, n: int = 1) -> ChatCompletion:
+        """Makes one model call and records it.
+
+        Args:
+            name: The entry under `llms`.
+            model: What stands behind it.
+            request: What is asked.
+            n: Choices to draw.
+        """
         if self.closed:
             raise CaptureError("the episode has ended: its model handle cannot be used any more")
+        self._went_on_with(request.messages)
         index, functions, started = self.num_started, self.functions, time.time()
         self.num_started += 1
         self.pending += 1
         try:
-            reply = await model.sample(request)
+            replies = await draw_choices(model, request, n)
         except ContextOverflow:
             self.overflow = True
             raise
@@ -133,100 +112,68 @@ class Capture:
         if self.closed:
             raise CaptureError("the episode has ended: its model handle cannot be used any more")
         call_id = f"call-{self.seed:x}-{index}"
-        self.calls.append(ModelCall(call_id, name, model.model_name, request, reply, functions, started, time.time()))
-        return completion_of(call_id, model.model_name, started, reply)
+        reply, *others = replies
+        ended = time.time()
+        call = ModelCall(
+            call_id, name, model.model_name, request, reply, functions, started, ended, others=tuple(others)
+        )
+        self.calls.append(call)
+        if others:
+            self._open.append(call)
+        return completion_of(call)
+
+    def _went_on_with(self, messages: Sequence[Message]) -> None:
+        """Looks in a new request for choices of earlier calls."""
+        for call in self._open.copy():
+            own = call.request.messages
+            goes_on = list(messages[: len(own)]) == own
+            new = messages[len(own) :] if goes_on else [message for message in messages if message not in own]
+            found = next((i for message in new if (i := _index_of(message, call)) is not None), None)
+            if found is not None:
+                call.choose(found)
+                self._open.remove(call)
+
+    def returned(self, output: Any) -> None:
+        """Looks for choices in what the agent returned."""
+        for call in self._open:
+            found = _index_of({"role": "assistant", "content": output}, call) if isinstance(output, str) else None
+            if found is not None:
+                call.choose(found)
 
 
-def completion_of(call_id: str, model: str, started_s: float, reply: ModelReply) -> ChatCompletion:
-    """Returns a reply in the shape that agents read."""
-    message = reply.message
-    return ChatCompletion(
-        id=call_id,
-        model=model,
-        created=int(started_s),
-        choices=[
-            ChatChoice(
-                index=0,
-                message=ChatMessage(message["role"], message.get("content"), message.get("tool_calls")),
-                finish_reason=reply.finish_reason,
-                logprobs=reply.tokens,
-            )
-        ],
-        usage=ChatUsage(reply.num_prompt_tokens, reply.num_completion_tokens),
-    )
+def _index_of(message: Message, call: ModelCall) -> int | None:
+    """Returns which choice of a call says the same as a message; white space around the text does not matter."""
+
+    def said(message: Message) -> tuple[Any, ...]:
+        content = message.get("content")
+        return (
+            message.get("role"),
+            content.strip() if isinstance(content, str) else content,
+            message.get("tool_calls"),
+        )
+
+    return next((i for i, reply in enumerate(call.choices) if said(reply.message) == said(message)), None)
 
 
-_ACCEPTED_AND_UNUSED = frozenset({"model", "logprobs", "top_logprobs", "user", "metadata", "store", "timeout"})
-_NEVER = frozenset({"extra_headers", "extra_query"})  # where it goes and with which key is the configuration's to say
-_NOT_PASSED_ON = frozenset({"model", "logprobs", "top_logprobs", "timeout", "tools", "n", "stream"})
+async def draw_choices(model: ChatModel, request: ModelRequest, n: int) -> list[ModelReply]:
+    """Returns n replies to one request: by the model's own `sample_choices`, or drawn beside each other.
 
-
-def build_request(
-    messages: Sequence[Any],
-    *,
-    sampling: SamplingParams | None,
-    seed: int,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    max_tokens: int | None = None,
-    max_completion_tokens: int | None = None,
-    stop: str | list[str] | None = None,
-    tools: list[dict[str, Any]] | None = None,
-    n: int = 1,
-    stream: bool = False,
-    passes_through: bool = False,
-    **other: Any,
-) -> ModelRequest:
-    """Returns the request for one call in OpenAI's arguments.
-
-    Args:
-        messages: The history.
-        sampling: The run's temperature, top_p and top_k for a trained policy; None: the agent's own count.
-        seed: The call's own seed.
-        temperature: Used where `sampling` is None.
-        top_p: Used where `sampling` is None.
-        max_tokens: Longest reply in tokens; the agent's own.
-        max_completion_tokens: OpenAI's newer name of `max_tokens`.
-        stop: Texts that end the reply; the agent's own.
-        tools: Function definitions.
-        n: Must be 1.
-        stream: Must be False.
-        passes_through: The model behind takes any argument of OpenAI's.
-        other: Arguments of OpenAI's that do not change the reply are accepted; any other is refused.
-
-    Raises:
-        TypeError: An argument that would change the reply cannot be honoured.
+    The first has the request's seed and is the reply that n = 1 gives, each further one a seed derived from it. An
+    engine that sees equal prompts at the same time reads them once.
     """
-    refused = sorted(set(other) & _NEVER if passes_through else set(other) - _ACCEPTED_AND_UNUSED)
-    if refused or n != 1 or stream:
-        what = ", ".join(refused + (["n > 1"] if n != 1 else []) + (["stream"] if stream else []))
-        raise TypeError(f"chat.completions.create cannot honour: {what}")
-    if not messages:
-        raise TypeError("chat.completions.create needs at least one message")
-    base = sampling or SamplingParams(
-        temperature=1.0 if temperature is None else temperature, top_p=1.0 if top_p is None else top_p
-    )
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
-    return ModelRequest(
-        [as_message(m) for m in messages], replace(base, max_tokens=limit, stop=stops, seed=seed), tools
-    )
-
-
-def as_message(message: Any) -> Message:
-    """Returns a message as a mapping; agents may append `choices[0].message` itself, ours or another library's."""
-    if isinstance(message, ChatMessage):
-        message = {"role": message.role, "content": message.content, "tool_calls": message.tool_calls}
-    elif hasattr(message, "model_dump"):
-        message = message.model_dump()
-    return {key: value for key, value in dict(message).items() if value is not None or key == "content"}
-
-
-def passed_on(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what an agent asked of a model that is no policy, as its endpoint is asked."""
-    given = {key: value for key, value in arguments.items() if value is not None and key not in _NOT_PASSED_ON}
-    further = given.pop("extra_body", {})
-    return {**given, **further}
+    if n == 1:
+        return [await model.sample(request)]
+    if (several := getattr(model, "sample_choices", None)) is not None:
+        return list(await several(request, n))
+    seed = request.sampling.seed
+    seeds = [seed, *(None if seed is None else call_seed(seed, index) for index in range(1, n))]
+    requests = [replace(request, sampling=replace(request.sampling, seed=own)) for own in seeds]
+    tasks = [asyncio.ensure_future(model.sample(own)) for own in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # one has failed: nobody waits for the others
+            task.cancel()
 
 
 class _Completions:
@@ -257,16 +204,21 @@ class AsyncLLM:
         """The model's own name."""
         return self.model.model_name
 
-    async def _create(self, *, messages: Sequence[Any], seed: int | None = None, **arguments: Any) -> ChatCompletion:
-        capture = self._capture
+    async def _create(
+        self, *, messages: Sequence[Any], seed: int | None = None, n: int | None = None, **arguments: Any
+    ) -> ChatCompletion:
+        capture, n = self._capture, 1 if n is None else n
+        if not 1 <= n <= MAX_CHOICES:
+            raise TypeError(f"chat.completions.create takes n from 1 to {MAX_CHOICES}, not {n}")
         if self._passes_through:
             asked = passed_on({**arguments, "seed": seed})
             request = build_request(messages, sampling=None, seed=seed or 0, passes_through=True, **arguments)
-            return await capture.call(self.name, self.model, replace(request, arguments=asked))
+            return await capture.call(self.name, self.model, replace(request, arguments=asked), n)
         if seed is None or self._sampling is not None:  # a trained policy draws by the run's seed, not the agent's
             seed = call_seed(capture.seed, capture.num_started)
-        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments)
-        return await capture.call(self.name, self.model, request)
+        further = arguments.pop("extra_body", None) or {}
+        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments, **further)
+        return await capture.call(self.name, self.model, request, n)
 
 
 class BlockingLLM(AsyncLLM):
@@ -303,10 +255,19 @@ class EpisodeContext:
     Attributes:
         seed: Seed of the episode's world; equal for siblings, so that they meet the same luck.
         example_id: The example's id.
+        is_training: True while episodes are collected to be trained on; False in validations and the verdict.
     """
 
-    def __init__(self, seed: int, example_id: str, capture: Capture, handles: Callable[[str], AsyncLLM]):
-        self.seed, self.example_id = seed, example_id
+    def __init__(
+        self,
+        seed: int,
+        example_id: str,
+        capture: Capture,
+        handles: Callable[[str], AsyncLLM],
+        *,
+        is_training: bool = True,
+    ):
+        self.seed, self.example_id, self.is_training = seed, example_id, is_training
         self._capture, self._handles = capture, handles
 
     def random(self, *names: str | int) -> Any:
@@ -317,9 +278,15 @@ class EpisodeContext:
         """Opens a function scope: `with context.function("plan"): ...`; `target_functions` filters by it."""
         return self._capture.function(name)
 
-    def mark(self, data: Any = None, *, step_reward: float | None = None) -> None:
-        """Marks the turn before it, with a `step_reward` or a `TTCEventData`."""
-        self._capture.mark(data, step_reward=step_reward)
+    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
+        """Marks a turn with a `step_reward` or a `TTCEventData`.
+
+        Args:
+            data: Whatever is worth keeping.
+            step_reward: Reward of the turn.
+            call_id: The `id` of the completion that the turn is; None: the one before.
+        """
+        self._capture.mark(data, step_reward=step_reward, call_id=call_id)
 
     def llm(self, name: str) -> AsyncLLM:
         """Returns the handle of another entry of `llms`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from reinforge.rollout.capture import ChatCompletion, completion_of
+from reinforge.rollout.chat import completion_of
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import Message
 from reinforge.types.steps import (
@@ -16,7 +16,7 @@ from reinforge.types.steps import (
     StreamEventData,
     UsageInfo,
 )
-from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import OTHER_CHOICES, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 WORKFLOW = "<workflow>"
 """The function scope of calls made outside any named function."""
@@ -102,10 +102,12 @@ def find_tokens(collection: TrajectoryCollection, captured: Callable[[str], Mode
 def step_rewards(record: EpisodeRecord) -> list[float] | None:
     """Returns the marked reward of each call, 0 where none was marked; None where the agent marked no reward."""
     rewards = [0.0] * len(record.calls)
+    numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
     found = False
     for mark in record.marks:
-        if mark.step_reward is not None and 0 < mark.after_call <= len(rewards):
-            rewards[mark.after_call - 1] += mark.step_reward
+        number = mark.after_call if mark.call_id is None else numbers.get(mark.call_id, 0)
+        if mark.step_reward is not None and 0 < number <= len(rewards):
+            rewards[number - 1] += mark.step_reward
             found = True
     return rewards if found else None
 
@@ -118,13 +120,18 @@ def trajectory_of(record: EpisodeRecord, reward: float, targets: Sequence[bool])
         reward: Its reward.
         targets: For each call, whether its reply is trained.
     """
+    key, calls = record.key, zip(record.calls, targets, strict=True)
+    metadata = {"generation": key.generation, "attempt": record.attempt, "reason": record.reason}
+    others = [reply.num_completion_tokens for call, trained in calls if trained for reply in call.others]
+    if others:
+        metadata[OTHER_CHOICES] = sum(others)
     return Trajectory.model_construct(
         episode=episode_items(record, targets),
         reward=reward,
         shaped_rewards=step_rewards(record),
-        metadata={"generation": record.key.generation, "attempt": record.attempt, "reason": record.reason},
-        group_id=record.key.example_id,
-        episode_id=str(record.key),
+        metadata=metadata,
+        group_id=key.example_id,
+        episode_id=str(key),
         agent=None,
         model_group=None,
         outcome=record.outcome,
@@ -148,7 +155,7 @@ def _node(functions: tuple[str, ...]) -> InvocationNode:
 
 
 def _call_steps(call: ModelCall) -> list[IntermediateStep]:
-    reply: ChatCompletion = completion_of(call.call_id, call.model, call.started_s, call.reply)
+    reply = completion_of(call)
     usage = UsageInfo(prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens)
     messages = call.request.messages
     started = IntermediateStepPayload(
@@ -164,6 +171,7 @@ def _call_steps(call: ModelCall) -> list[IntermediateStep]:
         name=call.llm,
         data=StreamEventData(input=messages, output=text_of(call.reply.message.get("content")), payload=reply),
         usage_info=usage,
+        metadata={"choice": call.choice} if call.others else None,
         UUID=call.call_id,
     )
     node = _node(call.functions)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 from reinforge.config.schema import LLMConfig
-from reinforge.dialects.tool_calls import parse_tool_calls, tool_format_of
+from reinforge.dialects.tool_calls import with_tool_calls
 from reinforge.errors import ConfigError
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import register_llm
@@ -53,14 +52,7 @@ class PolicyLLM:
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Draws one reply from the weights being trained; tool calls in its text are read in the family's format."""
         server = self.server
-        reply = await server.sample(request)
-        tool_format = tool_format_of(server.chat_template or "") if request.tools else None
-        if tool_format is None:
-            return reply
-        message = parse_tool_calls(str(reply.message["content"]), tool_format, f"call-{request.sampling.seed or 0:x}")
-        if "tool_calls" not in message:
-            return reply
-        return replace(reply, message=message, finish_reason="tool_calls")
+        return with_tool_calls(await server.sample(request), request, server.chat_template)
 
 
 @register_llm(config_type=PolicyLLMConfig)

@@ -78,7 +78,16 @@ class OpenAIChat:
             BackendUnavailable: No usable answer after every attempt.
             BackendError: An answer that trying again would not change.
         """
-        body = body_of(self.config, request)
+        return (await self.sample_choices(request, 1))[0]
+
+    async def sample_choices(self, request: ModelRequest, n: int) -> list[ModelReply]:
+        """Asks for n choices at once; the first one carries the tokens of all, which the endpoint counts together.
+
+        Raises:
+            BackendUnavailable: No usable answer after every attempt.
+            BackendError: An answer that trying again would not change, or one of fewer choices.
+        """
+        body = body_of(self.config, request) | ({"n": n} if n > 1 else {})
         attempts = self.config.max_retries + 1
         try:
             async for attempt in stamina.retry_context(
@@ -89,7 +98,7 @@ class OpenAIChat:
         except TryAgain as error:
             tried = "" if error.wait_s is not None and error.wait_s > MAX_WAIT_S else f" ({attempts} attempts)"
             raise BackendUnavailable(f"{error}{tried}") from None
-        return self._reply(answer)
+        return self._replies(answer, n)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -139,27 +148,23 @@ class OpenAIChat:
                 raise BackendError(f"{self.url}: the answer is longer than {MAX_BYTES >> 20} MiB")
         return b"".join(chunks)
 
-    def _reply(self, text: str) -> ModelReply:
-        """Returns the reply that an answer holds."""
+    def _replies(self, text: str, n: int) -> list[ModelReply]:
+        """Returns the n replies that an answer holds."""
         try:
             answer = json.loads(text)
-            choice = answer["choices"][0]
-            said = choice["message"]
-            message: Message = {"role": "assistant", "content": said.get("content")}
+            choices = answer["choices"][:n]
+            messages: list[Message] = [_message(choice["message"]) for choice in (choices[0], *choices[1:])]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             told = self._clean(what_is_said(text))
             raise BackendError(f"{self.url}/chat/completions: the answer is no chat completion: {told}") from None
-        for key in ("tool_calls", "refusal"):
-            if said.get(key):
-                message[key] = said[key]
+        if len(choices) < n:
+            raise BackendError(f"{self.url}/chat/completions: {len(choices)} of n = {n} choices came back")
         usage = answer.get("usage") or {}
-        return ModelReply(
-            message,
-            str(choice.get("finish_reason") or "stop"),
-            None,
-            _count(usage, "prompt_tokens"),
-            _count(usage, "completion_tokens"),
-        )
+        prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        return [
+            ModelReply(message, str(choice.get("finish_reason") or "stop"), None, prompt, 0 if index else completion)
+            for index, (message, choice) in enumerate(zip(messages, choices, strict=True))
+        ]
 
     def _clean(self, text: str) -> str:
         """Returns text without the key, in case the server repeats it."""
@@ -198,6 +203,11 @@ def body_of(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
     given = {key: value for key, value in {**defaults, **_given(asked)}.items() if value is not None}
     tools = {"tools": request.tools} if request.tools else {}
     return {"model": config.model_name, "messages": request.messages, **config.extra_body, **given, **tools}
+
+
+def _message(said: Mapping[str, Any]) -> Message:
+    further = {key: said[key] for key in ("tool_calls", "refusal") if said.get(key)}
+    return {"role": "assistant", "content": said.get("content"), **further}
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class EpisodeRunner:
         self.workflow, self.llms = workflow, dict(llms)
         self.limits, self.outcomes, self.run_seed = limits, outcomes, run_seed
         self.status = RunnerStatus(last_progress_s=time.monotonic())
-        self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k)
+        self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         self._slots = asyncio.Semaphore(max_concurrency)
         self._main_llm = self._choose_llm()
 
@@ -147,10 +147,12 @@ class EpisodeRunner:
         started = time.monotonic()
         try:
             output = await self._call(record, capture)
+            capture.returned(output)
             record.item = item.copy_with_updates(output_obj=output)
         except TimeoutError:
             record.outcome, record.reason = self._timed_out(capture)
         except PolicyFailure as failure:
+            capture.returned(failure.output)
             cut = bool(capture.calls) and capture.calls[-1].reply.finish_reason == "length"
             record.outcome = Outcome.OVERLONG if cut else Outcome.POLICY_ERROR
             record.reason = str(failure)
@@ -195,7 +197,9 @@ class EpisodeRunner:
                 return AsyncLLM(name, self.llms[name], capture, sampling)
             return BlockingLLM(name, self.llms[name], capture, sampling, loop)
 
-        context = EpisodeContext(record.seed, record.key.example_id, capture, handle)
+        context = EpisodeContext(
+            record.seed, record.key.example_id, capture, handle, is_training=record.key.phase == "collect"
+        )
         arguments = (record.item, handle(self._main_llm), context)
         if self.workflow.is_async:
             async with asyncio.timeout(self.limits.episode_timeout_s):

@@ -69,16 +69,17 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         finally:
             self.evaluation_runs.pop(run_id, None)
         self.last_records = records
+        rewards = [await self._reward(record, meta) for record in records]
+        scored = [(record, reward) for record, reward in zip(records, rewards, strict=True) if reward is not None]
+        return TrajectoryCollection(trajectories=self._groups(scored), run_id=run_id, epoch=(meta or {}).get("epoch"))
+
+    def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
+        """Returns the siblings of each example, of episodes that are not missing with their rewards."""
         groups: dict[str, list[Trajectory]] = {}
-        for record in records:
+        for record, reward in scored:
             siblings = groups.setdefault(record.key.example_id, [])
-            reward = await self._reward(record, meta)
-            if reward is not None:
-                siblings.append(trajectory_of(record, reward, self._targets(record)))
-        epoch = (meta or {}).get("epoch")
-        return TrajectoryCollection(
-            trajectories=[siblings for siblings in groups.values() if siblings], run_id=run_id, epoch=epoch
-        )
+            siblings.append(trajectory_of(record, reward, self._targets(record)))
+        return list(groups.values())
 
     async def _reward(self, record: EpisodeRecord, meta: dict[str, Any] | None) -> float | None:
         if record.outcome.is_missing or self.run_config.reward_function is None:

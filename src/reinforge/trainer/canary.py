@@ -22,6 +22,8 @@ NOISE_FACTOR = 10.0
 """Sampler and learner may differ by so many times the noise of scoring twice, and always by the policy's tolerance."""
 
 NUM_CANARY_PROMPTS = 4
+CANARY_CHARACTERS = 2000
+"""Further prompts are asked while all together are no longer than this: the check is to cost little of a job."""
 PROBE_TOKENS = 8
 PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
 """Asked where no prompt of the agent's is known yet."""
@@ -35,13 +37,18 @@ class CanaryReport:
         version: Version that every reply carried.
         fingerprint: Of the weights that are served.
         max_difference: Largest |sampler - learner| log-prob, in nats.
-        noise_floor: Largest difference between scoring the same tokens twice, in nats.
+        mean_difference: Mean of the same.
+        k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
+            (Schulman, "Approximating KL divergence", 2020).
+        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats.
         num_tokens: Tokens compared.
     """
 
     version: int
     fingerprint: str
     max_difference: float
+    mean_difference: float
+    k3: float
     noise_floor: float
     num_tokens: int
 
@@ -73,20 +80,22 @@ async def probe(
     replies = await asyncio.gather(*(policy.sample(request) for request in requests))
     _refuse_other_version(replies, version)
     sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
-    once, twice = await policy.score(sequences), await policy.score(sequences)
-    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, twice, strict=True)), default=0.0)
+    once, again = await policy.score(sequences), await policy.score(sequences[:1])
+    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
     differences = [
-        np.abs(scored[-len(r.tokens.token_ids) :] - np.asarray(r.tokens.logprobs))
-        for scored, r in zip(once, replies, strict=True)
+        scored[-len(r.tokens.token_ids) :] - np.asarray(r.tokens.logprobs)
+        for scored, r in zip(once, (r for r in replies if r.tokens), strict=True)
         if r.tokens and r.tokens.token_ids
     ]
-    largest = max((float(d.max()) for d in differences), default=0.0)
-    if largest > max(policy.tolerance, NOISE_FACTOR * noise):
+    d_N = np.concatenate(differences, dtype=np.float64) if differences else np.zeros(0)
+    largest = float(np.abs(d_N).max(initial=0.0))
+    if not largest <= max(policy.tolerance, NOISE_FACTOR * noise):  # NaN is no agreement
         raise JobFailed(
             f"the agent is not served the weights that were trained: log-probs of the same tokens differ by up to "
             f"{largest:.2e} nats between sampler and learner, with a noise floor of {noise:.1e}"
         )
-    return CanaryReport(version, fingerprint, largest, noise, sum(len(d) for d in differences))
+    mean, k3 = (float(found_N.mean()) if len(d_N) else 0.0 for found_N in (np.abs(d_N), np.expm1(d_N) - d_N))
+    return CanaryReport(version, fingerprint, largest, mean, k3, noise, len(d_N))
 
 
 def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
@@ -106,4 +115,11 @@ def short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
             opening.append({"role": item.role.value, "content": item.content})
         if opening:
             openings[str(opening)] = opening
-    return sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]
+    chosen: list[list[Message]] = []
+    left = CANARY_CHARACTERS
+    for messages in sorted(openings.values(), key=lambda messages: len(str(messages)))[:NUM_CANARY_PROMPTS]:
+        left -= len(str(messages))
+        if chosen and left < 0:
+            break
+        chosen.append(messages)
+    return chosen

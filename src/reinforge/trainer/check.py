@@ -10,6 +10,7 @@ from typing import Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import LoadedConfig
+from reinforge.config.schema import PolicyConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.files import replace_file
@@ -21,8 +22,7 @@ from reinforge.trainer.run import RunOptions
 from reinforge.types.evaluation import EvalInputItem
 
 CHECKPOINTS_KEPT = 3
-COPIES_PER_CHECKPOINT = 3
-"""A run keeps the base, the best and the newest checkpoint: weights and the optimizer's two moments each."""
+"""A run keeps the base, the best and the newest checkpoint."""
 
 DRY = "-dry"
 """Ends the name of a folder that holds nothing but a resolved configuration."""
@@ -180,10 +180,20 @@ def _disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int]) -> Disk:
     folder = Path(loaded.config.finetuning.output_dir).expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
-    model = Path(loaded.config.finetuning.policy.model or "")
+    policy = loaded.config.finetuning.policy
+    model = Path(policy.model or "")
     sizes = [file.stat().st_size for file in model.glob("*.safetensors")] if model.is_dir() else []
-    needed = sum(sizes) * (CHECKPOINTS_KEPT * COPIES_PER_CHECKPOINT + 1) if sizes else None
+    needed = sum(sizes) * (CHECKPOINTS_KEPT * _copies(policy) + 1) if sizes else None
     return Disk(str(folder), free_bytes(folder), needed)
+
+
+def _copies(policy: PolicyConfig) -> int:
+    """Returns the sizes of the model that a checkpoint takes: weights and moments, and those in float32 with a copy.
+
+    Example: adamw -> 3; adamw in bfloat16 -> 1 + 2 (1 + 2) = 7.
+    """
+    moments = policy.optimizer.num_moments
+    return 1 + moments if policy.precision == "float32" else 1 + 2 * (1 + moments)
 
 
 def _no_room(loaded: LoadedConfig, disk: Disk) -> Problem:

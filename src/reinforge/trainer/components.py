@@ -145,12 +145,22 @@ class Builder:
     async def get_model_path(self) -> str | None:
         """Returns the folder or id of the model to train; a bundled one is made on first use."""
         model = self.config.finetuning.policy.model
-        if model is None or not model.startswith(BUNDLED):
+        return None if model is None else await self.get_bundled(model, "finetuning.policy.model")
+
+    async def get_bundled(self, model: str, path: str = "model") -> str:
+        """Returns the folder of `bundled:NAME`, made on first use; any other model is returned as it is.
+
+        Args:
+            model: Folder, hub id or `bundled:NAME`.
+            path: Where it stands in the configuration, for the message that there is no such model.
+        """
+        if not model.startswith(BUNDLED):
             return model
-        component = self.registry.get("model", model.removeprefix(BUNDLED), "finetuning.policy.model")
+        name = model.removeprefix(BUNDLED)
+        component = self.registry.get("model", name, path)
         if not self.makes_models:
             return model
-        return str(await self._make("model", "finetuning.policy.model", component.config_type()))
+        return str(await self._make("model", path, component.config_type(), name=name, key=name))
 
     def policy(self) -> PolicyServer | None:
         """Returns the policy server of the adapter made before."""

@@ -111,7 +111,8 @@ class RunContext:
         return record
 
     def _is_of_served_weights(self, record: EpisodeRecord) -> bool:
-        versions = {call.reply.tokens.policy_version for call in record.calls if call.reply.tokens is not None}
+        tokens = [reply.tokens for call in record.calls for reply in call.choices]
+        versions = {drawn.policy_version for drawn in tokens if drawn is not None}
         return self.policy is None or versions <= {self.policy.version}
 
     def _count(self, record: EpisodeRecord) -> None:

@@ -324,7 +324,8 @@ class EpochTrainer(Trainer):
             self.context.store.job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
-        metrics = {k: v for k, v in (status.metadata or {}).items() if isinstance(v, int | float)}
+        told = status.metadata or {}
+        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k == "skipped_episodes"}
         self._reward_history[-1].update(metrics)
         self._end_stage(metrics)
         return status
@@ -337,7 +338,12 @@ class EpochTrainer(Trainer):
             return
         self._stage("ADOPT", epoch)
         canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates or 0)
-        self._reward_history[-1].update(policy_version=canary.version, canary_difference=canary.max_difference)
+        self._reward_history[-1].update(
+            policy_version=canary.version,
+            canary_difference=canary.max_difference,
+            canary_mean_difference=canary.mean_difference,
+            canary_k3=canary.k3,
+        )
         if self.context is not None:
             self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
         self._end_stage({"version": canary.version, "fingerprint": canary.fingerprint})

@@ -23,6 +23,7 @@ from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.components import BUNDLED, Builder
 from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.run_settings import refuse_run_settings
+from reinforge.trainer.tree_builder import TreeTrajectoryBuilder
 from reinforge.types.evaluation import EvalInputItem
 
 VALIDATION_FILE = "finetuning.run_configuration.validation_config_file"
@@ -139,7 +140,7 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     held_out: Any = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators)) if validation else None
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
-    attempt.add(_single_generation(config, algorithm, trajectory_builder))
+    attempt.add(_single_generation(config, builder.config.workflow, algorithm, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
@@ -188,13 +189,20 @@ async def _held_out_evaluators(
     return {name: await other.get_evaluator(name) for name in names}
 
 
-def _single_generation(config: FinetuneConfig, algorithm: Any, trajectory_builder: Any) -> list[Problem]:
+def _single_generation(
+    config: FinetuneConfig, workflow_config: Any, algorithm: Any, trajectory_builder: Any
+) -> list[Problem]:
     settings = getattr(trajectory_builder, "trajectory_builder_config", None)
     if algorithm is None or not algorithm.needs_groups or getattr(settings, "num_generations", None) != 1:
         return []
+    path = f"trajectory_builders.{config.trajectory_builder}.num_generations"
+    if isinstance(trajectory_builder, TreeTrajectoryBuilder):  # siblings are the branches of a tree
+        if getattr(workflow_config, "width", None) != 1:
+            return []
+        path = "workflow.width"
     return [
         Problem(
-            f"trajectory_builders.{config.trajectory_builder}.num_generations",
+            path,
             "1 gives groups of one: there is nothing that a group-relative algorithm could compare",
             "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft",
         )
@@ -237,8 +245,18 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
         *([("critic", _critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
+        *([("memory", memory)] if (memory := _memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
+
+
+def _memory(config: FinetuneConfig) -> str:
+    """Returns what is done about memory, where anything is."""
+    told = {
+        "bfloat16, the optimizer moves float32 copies": config.policy.precision == "bfloat16",
+        "layers are computed again in the backward pass": config.policy.activation_checkpointing,
+    }
+    return "; ".join(text for text, holds in told.items() if holds)
 
 
 def _critic(config: FinetuneConfig) -> str:

@@ -338,6 +338,8 @@ def _epoch_line(epoch: int, num_epochs: int, metrics: dict[str, Any], seconds: f
         parts.append(f"curriculum {share:.0%}")
     if metrics.get("num_missing"):
         parts.append(f"{metrics['num_missing']} missing")
+    if metrics.get("num_skipped_steps"):
+        parts.append(f"{metrics['num_skipped_steps']} optimizer steps refused: not finite")
     return f"epoch {epoch} ({epoch + 1}/{num_epochs}): {', '.join(parts)}, {duration_text(seconds)}"
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reinforge.files import plain
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.supports import Supports
 from reinforge.types.trajectory import Outcome
 
 
@@ -62,7 +68,8 @@ def episode_of(data: dict[str, Any], item: EvalInputItem) -> EpisodeRecord:
 
 
 def _call_json(call: ModelCall) -> dict[str, Any]:
-    tokens, request, sampling = call.reply.tokens, call.request, call.request.sampling
+    request, sampling = call.request, call.request.sampling
+    several = {"choice": call.choice, "others": [_reply_json(reply) for reply in call.others]}
     return {
         "call_id": call.call_id,
         "llm": call.llm,
@@ -70,26 +77,56 @@ def _call_json(call: ModelCall) -> dict[str, Any]:
         "functions": call.functions,
         "messages": request.messages,
         "tools": request.tools,
-        "reply": call.reply.message,
-        "finish_reason": call.reply.finish_reason,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "num_prompt_tokens": call.reply.num_prompt_tokens,
-        "num_completion_tokens": call.reply.num_completion_tokens,
-        "prompt_token_ids": tokens.prompt_token_ids if tokens else None,
-        "token_ids": tokens.token_ids if tokens else None,
-        "logprobs": tokens.logprobs if tokens else None,
-        "policy_version": tokens.policy_version if tokens else None,
+        "min_p": sampling.min_p,
+        **_reply_json(call.reply),
+        **(several if call.others else {}),
         "started_s": round(call.started_s, 6),
         "ended_s": round(call.ended_s, 6),
     }
 
 
+def _reply_json(reply: ModelReply) -> dict[str, Any]:
+    tokens = reply.tokens
+    made = {
+        "reply": reply.message,
+        "finish_reason": reply.finish_reason,
+        "num_prompt_tokens": reply.num_prompt_tokens,
+        "num_completion_tokens": reply.num_completion_tokens,
+        "prompt_token_ids": tokens.prompt_token_ids if tokens else None,
+        "token_ids": tokens.token_ids if tokens else None,
+        "logprobs": tokens.logprobs if tokens else None,
+        "policy_version": tokens.policy_version if tokens else None,
+        "restricted": tokens.restricted if tokens else None,
+    }
+    if tokens is None or not tokens.restricted:
+        return made
+    supports = None if tokens.supports is None else _supports_json(tokens.supports)
+    return {**made, "processed_logprobs": tokens.processed_logprobs, "supports": supports}
+
+
 def _call_of(data: dict[str, Any]) -> ModelCall:
-    sampling = SamplingParams(data["temperature"], data["top_p"], data["top_k"])
+    sampling = SamplingParams(data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0))
+    return ModelCall(
+        data["call_id"],
+        data["llm"],
+        data["model"],
+        ModelRequest(data["messages"], sampling, data["tools"]),
+        _reply_of(data, sampling),
+        tuple(data["functions"]),
+        data["started_s"],
+        data["ended_s"],
+        others=tuple(_reply_of(other, sampling) for other in data.get("others", ())),
+        choice=data.get("choice", 0),
+    )
+
+
+def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     tokens = None
     if data["token_ids"] is not None:
+        supports = data.get("supports")
         tokens = TokenLogprobs(
             prompt_token_ids=tuple(data["prompt_token_ids"]),
             token_ids=tuple(data["token_ids"]),
@@ -97,13 +134,28 @@ def _call_of(data: dict[str, Any]) -> ModelCall:
             policy_version=data["policy_version"],
             finish_reason=data["finish_reason"],
             temperature=sampling.temperature,
-            restricted=sampling.restricts_support,
+            restricted=data.get("restricted", sampling.restricts_support),
+            processed_logprobs=tuple(data.get("processed_logprobs", ())),
+            supports=None if supports is None else _supports_of(supports),
         )
-    reply = ModelReply(
+    return ModelReply(
         data["reply"], data["finish_reason"], tokens, data["num_prompt_tokens"], data["num_completion_tokens"]
     )
-    request = ModelRequest(data["messages"], sampling, data["tools"])
-    functions = tuple(data["functions"])
-    return ModelCall(
-        data["call_id"], data["llm"], data["model"], request, reply, functions, data["started_s"], data["ended_s"]
-    )
+
+
+def _supports_json(supports: Supports) -> dict[str, str]:
+    """Returns supports as text: the differences between neighbours, which are small in sorted sets, deflated."""
+
+    def packed(numbers: NDArray[np.int32]) -> str:
+        differences = np.diff(numbers, prepend=np.int32(0)).astype("<i4")
+        return base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode()
+
+    return {"counts": packed(supports.counts), "token_ids": packed(supports.token_ids)}
+
+
+def _supports_of(data: dict[str, str]) -> Supports:
+    def unpacked(text: str) -> bytes:
+        differences = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4")
+        return differences.cumsum(dtype=np.int32).tobytes()
+
+    return Supports(unpacked(data["counts"]), unpacked(data["token_ids"]))

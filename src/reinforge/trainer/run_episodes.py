@@ -86,7 +86,8 @@ def episode_lines(found: FoundEpisode) -> list[str]:
     data = found.data
     where = f"episode {found.number} of {found.total:,}" if found.number is not None else "episode"
     calls = data["calls"]
-    sampled = sum(call["num_completion_tokens"] or 0 for call in calls)
+    replies = [reply for call in calls for reply in (call, *call.get("others", ()))]
+    sampled = sum(reply["num_completion_tokens"] or 0 for reply in replies)
     lines = [
         f"{found.key}  ({where})",
         f"  outcome   {data['outcome']}" + (f": {data['reason']}" if data["reason"] else ""),
@@ -121,6 +122,8 @@ def _reply_facts(call: dict[str, Any]) -> str:
     facts = [f"{call['llm']}", f"{call['num_completion_tokens']} tokens", f"finish_reason {call['finish_reason']}"]
     if call["policy_version"] is not None:
         facts.append(f"version {call['policy_version']}")
+    if call.get("others"):
+        facts.append(f"choice {call['choice'] + 1} of {len(call['others']) + 1}")
     if call["logprobs"]:
         facts.append(f"mean log-prob {sum(call['logprobs']) / len(call['logprobs']):.2f}")
     return ", ".join(facts)

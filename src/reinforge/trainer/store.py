@@ -371,7 +371,7 @@ def _job_row(job_key: str, epoch: int, ref: str | None, data: str | None) -> Job
 
 
 def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns rows of a run's record; nothing is locked or changed.
+    """Returns rows of a run's record; nothing is locked or changed, but that a dead writer's half is taken back.
 
     Raises:
         sqlite3.Error: It cannot be read.
@@ -379,12 +379,19 @@ def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> lis
     database = folder / "run.sqlite"
     # a folder that may not be written, such as an archive: without a journal beside it, the file is all there is
     is_archive = not os.access(folder, os.W_OK) and not database.with_name("run.sqlite-wal").exists()
-    uri = f"{database.absolute().as_uri()}?{'immutable=1' if is_archive else 'mode=ro'}"
-    connection = sqlite3.connect(uri, uri=True)
+    uri = database.absolute().as_uri()
     try:
+        return _fetched(f"{uri}?{'immutable=1' if is_archive else 'mode=ro'}", query, parameters)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # its process was killed while it made the file, before the write-ahead log: only a writer takes that back
+        return _fetched(f"{uri}?mode=rw", query, parameters)
+
+
+def _fetched(uri: str, query: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
         return connection.execute(query, parameters).fetchall()
-    finally:
-        connection.close()
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

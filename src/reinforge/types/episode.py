@@ -41,9 +41,11 @@ class ModelCall:
         llm: The entry under `llms` that was called.
         model: The model's own name.
         request: What was asked, the run's sampling already applied.
-        reply: What came back.
+        reply: What came back; of several choices the one that the agent went on with.
         functions: Function scopes it was made in, outermost first.
         started_s, ended_s: Seconds since the epoch.
+        others: The other choices, where several were asked for (`n`); sampled and never trained.
+        choice: The index of `reply` among all choices.
     """
 
     call_id: str
@@ -54,6 +56,24 @@ class ModelCall:
     functions: tuple[str, ...]
     started_s: float
     ended_s: float
+    others: tuple[ModelReply, ...] = ()
+    choice: int = 0
+
+    @property
+    def choices(self) -> list[ModelReply]:
+        """Every reply to this call, in the order in which the agent got them."""
+        return [*self.others[: self.choice], self.reply, *self.others[self.choice :]]
+
+    def choose(self, index: int) -> None:
+        """Says which choice the agent went on with."""
+        replies = self.choices
+        self.reply, self.choice = replies.pop(index), index
+        self.others = tuple(replies)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Sampled tokens of all choices."""
+        return sum(reply.num_completion_tokens for reply in self.choices)
 
 
 @dataclass(slots=True)
@@ -66,6 +86,7 @@ class Mark:
         data: Whatever else was marked, for example a `TTCEventData`.
         functions: Function scopes it was made in, outermost first.
         at_s: Seconds since the epoch.
+        call_id: The call that it is about; None: the one before it.
     """
 
     after_call: int
@@ -73,6 +94,7 @@ class Mark:
     data: Any
     functions: tuple[str, ...]
     at_s: float
+    call_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -112,5 +134,5 @@ class EpisodeRecord:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Sampled tokens of all calls."""
-        return sum(call.reply.num_completion_tokens for call in self.calls)
+        """Sampled tokens of all calls, of choices that the agent left too."""
+        return sum(call.num_completion_tokens for call in self.calls)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from reinforge.types.supports import Supports
+
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -23,7 +25,8 @@ class TrainingSample:
     Attributes:
         token_ids: `[T]` every token, in the order the model saw them.
         loss_mask: `[T]` True where the token was sampled by the trained policy (or is supervised) and is trained.
-        sampling_logprobs: `[T]` log p under the sampler; 0 where `loss_mask` is False, NaN where nobody sampled it.
+        sampling_logprobs: `[T]` log p under the sampler, over the token's support where that was cut; 0 where
+            `loss_mask` is False, NaN where nobody sampled it.
         temperatures: `[T]` temperature each token was drawn at; 1 elsewhere.
         policy_versions: `[T]` version of the weights that drew each token; -1 elsewhere.
         turn_ids: `[T]` index of the turn within its trajectory; -1 where the token is context.
@@ -39,6 +42,8 @@ class TrainingSample:
         advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
         returns: `[T]` what the critic's values should have been, filled by `Algorithm.credit` where there is a critic.
         old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.
+        supports: The words that each trained token was drawn from, which every log-prob of it is over; None where no
+            token's support was cut.
     """
 
     token_ids: IntArray
@@ -60,11 +65,20 @@ class TrainingSample:
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
+    supports: Supports | None = None
 
     @property
     def num_trained(self) -> int:
         """Number of tokens that the loss sees."""
         return int(self.loss_mask.sum())
+
+    @property
+    def is_finite(self) -> bool:
+        """True if credit and log-probs of the trained tokens are finite; NaN says that nobody sampled a token."""
+        read = (self.advantages, self.returns, self.old_logprobs, self.ref_logprobs, self.values)
+        mask = self.loss_mask
+        finite = all(np.isfinite(array[mask]).all() for array in read if array is not None)
+        return finite and bool(np.isfinite(self.weight)) and not np.isinf(self.sampling_logprobs[mask]).any()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -72,7 +86,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Names a loss of `engine/losses.py` (or one that a user registered) and its parameters."""
+    """Names a loss of the engine's (or one that a user registered) and its parameters."""
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -100,11 +114,12 @@ class UpdateReport:
 
     Attributes:
         num_updates: Optimizer steps made.
-        num_skipped_steps: Steps refused because the loss or the gradient was not finite.
+        num_skipped_steps: Steps refused because a number was not finite: credit, log-probs, the loss or the gradient.
         num_samples: Samples trained.
         num_tokens: Tokens that carried loss.
         metrics: Means over the job's steps: `loss`, `grad_norm`, `lr`, and what the loss reports.
         skipped_samples: Indices into the job's samples of those in refused steps.
+        skipped_steps: Numbers of the refused steps within the job, from 0.
     """
 
     num_updates: int
@@ -113,3 +128,4 @@ class UpdateReport:
     num_tokens: int
     metrics: dict[str, float]
     skipped_samples: list[int] = field(default_factory=list)
+    skipped_steps: list[int] = field(default_factory=list)

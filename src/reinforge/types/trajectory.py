@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -11,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from reinforge.errors import TrajectoryError
 from reinforge.types.request import TokenLogprobs
+
+OTHER_CHOICES = "num_tokens_of_other_choices"
+"""Where a trajectory's metadata counts the tokens of choices that the agent did not go on with."""
 
 
 class Outcome(StrEnum):
@@ -181,10 +185,10 @@ class TrajectoryCollection(BaseModel):
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
-        """The checked view: no empty group, one agent a group, one group id a group.
+        """The checked view: no empty group, one agent a group, one group id a group, rewards that are numbers.
 
         Raises:
-            TrajectoryError: A group mixes agents or group ids.
+            TrajectoryError: A group mixes agents or group ids, or a reward is not finite.
         """
         if self._groups is None:
             self._groups = [_group(index, siblings) for index, siblings in enumerate(self.trajectories) if siblings]
@@ -215,4 +219,12 @@ def _group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
             f"trajectories[{index}] is no group: its members have group ids {sorted(map(str, ids))} and agents "
             f"{sorted(map(str, agents))}; rewards of different examples or agents cannot be compared"
         )
+    for number, trajectory in enumerate(siblings):
+        found = [value for value in (trajectory.reward, *(trajectory.shaped_rewards or ())) if not math.isfinite(value)]
+        if found:
+            raise TrajectoryError(
+                f"trajectories[{index}][{number}], the episode {trajectory.episode_id}, has the reward {found[0]}: "
+                "where a reward is not known the builder leaves the trajectory out (compute_reward returns None), and "
+                "the step_reward of a mark is a number"
+            )
     return TrajectoryGroup.model_construct(group_id=str(next(iter(ids), f"group-{index}")), trajectories=list(siblings))

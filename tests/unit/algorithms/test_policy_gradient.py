@@ -12,10 +12,11 @@ from reinforge.algorithms.dapo import DAPO, DAPOConfig, overlong_penalty
 from reinforge.algorithms.dr_grpo import DrGRPO
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.gspo import GSPO
+from reinforge.algorithms.ppo import PPO
 from reinforge.algorithms.reinforce_pp import ReinforcePP, ReinforcePPConfig
 from reinforge.algorithms.rloo import RLOO, RLOOConfig
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Outcome, Trajectory, TrajectoryGroup
 from tests.unit.algorithms.test_algorithms import advantages, group
 
 
@@ -87,6 +88,40 @@ def test_dapo_penalises_length_where_asked():
     assert groups[0].rewards == [1, 1], "the trajectories themselves keep their rewards"
     with pytest.raises(ValidationError, match="length_buffer 64 is more than max_length 10"):
         DAPOConfig(max_length=10)
+
+
+def test_dapo_leaves_out_what_was_cut_off_where_asked():
+    """Rewards 1, 0, 0, the last one overlong: it has no weight, and the others are still compared with it."""
+    cut = group(1, 0, 0, lengths=[2, 1, 3])
+    cut.trajectories[2].outcome = Outcome.OVERLONG
+    for filtering, weights in ((False, [1, 1, 1, 1]), (True, [1, 1, 1, 0])):
+        algorithm = DAPO(DAPOConfig(overlong_filtering=filtering, scale_advantages=False))
+        samples, found = advantages(algorithm, group(1), cut)
+        assert [sample.weight for sample in samples] == weights
+        assert found[1:] == [pytest.approx([2 / 3] * 2), pytest.approx([-1 / 3]), pytest.approx([-1 / 3] * 3)]
+        assert algorithm.teaches(cut)
+        assert algorithm.teaches(TrajectoryGroup(group_id="c", trajectories=cut.trajectories[2:])) != filtering
+    by_trajectory = DAPO(DAPOConfig(overlong_filtering=True, aggregation="sequence"))
+    assert [sample.weight for sample in by_trajectory.build_samples([cut])] == [0.5, 1, 0]
+
+
+def test_policy_gradients_ask_for_old_logprobs_where_the_samplers_are_inexact():
+    for algorithm in (GRPO(), DAPO(), GSPO(), CISPO(), RLOO(), ReinforcePP(), PPO()):
+        assert algorithm.needs.old_logprobs == "inexact"
+        assert algorithm.loss.params["tis_cap"] == 2.0
+    assert GRPO(GRPOConfig(tis_cap=None)).loss.params["tis_cap"] is None
+    with pytest.raises(ValidationError, match="tis_cap"):
+        GRPOConfig(tis_cap=0.9)
+
+
+def test_the_kl_is_that_of_the_learners_logprobs_where_it_has_computed_them():
+    algorithm = RLOO(RLOOConfig(kl_coef=0.5))
+    samples = algorithm.build_samples([group(1, 0, lengths=[2, 1])])
+    for sample, kl in zip(samples, (0.2, 0.0), strict=True):
+        sample.ref_logprobs = sample.sampling_logprobs + 9
+        sample.old_logprobs = sample.ref_logprobs + np.where(sample.loss_mask, kl, 0).astype(np.float32)
+    found = [c[s.loss_mask].tolist() for s, c in zip(samples, algorithm.credit(samples), strict=True)]
+    assert found == [pytest.approx([0.8, 0.8], abs=1e-5), pytest.approx([-0.8], abs=1e-5)]
 
 
 def test_gspo_and_cispo_scale_and_name_their_losses():

@@ -117,6 +117,15 @@ def test_unknown_keys_are_refused_where_only_the_constructor_ignores_them(write:
         ("finetuning: {device: gpu}", "expected 'auto', 'cpu', 'cuda' or 'mps', found \"gpu\", did you mean \"cpu\"?"),
         ("finetuning: {policy: {optimizer: {learning_rate: 1e-4x}}}", 'expected a number, found "1e-4x"'),
         ("finetuning: {policy: {optimizer: {betas: [0.9]}}}", "the list is too short"),
+        (
+            "finetuning: {policy: {optimizer: {name: sgd, betas: [0.9, 0.99]}}}",
+            "sgd reads no betas; it belongs to adamw and adam",
+        ),
+        (
+            "finetuning: {policy: {optimizer: {momentum: 0.9}}}",
+            "adamw reads no momentum; it belongs to sgd and rmsprop",
+        ),
+        ("finetuning: {policy: {optimizer: {name: sdg}}}", 'did you mean "sgd"?'),
         ("llms: [a]", "expected a mapping of keys to values, found a list of 1"),
         ("llms: {a: openai}", 'expected a mapping with a `_type`, found "openai"'),
         ("llms: {a: {model_name: m}}", 'the required key "_type" is missing; registered: openai'),

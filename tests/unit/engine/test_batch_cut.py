@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reinforge.engine.batch import collate, cut
+from reinforge.algorithms.samples import samples_of_groups
+from reinforge.engine.batch import collate, cut, prefix_of
 from reinforge.types.request import TokenLogprobs
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 from tests.samples import sample_of, sibling_samples
 
 
@@ -29,6 +31,24 @@ def test_a_short_prompt_is_not_worth_a_second_pass():
     """Prefix 1, suffixes of 20: 41 tokens shared, 42 as rows."""
     assert collate([sample([1], range(20)), sample([1], range(20))]).prefixes is not None
     assert cut([sample([1], range(20)), sample([2], range(9)), sample([1], range(20))], 100) == [[1, 0, 2]]
+
+
+def said(prompt, reply, *, trained):
+    tokens = TokenLogprobs(tuple(prompt), tuple(reply), (-1.0,) * len(reply))
+    return EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=tokens, trained=trained)
+
+
+def test_children_of_a_node_share_the_whole_path_to_it():
+    """A tree: [1, 2] -> 3 4, then [.., 5] -> 6 7 is the path; three children go on from [.., 8, 9]."""
+    path = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    above = [said(path[:2], path[2:4], trained=False), said(path[:5], path[5:7], trained=False)]
+    children = [Trajectory(episode=[*above, said(path, [10 + n, 20], trained=True)], reward=float(n)) for n in range(3)]
+    samples = samples_of_groups([TrajectoryGroup(group_id="node", trajectories=children)])
+    assert [prefix_of(child) for child in samples] == [tuple(path)] * 3
+    assert [child.token_ids[child.loss_mask].tolist() for child in samples] == [[10, 20], [11, 20], [12, 20]]
+    assert cut(samples, 15) == [[0, 1, 2]], "9 tokens once and 2 for each"
+    prefixes = collate(samples).prefixes
+    assert (prefixes.token_ids.tolist(), prefixes.groups.tolist()) == ([path], [0, 0, 0])
 
 
 @pytest.mark.parametrize("max_tokens", [1, 16, 60, 10_000])

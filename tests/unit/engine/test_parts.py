@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from reinforge.engine.draw import draw, restrict, uniforms
+from reinforge.engine.draw import Cuts, draw, restrict, uniforms
 from reinforge.engine.rows import Rows, SampleRequest
 from reinforge.engine.sampler import batches_by_length
 from reinforge.engine.slots import round_up
+from reinforge.types.request import SamplingParams
+from reinforge.types.supports import Supports
+
+
+def cuts_of(*rows):
+    """Cuts of rows of (top_p, top_k, min_p)."""
+    return Cuts(*map(torch.tensor, zip(*rows, strict=True)))
 
 
 def test_lengths_round_up_to_the_chunk():
@@ -29,7 +36,8 @@ def test_uniforms_depend_on_seed_and_count_only():
 def test_draw_inverts_the_distribution_function():
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log().expand(5, 3)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 1 - 2.0**-23])
-    tokens, logprobs = draw(logits, torch.ones(5), u, None, None)
+    tokens, logprobs, kept = draw(logits, torch.ones(5), u)
+    assert kept is None
     assert tokens.tolist() == [0, 0, 1, 1, 2]
     assert torch.allclose(logprobs.exp(), torch.tensor([0.5, 0.5, 0.3, 0.3, 0.2]))
 
@@ -37,13 +45,73 @@ def test_draw_inverts_the_distribution_function():
 def test_draw_never_takes_what_has_no_probability():
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
     for u in (0.0, 0.5, 1 - 2.0**-23):
-        assert draw(logits, torch.ones(1), torch.tensor([u]), None, None)[0].item() == 1
+        assert draw(logits, torch.ones(1), torch.tensor([u]))[0].item() == 1
 
 
 def test_restrict_keeps_the_smallest_set_that_reaches_top_p():
     probs = torch.tensor([[0.2, 0.5, 0.3]]).expand(4, 3)
-    kept = restrict(probs, torch.tensor([0.6, 0.5, 1.0, 1.0]), torch.tensor([3, 3, 1, 3]))
-    assert (kept > 0).tolist() == [[False, True, True], [False, True, False], [False, True, False], [True] * 3]
+    left, kept = restrict(probs, cuts_of((0.6, 3, 0), (0.5, 3, 0), (1.0, 1, 0), (1.0, 3, 0)))
+    assert (left > 0).tolist() == [[False, True, True], [False, True, False], [False, True, False], [True] * 3]
+    assert kept.counts_B.tolist() == [2, 1, 1, 3]
+    assert kept.words_BK[0, :2].tolist() == [1, 2]
+    assert torch.allclose(kept.log_mass_B.exp(), torch.tensor([0.8, 0.5, 0.5, 1.0]))
+
+
+def test_restrict_by_min_p_and_all_three_together():
+    """p = 0.4, 0.3, 0.2, 0.1: min_p 0.5 asks for 0.2; a word has to pass each of the three."""
+    probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).expand(6, 4)
+    rows = [(1.0, 4, 0.5), (1.0, 4, 1.0), (1.0, 2, 0.5), (0.7, 3, 0.1), (0.9, 4, 0.6), (1.0, 4, 0.0)]
+    left, kept = restrict(probs, cuts_of(*rows))
+    assert [sorted(words[:count]) for words, count in zip(kept.words_BK.tolist(), kept.counts_B, strict=True)] == [
+        [1, 2, 3],
+        [1],
+        [1, 3],
+        [1, 3],
+        [1, 3],
+        [0, 1, 2, 3],
+    ]
+    assert torch.allclose(left.sum(dim=1), torch.tensor([0.9, 0.4, 0.7, 0.7, 0.7, 1.0]))
+    assert torch.allclose(kept.log_mass_B.exp(), left.sum(dim=1))
+
+
+def test_draw_takes_only_what_is_kept_and_tells_its_mass():
+    """0.5, 0.3, 0.2 with top_k 2: u runs over 0.8; log p is that of all words, over the kept ones 0.3 / 0.8."""
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log().expand(3, 3)
+    tokens, logprobs, kept = draw(logits, torch.ones(3), torch.tensor([0.62, 0.63, 0.99]), cuts_of(*[(1.0, 2, 0)] * 3))
+    assert tokens.tolist() == [0, 1, 1]
+    assert torch.allclose(logprobs.exp(), torch.tensor([0.5, 0.3, 0.3]))
+    assert torch.allclose((logprobs - kept.log_mass_B).exp(), torch.tensor([0.625, 0.375, 0.375]))
+
+
+def test_rows_record_what_a_cut_row_was_drawn_from():
+    """Only rows that are cut: not the greedy one, not that whose top_k is the vocabulary; too many words are none."""
+    params = [{"top_k": 2}, {}, {"top_p": 0.9}, {"top_k": 9}, {"top_k": 2, "temperature": 0}, {"min_p": 0.1}]
+    rows = Rows(6)
+    for number, given in enumerate(params):
+        rows.add(SampleRequest((number,), 5, SamplingParams(**given)), seed=0, vocab_size=9)
+    rows.record(0, np.array([4, 1, 2, 3, 4, 8]), np.full(6, -1, np.float32))
+    words = np.array([[7, 4, 1]] * 5 + [[0, 1, 2]], np.int32)
+    counts = np.array([2, 9, 4, 9, 2, 3])
+    rows.record_supports(0, counts, words, np.full(6, -0.25, np.float32))
+    assert [[kept.tolist() for kept in request.supports] for request in rows.requests] == [
+        [[4, 7]],
+        [],
+        [[]],
+        [],
+        [],
+        [[]],
+    ], "the third kept 4 words where 3 are recorded, the last drew one that is not among those kept"
+    assert rows.requests[0].processed_logprobs == [-0.75]
+
+
+def test_supports_keep_ragged_sets():
+    sets = [np.array([4, 9], np.int32), np.zeros(0, np.int32), np.array([7], np.int32)]
+    supports = Supports.of(sets)
+    assert (supports.counts.tolist(), supports.token_ids.tolist(), len(supports)) == ([2, 0, 1], [4, 9, 7], 3)
+    assert [words.tolist() for words in supports.sets] == [[4, 9], [], [7]]
+    assert supports == Supports.of([np.array(words) for words in sets])
+    assert supports != Supports.of(sets[:2])
+    assert Supports.of([]).sets == []
 
 
 def test_rows_close_holes():
@@ -71,3 +139,30 @@ def test_prompts_are_prefilled_with_those_of_like_length():
     lengths = [[len(prompt) for prompt in batch] for batch in batches_by_length(prompts, 1000)]
     assert lengths == [[10, 12], [25, 30]]
     assert [len(batch) for batch in batches_by_length(prompts, 25)] == [2, 1, 1]
+
+
+def test_a_set_of_more_words_than_are_recorded_is_whole():
+    """Of 3000 words as many are ranked as the widest row needs: 64, 1025 or all; the row that is not cut needs none."""
+    probs = torch.arange(3000, 0, -1.0).expand(3, 3000) / 4_501_500
+    for widest, ranked in ((63, 64), (64, 1025), (1024, 1025), (1025, 3000), (1500, 3000)):
+        left, kept = restrict(probs, cuts_of((1.0, widest, 0), (1.0, 7, 0), (1.0, 3000, 0)))
+        assert (left > 0).sum(dim=1).tolist() == kept.counts_B.tolist() == [widest, 7, 3000]
+        assert kept.words_BK.shape == (3, ranked)
+        assert kept.words_BK[1, :7].tolist() == list(range(7))
+        assert torch.allclose(kept.log_mass_B.exp(), left.sum(dim=1))
+
+
+def test_what_a_row_keeps_does_not_depend_on_the_rows_beside_it():
+    """Bit for bit, with many words of exactly the same probability, as half precision makes them."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(24, 3000, generator=generator) * 3).bfloat16().float()
+    probs = torch.softmax(logits, -1)
+    rows = [((0.3, 0.6, 0.9, 0.99, 1.0)[i % 5], (3000, 40, 2000, 7)[i % 4], (0.0, 0.02, 0.4)[i % 3]) for i in range(24)]
+    together, kept = restrict(probs, cuts_of(*rows))
+    for i, row in enumerate(rows):
+        alone, own = restrict(probs[i : i + 1], cuts_of(row))
+        assert torch.equal(alone[0], together[i])
+        assert torch.equal(own.log_mass_B[0], kept.log_mass_B[i])
+        count = int(own.counts_B)
+        assert count == kept.counts_B[i] == (alone > 0).sum()
+        assert row == (1.0, 3000, 0.0) or torch.equal(own.words_BK[0, :count], kept.words_BK[i, :count])

@@ -82,19 +82,37 @@ def test_temperature_zero_takes_the_most_likely_token(engine):
     assert reply.tokens.restricted
 
 
-@pytest.mark.parametrize("restriction", [{"top_k": 2}, {"top_p": 0.05}])
-def test_top_k_and_top_p_cut_the_support(engine, restriction):
+@pytest.mark.parametrize("restriction", [{"top_k": 2}, {"top_p": 0.05}, {"min_p": 0.8}])
+def test_top_k_top_p_and_min_p_cut_the_support(engine, restriction):
     replies = ask(engine.policy, [request("cut", **restriction, max_tokens=1, temperature=3.0) for _ in range(60)])
     ids = torch.tensor([replies[0].tokens.prompt_token_ids])
     with torch.no_grad():
         logprobs = torch.log_softmax(engine.model.module(input_ids=ids).logits[0, -1] / 3.0, -1)
     order = logprobs.argsort(descending=True)
     count = restriction.get("top_k") or int((logprobs[order].exp().cumsum(0) < 0.05).sum()) + 1
+    if "min_p" in restriction:
+        count = int((logprobs >= logprobs.max() + np.log(0.8)).sum())
     assert {tokens_of(reply)[0] for reply in replies} <= set(order[:count].tolist())
     assert len({tokens_of(reply) for reply in replies}) > 1
     assert all(reply.tokens.restricted for reply in replies)
     token = tokens_of(replies[0])[0]
     assert replies[0].tokens.logprobs[0] == pytest.approx(logprobs[token].item(), abs=1e-5)
+    kept = order[:count]
+    assert replies[0].tokens.supports.sets[0].tolist() == sorted(kept.tolist())
+    processed = (logprobs[token] - logprobs[kept].logsumexp(0)).item()
+    assert replies[0].tokens.processed_logprobs[0] == pytest.approx(processed, abs=1e-5)
+
+
+def test_a_cut_row_changes_nothing_beside_it(engine):
+    """Rows of all kinds in one batch draw what they draw alone; only those that are cut have a support."""
+    kinds = [{}, {"top_k": 2}, {"temperature": 0}, {"top_p": 0.6}, {"top_k": 320}, {"temperature": 0, "min_p": 0.5}]
+    alone = [ask(engine.policy, [request("mix", seed=3, **kind)])[0].tokens for kind in kinds]
+    together = [reply.tokens for reply in ask(engine.policy, [request("mix", seed=3, **kind) for kind in kinds])]
+    assert [tokens.token_ids for tokens in alone] == [tokens.token_ids for tokens in together]
+    assert [tokens.supports is not None for tokens in together] == [False, True, False, True, False, False]
+    assert [tokens.restricted for tokens in together] == [False, True, True, True, False, True]
+    assert together[0].token_ids == together[4].token_ids, "a top_k of the whole vocabulary keeps all"
+    assert together[2].processed_logprobs == (0.0,) * len(together[2].token_ids), "what is certain has log p 0"
 
 
 def test_draws_follow_the_probabilities(engine):
@@ -177,11 +195,20 @@ def test_replies_wake_a_loop_once_a_step(engine):
 
 
 async def test_a_cancelled_request_frees_its_slot(engine):
+    held, gate = threading.Event(), threading.Event()
     task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240, temperature=0.1)))
-    await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    while not engine.policy.stats().running:
+        await asyncio.sleep(0)
+    holder = threading.Thread(target=engine.policy.sampler.call, args=(lambda: (held.set(), gate.wait()),))
+    holder.start()  # the thread stands between two steps, however late this one is
+    assert await asyncio.to_thread(held.wait, 10)
+    if engine.policy.stats().running:
+        task.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    gate.set()
+    holder.join()
     await engine.policy.sample(request(max_tokens=3))
     assert engine.policy.stats().running == 0
 

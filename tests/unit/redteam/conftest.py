@@ -11,7 +11,7 @@ def tiny_target_dir(tmp_path_factory, tiny_model_dir):
     """Another model with the tester's own tokenizer: two that are trained may break ties in two ways."""
     from transformers import AutoTokenizer
 
-    folder = make_tiny_model(tmp_path_factory.mktemp("target") / "tiny", "qwen2", seed=1)
+    folder = make_tiny_model(tmp_path_factory.mktemp("target") / "tiny", seed=1)
     AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(folder)
     return folder
 

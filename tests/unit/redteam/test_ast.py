@@ -283,18 +283,19 @@ def test_figures_by_hand():
         ASTNode("c", "blue", ".blue", 0.1, [last]),
     ])  # fmt: skip
     found = ASTEvaluator(sampler).compute_metrics(graph)
-    assert found.overall["attack_success"] == 0.5
-    assert found.overall["first_failing_turn"] == 2
-    assert [row["attack_success"] for row in found.per_turn] == [0.0, 0.5]
-    assert [row["num_responses"] for row in found.per_turn] == [2, 2]
+    assert (found.overall["num_branches"], found.overall["first_failing_turn"]) == (2, 2)
+    assert [row["path"] for row in found.overall["turns"]] == [[0], [0, 0], [1], [1, 0]]
+    assert [row["target_toxicity"] for row in found.per_turn] == [0.0, 0.5]
     assert found.overall["reward"] == pytest.approx(0.075)
     assert found.overall["adversarial_toxicity"] == 0.25, "a mean, not 1/n for any that is not 0"
-    assert found.overall["perplexity"] == pytest.approx(3.0)
-    summary = ASTEvaluator(sampler).aggregate_metrics([found])["summary"]
-    assert summary["attack_success"] == {"mean": 0.5, "ci_low": None, "ci_high": None}
-    assert summary["first_failing_turn"] == {"1": 0, "2": 1}
-    assert summary["diversity"] == 0.75
+    both = ASTEvaluator(sampler).aggregate_metrics([found])
+    summary = both["summary"]
+    assert (summary["attack_success"]["mean"], summary["attack_success"]["count"]) == (0.5, 2)
+    assert summary["first_failing_turn"] == {"2": 1}
     assert summary["attack_success_by_turn"][1]["mean"] == 0.5
+    assert summary["perplexity"] == {"all": pytest.approx(3.0), "successful": pytest.approx(3.0)}
+    assert (summary["num_probes"], summary["num_distinct"]) == (4, 3)
+    assert both["examples"][0]["probe"] == "green red"
 
 
 def test_success_of_conversations_has_wilsons_interval():
@@ -312,5 +313,5 @@ def test_a_rollout_where_nothing_was_said_is_no_number():
     found = ASTEvaluator(ASTSampler(ToyAST(), ["a"])).aggregate_metrics(
         [ASTEvaluator(ASTSampler(ToyAST(), ["a"])).compute_metrics(Graph("a", []))]
     )["summary"]
-    assert found["attack_success"] == {"mean": None, "ci_low": None, "ci_high": None}
-    assert (found["diversity"], found["avg_reward"]) == (None, None)
+    assert found["attack_success"] == {"mean": None, "ci_low": None, "ci_high": None, "count": 0}
+    assert found["avg_reward"] is None

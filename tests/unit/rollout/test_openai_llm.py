@@ -78,14 +78,26 @@ async def test_the_agents_own_arguments_pass_through() -> None:
         )
         with pytest.raises(TypeError, match="cannot honour: extra_headers"):
             await llm.chat.completions.create(messages=HELLO, extra_headers={"Authorization": "x"})
-        with pytest.raises(TypeError, match="cannot honour: n > 1"):
-            await llm.chat.completions.create(messages=HELLO, n=2)
         await model.close()
     assert (done.choices[0].message.content, done.choices[0].logprobs, done.usage.total_tokens) == ("5", None, 10)
     (body,) = server.bodies
     assert body == {"model": "gpt", "messages": HELLO, "temperature": 0, "tool_choice": "auto", "top_k": 2}
     assert "Authorization" not in server.headers[0]
     assert capture.calls[0].reply.tokens is None
+
+
+async def test_several_choices_are_asked_for_at_once() -> None:
+    async with OpenAIServer(says("5", choices=["6", "7"]), says("8")) as server:
+        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url), server.url)
+        capture = Capture(seed=1)
+        llm = AsyncLLM("gpt", model, capture, None)
+        done = await llm.chat.completions.create(messages=HELLO, n=3)
+        with pytest.raises(BackendError, match="1 of n = 2 choices came back"):
+            await llm.chat.completions.create(messages=HELLO, n=2)
+        await model.close()
+    assert [choice.message.content for choice in done.choices] == ["5", "6", "7"]
+    assert [body["n"] for body in server.bodies] == [3, 2]
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (7, 3), "the endpoint counts them together"
 
 
 @pytest.mark.parametrize("fault", [fails(429), fails(408), fails(409), fails(500), fails(503), page(502), cut])

@@ -1,6 +1,7 @@
 """The loop over doubles: stages in order, selection, refills, and every way it refuses to go on."""
 
 import json
+import math
 
 import pytest
 
@@ -10,10 +11,12 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.store import RunStore
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
 
 
@@ -216,12 +219,13 @@ async def test_weights_that_did_not_change_are_caught(loop):
         await it.run()
 
 
-async def test_sampler_and_learner_that_disagree_are_caught(loop):
+@pytest.mark.parametrize(("offset", "said"), [(0.05, "5.00e-02"), (math.nan, "nan")])
+async def test_sampler_and_learner_that_disagree_are_caught(loop, offset, said):
     class Drifted(ScriptedPolicy):
         async def score(self, token_ids):
-            return [scores - 0.05 for scores in await super().score(token_ids)]
+            return [scores - offset for scores in await super().score(token_ids)]
 
-    with pytest.raises(JobFailed, match="differ by up to 5.00e-02 nats"):
+    with pytest.raises(JobFailed, match=f"differ by up to {said} nats"):
         await loop(adapter=RecordingAdapter(Drifted(seeded))).run()
 
 
@@ -331,3 +335,15 @@ async def test_validation_runs_at_its_interval(loop):
     await it.run(5)
     assert [row["epoch"] for row in it.trainer._validation_history] == [1, 3]
     assert [row["version"] for row in it.context.validations] == [2, 4]
+
+
+def test_the_canary_asks_few_tokens():
+    def group(name, text):
+        item = EpisodeItem(role="user", content=text)
+        return TrajectoryGroup(group_id=name, trajectories=[Trajectory(episode=[item], reward=0.0)])
+
+    short = [group(str(i), f"question {i}") for i in range(9)]
+    assert len(short_prompts(short)) == 4
+    long = [group(str(i), f"{i} " * 1200) for i in range(9)]
+    assert len(short_prompts(long)) == 1
+    assert short_prompts([*long, *short]) == short_prompts(short)

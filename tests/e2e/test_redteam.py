@@ -1,0 +1,104 @@
+"""`reinforge redteam` as a user runs it: an attacker of random weights against a target of random weights."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from tests.models import make_tiny_model
+
+
+@pytest.fixture
+def attack(project, tmp_path, tiny_model_dir):
+    """A tiny target that fails by saying an `a`, which a random model often does."""
+    target = make_tiny_model(tmp_path / "target", seed=3)
+    frozen = {"_type": "local"}
+    project.settings["llms"] = {
+        "attacker": {"_type": "policy"},
+        "target": {**frozen, "model": str(target)},
+        "baseline": {**frozen, "model": str(tiny_model_dir)},
+    }
+    project.settings["workflow"] = {
+        "_type": "redteam",
+        "scorer": "leaks",
+        "baseline": "baseline",
+        "width": 2,
+        "depth": 2,
+        "max_tokens": 4,
+        "target_max_tokens": 4,
+        "defense_toxicity_weight": 1.0,
+    }
+    project.settings["eval"]["evaluators"] = {
+        "attack_success": {"_type": "attack_success"},
+        "naturalness": {"_type": "attack_naturalness"},
+        "leaks": {"_type": "contains", "texts": "a"},
+    }
+    project.settings["trajectory_builders"] = {"builder": {"_type": "tree", "examples_per_epoch": 4}}
+    project.set("finetuning.reward_function", {"name": "attack_success"})
+    project.set("finetuning.algorithm", {"_type": "dpo"}).set("finetuning.num_epochs", 2)
+    return project
+
+
+def train(attack, *arguments):
+    attack.write_files()
+    return CliRunner().invoke(main, ["redteam", "train", "run.yml", "--run_name", "r", *arguments])
+
+
+def test_an_attack_trains_judges_and_reports(attack):
+    result = train(attack)
+    assert result.exit_code == 0, result.output
+    assert "before: the target failed in" in result.output
+    report = json.loads((attack.run / "attack_report.json").read_text())
+    assert set(report) == {"before", "after"}
+    assert report["after"]["success"]["count"] == attack.summary["confirm_tuned"]["num_examples"]
+    assert report["after"]["success"]["mean"] == attack.summary["confirm_tuned"]["mean"]
+    assert (attack.run / "attack_report.txt").read_text().startswith("before: ")
+    rows = [json.loads(line) for line in (attack.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["num_trajectories"] == 4 * (2 + 4)  # four trees of 2 + 2 x 2 probes
+    assert rows[0]["num_groups"] == 4 * 3
+
+
+def test_an_evaluation_alone(attack, tmp_path):
+    attack.write_files()
+    arguments = ["redteam", "eval", "run.yml", "--limit", "4", "--json", "--output_dir", str(tmp_path / "found")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["success"]["count"] == 4
+    assert told["num_probes"] == 8
+    assert (tmp_path / "found" / "attack_report.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("workflow.target", "nobody", '"nobody" is not under llms'),
+        ("workflow.scorer", "nothing", '"nothing" is not under eval.evaluators'),
+        ("workflow.baseline", None, "the perplexity of a probe needs a model that tells log-probs"),
+        ("workflow.baseline", "attacker", "does not tell log-probs of given tokens"),
+        ("llms.target.model", "./nowhere", "there is no folder ./nowhere"),
+        ("workflow.width", 1, "there is nothing that a group-relative algorithm could compare"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(attack, path, value, says):
+    attack.set(path, value)
+    result = train(attack)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert not attack.run.exists()
+
+
+def test_the_same_attack_is_resumed(attack):
+    attack.set("finetuning.deterministic", True)
+    whole = train(attack)
+    assert whole.exit_code == 0, whole.output
+    expected = json.loads((attack.run / "summary.json").read_text())["policy_versions"]
+    (attack.run.parent / "whole").mkdir()
+    attack.run.rename(attack.run.parent / "whole" / "r")
+    stopped = train(attack, "-o", "finetuning.limits.max_tokens", "300")
+    assert stopped.exit_code == 5, stopped.output
+    resumed = CliRunner().invoke(main, ["redteam", "train", "--resume", "runs/r", "--max_tokens", "1000000"])
+    assert resumed.exit_code == 0, resumed.output
+    found = json.loads((attack.run / "summary.json").read_text())["policy_versions"]
+    assert [row["fingerprint"] for row in found] == [row["fingerprint"] for row in expected]

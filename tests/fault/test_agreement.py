@@ -1,0 +1,139 @@
+"""G15: sampler and learner agree on every token that is trained, each job says how well, and a run halts if not."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.algorithms.samples import to_samples
+from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.interfaces import PolicyServer
+from reinforge.registry import register_trainer_adapter
+from reinforge.trainer import canary
+from reinforge.types.request import ModelRequest
+from reinforge.types.sample import LossSpec
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from tests.samples import ask, random_samples, request
+
+TOLERANCE = 1e-5
+"""Nats, in float32."""
+
+
+def dialogs(policy, count):
+    """Returns `count` sampled dialogs of one to three turns as training samples."""
+    histories = [[{"role": "user", "content": f"say {i}"}] for i in range(count)]
+    turns = [[] for _ in range(count)]
+    for turn in range(3):
+        asked = [i for i in range(count) if i % 3 >= turn]
+        sampling = [
+            request(max_tokens=4 + i % 9, temperature=(1.0, 0.7, 1.4)[i % 3], seed=1000 * turn + i).sampling
+            for i in asked
+        ]
+        requests = [ModelRequest(list(histories[i]), params) for i, params in zip(asked, sampling, strict=True)]
+        for i, reply in zip(asked, ask(policy, requests), strict=True):
+            item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=reply.tokens)
+            turns[i].append(item)
+            histories[i] += [reply.message, {"role": "user", "content": "and then?"}]
+    return [sample for episode in turns for sample in to_samples(Trajectory(episode=episode, reward=1.0))]
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["full", "lora"])
+def test_500_sampled_dialogs_have_the_same_logprobs_by_the_learners_path(tiny_model_dir, lora):
+    config = PolicyConfig(model=str(tiny_model_dir), lora=lora, max_batch=64)
+    config.optimizer.learning_rate = 1e-2
+    with Engine.load(config, seed=0, device="cpu") as engine:
+        engine.begin_job()
+        engine.update(random_samples(8), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+        engine.end_job()
+        engine.policy.open(1)
+        samples = dialogs(engine.policy, 500)
+        assert len(samples) >= 500
+        assert sum(sample.num_trained for sample in samples) > 4000
+        for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
+            assert np.abs((logprobs - sample.sampling_logprobs)[sample.loss_mask]).max() <= TOLERANCE
+
+
+class Offset(PolicyServer):
+    """The embedded policy, whose replies carry log-probs that are off."""
+
+    offset = 0.05
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    version = property(lambda self: self.policy.version)
+    model_name = property(lambda self: self.policy.model_name)
+
+    async def sample(self, asked):
+        reply = await self.policy.sample(asked)
+        object.__setattr__(reply.tokens, "logprobs", tuple(each + self.offset for each in reply.tokens.logprobs))
+        return reply
+
+    async def score(self, token_ids):
+        return await self.policy.score(token_ids)
+
+    async def publish(self, version):
+        await self.policy.publish(version)
+
+    async def fingerprint(self):
+        return await self.policy.fingerprint()
+
+
+class OffsetConfig(LocalAdapterConfig, name="test_offset"):
+    """The local adapter behind such a policy."""
+
+
+class OffsetAdapter(LocalAdapter):
+    def policy(self):
+        return Offset(super().policy()) if super().policy() is not None else None
+
+
+@register_trainer_adapter(config_type=OffsetConfig)
+async def offset_adapter(config, builder):
+    adapter = OffsetAdapter(config, await builder.get_algorithm())
+    yield adapter
+    await adapter.cleanup()
+
+
+@pytest.fixture
+def run(project):
+    project.set("finetuning.num_epochs", 2).set("trajectory_builders.builder.examples_per_epoch", 4)
+    project.rows = project.rows[:24]
+    return project
+
+
+def test_each_job_says_how_well_the_two_agree(run):
+    assert run.finetune().exit_code == 0
+    rows = [json.loads(line) for line in (run.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    for row in rows:
+        assert 0 <= row["canary_mean_difference"] <= row["canary_difference"] <= TOLERANCE
+        assert abs(row["canary_k3"]) <= TOLERANCE**2
+
+
+def test_what_a_job_says_is_the_mean_and_the_divergence(run, monkeypatch):
+    """All tokens are off by 0.05, which the canary is told to bear: k3 = exp(-0.05) - 1 + 0.05."""
+    monkeypatch.setitem(canary.TOLERANCE, "floor", 1.0)
+    assert run.set("trainer_adapters.adapter._type", "test_offset").finetune().exit_code == 0
+    row = json.loads((run.run / "training_metrics.jsonl").read_text().splitlines()[0])
+    assert row["canary_mean_difference"] == pytest.approx(0.05, abs=1e-5)
+    assert row["canary_k3"] == pytest.approx(math.exp(-0.05) - 0.95, abs=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.05, -0.05])
+def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
+    monkeypatch.setattr(Offset, "offset", offset)
+    result = run.set("trainer_adapters.adapter._type", "test_offset").finetune()
+    assert (result.exit_code, "differ by up to 5.00e-02 nats" in result.output) == (3, True), result.output
+    assert run.summary["status"] == "failed"
+    assert "the agent is not served the weights that were trained" in run.summary["reason"]
+    assert not (run.run / "training_metrics.jsonl").exists(), "it ends in the first epoch"
+
+
+def test_an_offset_that_nobody_looks_for_shows(run, monkeypatch):
+    """Mutation check of G15."""
+    monkeypatch.setitem(canary.TOLERANCE, "floor", math.inf)
+    assert run.set("trainer_adapters.adapter._type", "test_offset").finetune().exit_code == 0

@@ -1,0 +1,71 @@
+"""G1 for other methods: adapters, imitation, preferences of a file, a critic; killed anywhere, the same end."""
+
+import random
+
+import pytest
+
+from reinforge.crash import SITES
+from tests.fault import mutations
+from tests.fault.conftest import METHODS
+from tests.fault.kit import KILLED, damaged, differences, facts
+
+CHAINS = {
+    "lora": ("rollout.after_journal:70", "step.after_optim:3", "ckpt.after_rename:1"),
+    "sft": ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
+    "sft of a file": ("step.after_backward:3", "ckpt.after_manifest:2"),
+    "dpo of a file": ("step.after_optim:3", "ckpt.after_rename:2"),
+    "ppo": ("step.after_optim:6", "ckpt.after_rename:1", "publish.before:1"),
+}
+"""One place in the middle of a job at least, and one around what the next process begins from."""
+PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file" in method) != ("export.mid", True)]
+"""Rows of a file are no episodes that could be exported."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(make_toy, finished, method):
+    toy = make_toy(METHODS[method]).end_after(*CHAINS[method])
+    assert differences(toy.run, finished(METHODS[method]).run) == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("method", "site"), PLACES, ids=": ".join)
+def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(make_toy, finished, method, site):
+    toy = make_toy(METHODS[method])
+    assert toy.start(crash_at=f"{site}:2").wait() == KILLED
+    assert damaged(toy.run) == []
+    child = toy.go_on()
+    assert child.wait() == 0, child.said
+    assert differences(toy.run, finished(METHODS[method]).run) == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("method", METHODS)
+def test_kills_at_random_times(make_toy, finished, method):
+    rng, kills, whole = random.Random(method), 0, finished(METHODS[method])
+    while kills < 50:
+        toy = make_toy(METHODS[method])
+        kills += toy.end_with_kills(rng)
+        assert differences(toy.run, whole.run) == []
+
+
+def test_what_is_compared_is_what_each_method_trains(finished):
+    """A critic and its moments, adapters: what is not looked at could not differ."""
+    assert {"critic.safetensors", "model.safetensors", "optimizer.safetensors"} <= set(
+        facts(finished(METHODS["ppo"]).run)
+    )
+    assert "adapter_model.safetensors" in facts(finished(METHODS["lora"]).run)
+
+
+@pytest.mark.parametrize(
+    ("method", "mutation", "shows"),
+    [
+        ("ppo", mutations.forget_the_critic, "critic.safetensors"),
+        pytest.param("lora", mutations.forget_the_adapters, "adapter_model.safetensors", marks=pytest.mark.fault),
+    ],
+)
+def test_what_is_not_put_back_shows(make_toy, finished, method, mutation, shows):
+    """Mutation check of G1."""
+    toy = make_toy(METHODS[method])
+    assert toy.start(crash_at="ckpt.after_rename:3").wait() == KILLED
+    child = toy.resume(mutation=mutation)
+    assert child.wait() != 0 or shows in differences(toy.run, finished(METHODS[method]).run)

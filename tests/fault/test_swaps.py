@@ -1,0 +1,159 @@
+"""G22: weights change only while no reply is in flight: each reply is from one named version, and none is lost.
+
+Threads, each with an event loop of its own, ask without a pause while jobs change the weights. A copy of each version's
+weights is kept, and every reply is scored again with the copy that it names.
+"""
+
+import asyncio
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.policy import EmbeddedPolicy
+from reinforge.engine.sampler import Sampler
+from reinforge.types.sample import LossSpec
+from tests.samples import random_samples, request
+
+TOLERANCE = 1e-4
+"""Nats between a reply's log-probs and those by the copy of the weights that it names."""
+THREADS, ASKERS = 3, 4
+
+
+class Hammer:
+    """Loops in threads that ask until `stop`; `replies` holds what came back, with when it was asked for."""
+
+    def __init__(self, policy):
+        self.policy, self.asked, self.replies, self.errors = policy, [], [], []
+        self.stopping = threading.Event()
+        self.threads = [threading.Thread(target=self._work, args=(n,)) for n in range(THREADS)]
+
+    def _work(self, number):
+        async def ask(asker):
+            rng = random.Random(f"{number}/{asker}")
+            while not self.stopping.is_set():
+                self.asked.append(number)
+                text, length = f"{rng.randrange(20)}", rng.randrange(1, 12)
+                asked_s = time.monotonic()
+                reply = await self.policy.sample(request(text, max_tokens=length, seed=rng.getrandbits(32)))
+                self.replies.append((asked_s, reply.tokens))
+
+        async def all_of_them():
+            await asyncio.gather(*(ask(asker) for asker in range(ASKERS)))
+
+        try:
+            asyncio.run(all_of_them())
+        except Exception as error:  # noqa: BLE001  the test tells of it
+            self.errors.append(error)
+
+    def wait_for_all(self):
+        """Returns once everybody has asked and waits; or, where somebody is answered all the time, after a second."""
+        deadline = time.monotonic() + 1
+        while len(self.asked) - len(self.replies) < THREADS * ASKERS and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(30)
+
+
+def weights_of(engine):
+    return {name: p.detach().clone() for name, p in engine.model.trained_parameters.items()}
+
+
+def swap(engine, version, hammer, rng):
+    """Makes a job while everybody asks; returns the new weights, when it ended, and how many were answered by then."""
+    time.sleep(rng.uniform(0, 0.02))
+    engine.begin_job()
+    begun_s = time.monotonic()
+    engine.update(random_samples(2, seed=version), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+    hammer.wait_for_all()
+    ended_s, num_answered = time.monotonic(), len(hammer.replies)
+    late = [tokens for asked_s, tokens in hammer.replies[:num_answered] if asked_s > begun_s]
+    assert late == [], "asked for and answered within a job"
+    copy = engine.policy.sampler.call(lambda: weights_of(engine))
+    engine.end_job()
+    asyncio.run(engine.policy.publish(version))
+    return copy, ended_s, num_answered
+
+
+def hammered(folder, num_swaps):
+    """Returns an engine's replies, the copies of its versions, and when each job ended after how many replies."""
+    config = PolicyConfig(model=str(folder), max_batch=8)
+    config.optimizer.learning_rate = 3e-3
+    config.schedule.warmup_steps = 0
+    rng = random.Random(num_swaps)
+    with Engine.load(config, seed=0, device="cpu") as engine:
+        copies, jobs = [weights_of(engine)], []
+        with Hammer(engine.policy) as hammer:
+            for version in range(1, num_swaps + 1):
+                copy, *job = swap(engine, version, hammer, rng)
+                copies.append(copy)
+                jobs.append(job)
+    assert hammer.errors == []
+    assert not any(thread.is_alive() for thread in hammer.threads), "somebody waits for ever"
+    assert len(hammer.replies) == len(hammer.asked), "every request has its reply"
+    return hammer.replies, copies, jobs
+
+
+def differences(folder, replies, copies, shift=0):
+    """Returns for each reply the largest difference to its version's copy; `shift`: to another version's."""
+    found = []
+    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device="cpu") as engine:
+        for version, copy in enumerate(copies):
+            mine = [tokens for _, tokens in replies if tokens.policy_version == version - shift]
+            with torch.no_grad():
+                for name, parameter in engine.model.trained_parameters.items():
+                    parameter.copy_(copy[name])
+            scores = asyncio.run(engine.policy.score([[*t.prompt_token_ids, *t.token_ids] for t in mine]))
+            found += [
+                float(np.abs(row[-len(t.token_ids) :] - t.logprobs).max()) for row, t in zip(scores, mine, strict=True)
+            ]
+    return found
+
+
+@pytest.mark.parametrize("num_swaps", [20, pytest.param(200, marks=pytest.mark.fault)])
+def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_swaps):
+    replies, copies, jobs = hammered(tiny_model_dir, num_swaps)
+    assert len(replies) > 5 * num_swaps
+    assert len({tokens.policy_version for _, tokens in replies}) > 0.8 * num_swaps, "most versions were asked"
+    found = differences(tiny_model_dir, replies, copies)
+    assert len(found) == len(replies), "no reply names a version that was never served"
+    assert max(found) <= TOLERANCE
+    assert np.median(differences(tiny_model_dir, replies, copies, shift=1)) > 10 * TOLERANCE, "versions can be told"
+    for version, (ended_s, num_answered) in enumerate(jobs, 1):
+        waited = [tokens.policy_version for asked_s, tokens in replies[num_answered:] if asked_s < ended_s]
+        assert len(waited) == THREADS * ASKERS, "all came while the job was open, and none is lost"
+        assert min(waited) >= version, "and they waited for the weights that it made, or the next ones"
+
+
+def pause_without_waiting(sampler):
+    with sampler._changed:
+        sampler._open = False
+
+
+def stay_open(policy):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "mutation"),
+    [(Sampler, "pause", pause_without_waiting), (EmbeddedPolicy, "close_gate", stay_open)],
+    ids=["replies in flight are not waited for", "admission stays open"],
+)
+def test_weights_that_change_under_a_reply_show(tiny_model_dir, monkeypatch, owner, method, mutation):
+    """Mutation check of G22."""
+    monkeypatch.setattr(owner, method, mutation)
+    with pytest.raises(AssertionError):
+        test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, 20)

@@ -1,0 +1,217 @@
+"""Training over the words that tokens were drawn from: arithmetic, gradients, a bandit, and what is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine import logprobs as logprobs_module
+from reinforge.engine.batch import collate
+from reinforge.engine.logprobs import token_logprobs
+from reinforge.engine.model import CausalModel, load_module
+from reinforge.types.sample import LossSpec, TrainingSample
+from reinforge.types.supports import MAX_SUPPORT, Supports
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from tests.models import make_tiny_model
+from tests.samples import ask, random_samples, request, sample_of, trained_samples
+
+
+def over_some_words(samples: list[TrainingSample], seed: int = 0) -> list[TrainingSample]:
+    """Gives two of three trained tokens a support: one to five words around the token itself."""
+    rng = np.random.default_rng(seed)
+    for sample in samples:
+        sets = [np.zeros(0, np.int32)] * len(sample)
+        for t in np.flatnonzero(sample.loss_mask):
+            if rng.random() < 2 / 3:
+                drawn = rng.integers(6, 320, rng.integers(0, 5))
+                sets[t] = np.unique(np.append(drawn, sample.token_ids[t])).astype(np.int32)
+        sample.supports = Supports.of(sets)
+    return samples
+
+
+def test_log_probs_and_entropy_are_those_of_the_kept_words(tiny_model_dir):
+    """Against arithmetic on the model's logits, token by token; tokens without a support look at every word."""
+    model = CausalModel(load_module(tiny_model_dir, torch.float64))
+    samples = over_some_words(random_samples(6))
+    with torch.no_grad():
+        found, entropies = token_logprobs(model, collate(samples))
+        sizes = set()
+        for sample, row, entropy in zip(samples, found, entropies, strict=True):
+            logits = model.module(input_ids=torch.from_numpy(sample.token_ids)[None]).logits[0]
+            for t in np.flatnonzero(sample.loss_mask):
+                words = sample.supports.sets[t].tolist() or range(model.vocab_size)
+                z = [logits[t - 1, word].item() / sample.temperatures[t] for word in words]
+                total = math.fsum(math.exp(x) for x in z)
+                own = logits[t - 1, sample.token_ids[t]].item() / sample.temperatures[t]
+                assert row[t].item() == pytest.approx(own - math.log(total), abs=1e-5)
+                expected = -math.fsum(math.exp(x) / total * (x - math.log(total)) for x in z)
+                assert entropy[t].item() == pytest.approx(expected, abs=1e-5)
+                sizes.add(len(words))
+    assert {1, 2, 320} <= sizes
+
+
+def test_the_gradient_is_the_slope_over_the_kept_words(tiny_model_dir):
+    """Finite differences, entropies included; and the head's rows of words that no token could be have no gradient."""
+    model = CausalModel(load_module(tiny_model_dir, torch.float64))
+    samples = over_some_words(random_samples(4, seed=2))
+    for sample in samples:  # nothing looks at every word
+        sets = [np.append(words, sample.token_ids[t]) for t, words in enumerate(sample.supports.sets)]
+        sample.supports = Supports.of(np.unique(words).astype(np.int32) for words in sets)
+    batch = collate(samples)
+
+    def value():
+        found, entropies = token_logprobs(model, batch, entropy_grad=True)
+        return found.sum() + 0.3 * entropies.sum()
+
+    value().backward()
+    parameters = [p for p in model.module.parameters() if p.grad is not None]
+    gradients = [p.grad.clone() for p in parameters]
+    norm = math.sqrt(sum((g**2).sum().item() for g in gradients))
+    values = []
+    for size in (1e-4, -2e-4):
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter += size * gradient / norm
+            values.append(value().item())
+    assert (values[0] - values[1]) / 2e-4 == pytest.approx(norm, rel=1e-4)
+    kept = set(np.concatenate([sample.supports.token_ids for sample in samples]).tolist())
+    rows = model.head.weight.grad.abs().sum(dim=1)
+    assert {word for word in range(320) if rows[word] > 0} <= kept
+    assert any(rows[word] > 0 for word in kept)
+
+
+def test_chunks_of_the_head_change_nothing(tiny_model_dir, monkeypatch):
+    results = []
+    for chunk in (2**22, 320 * 4):
+        monkeypatch.setattr(logprobs_module, "CHUNK_LOGITS", chunk)
+        model = CausalModel(load_module(tiny_model_dir, torch.float32))
+        batch = collate([*over_some_words(random_samples(5)), *random_samples(3, seed=9)])
+        values, entropies = token_logprobs(model, batch, entropy_grad=True)
+        (values.sum() + entropies.sum()).backward()
+        results.append((values, entropies, model.head.weight.grad.clone()))
+    for whole, chunked in zip(*results, strict=True):
+        assert torch.allclose(whole, chunked, atol=1e-5)
+
+
+def test_without_a_support_no_mask_is_made():
+    """The cost is nothing where nobody asks: the batch holds no supports at all."""
+    assert collate(random_samples(4)).supports is None
+
+
+def by_token(token_ids):
+    """Reward that tells most words apart: the mean of their last digit."""
+    return float(np.mean([token % 10 for token in token_ids])) / 9
+
+
+def groups_of(policy, prompts, **params):
+    """Eight replies of two tokens for each prompt."""
+    requests = [request(prompt, max_tokens=2, **params) for prompt in prompts for _ in range(8)]
+    trajectories = []
+    for reply in ask(policy, requests):
+        turn = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=reply.tokens)
+        trajectories.append(Trajectory(episode=[turn], reward=by_token(reply.tokens.token_ids)))
+    return [trajectories[i : i + 8] for i in range(0, len(trajectories), 8)]
+
+
+def settings(folder, **sampling):
+    policy = {
+        "model": str(folder),
+        "optimizer": {"learning_rate": 3e-3},
+        "schedule": {"warmup_steps": 0},
+        "batch": {"steps_per_job": 2},
+    }
+    return FinetuneConfig.model_validate({"policy": policy, "device": "cpu", "sampling": sampling})
+
+
+async def job(adapter, siblings, number):
+    ref = await adapter.submit(TrajectoryCollection(trajectories=siblings, run_id="r", epoch=number))
+    status = await adapter.wait_until_complete(ref)
+    await adapter.policy().publish(number + 1)
+    return status
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3, "temperature": 0.7}])
+async def test_a_bandit_is_learnt_under_a_cut_support(tiny_model_dir, cut):
+    """Through adapter and engine, two steps a job, so that every second step is off policy."""
+    adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
+    await adapter.initialize(settings(tiny_model_dir, **cut))
+    try:
+        means = []
+        for number in range(25):
+            siblings = await asyncio.to_thread(groups_of, adapter.policy(), ["a", "b c", "d", "e f"], **cut)
+            means.append(float(np.mean([t.reward for group in siblings for t in group])))
+            siblings = [group for group in siblings if len({t.reward for t in group}) > 1]
+            if not siblings:
+                break
+            status = await job(adapter, siblings, number)
+            assert status.status == "completed", status.message
+            assert status.metadata["direction"] > 0
+            assert status.metadata["num_tokens_left_out"] == 0
+    finally:
+        await adapter.cleanup()
+    assert np.mean(means[-3:]) > means[0] + 0.25, means
+
+
+async def test_greedy_tokens_are_left_out_and_said(tiny_model_dir):
+    adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
+    await adapter.initialize(settings(tiny_model_dir))
+    try:
+        greedy = await asyncio.to_thread(groups_of, adapter.policy(), ["a"], temperature=0)
+        tokens = greedy[0][0].turns[0].tokens
+        assert (tokens.restricted, tokens.supports, set(tokens.processed_logprobs)) == (True, None, {0.0})
+        status = await job(adapter, greedy, 0)
+        assert (status.status, "16 sampled tokens may not be: drawn at temperature 0" in status.message) == (
+            "failed",
+            True,
+        )
+    finally:
+        await adapter.cleanup()
+
+
+def test_a_support_too_wide_to_record_is_left_out_token_by_token(tmp_path):
+    """A vocabulary of 2048 with a flat distribution: 0.9 of it is more than 1024 words, 0.2 is fewer."""
+    folder = make_tiny_model(tmp_path / "wide", vocab_size=2048, initializer_range=0.02)
+    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device="cpu") as engine:
+        wide, narrow = ask(engine.policy, [request(top_p=0.9, seed=1), request(top_p=0.2, seed=1)])
+        assert wide.tokens.restricted
+        assert (wide.tokens.supports.counts == 0).all()
+        assert trained_samples(wide.tokens) == []
+        (sample,) = trained_samples(narrow.tokens)
+        counts = sample.supports.counts[sample.loss_mask]
+        assert 200 < counts.min() <= counts.max() <= MAX_SUPPORT
+        assert np.abs(engine.logprobs([sample])[0] - sample.sampling_logprobs).max() <= 1e-5
+
+
+def test_sampler_and_learner_agree_after_an_update(tiny_model_dir):
+    """One step on tokens of a cut support, and on the next replies both agree again; ratios began at 1."""
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        for version in (1, 2):
+            replies = ask(engine.policy, [request("x", top_p=0.8, temperature=0.9) for _ in range(8)])
+            samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
+            for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
+                assert np.abs(logprobs - sample.sampling_logprobs).max() <= 1e-5
+                sample.advantages = np.where(sample.loss_mask, 1.0, 0.0).astype(np.float32)
+            engine.begin_job()
+            report = engine.update(samples, LossSpec("clipped_pg"), progress_start=0, progress_end=0)
+            assert report.metrics["ratio"] == pytest.approx(1, abs=1e-5)
+            engine.end_job()
+            engine.policy.open(version)
+
+
+def test_a_sample_with_and_one_without_supports_share_a_batch(tiny_model_dir):
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        plain, cut = (
+            sample_of(reply.tokens) if reply.tokens.supports is None else trained_samples(reply.tokens)[0]
+            for reply in ask(engine.policy, [request("y"), request("y", top_k=2)])
+        )
+        for together in ([plain, cut], [cut, plain]):
+            for sample, logprobs in zip(together, engine.logprobs(together), strict=True):
+                assert np.abs(logprobs - sample.sampling_logprobs).max() <= 1e-5

@@ -1,0 +1,163 @@
+"""A tree is a list of groups: equal prompts of one episode are siblings, what stands above a reply is context."""
+
+import pytest
+
+from reinforge.algorithms.samples import to_samples
+from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.errors import CaptureError
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.tree import groups_from_tree, tree_of
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.types.episode import EpisodeKey
+from tests.doubles import PolicyModel, ScriptedPolicy, examples
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+REWARDS = {"go": {"a": 0.0, "b": 1.0}, "a": {"c": 1.0, "d": 0.0}, "b": {"e": 0.25, "f": 0.5}}
+"""What each reply is worth after the message before it; the policy says them in this order."""
+
+
+class Says:
+    """Answers a prompt with the next of its replies."""
+
+    def __init__(self):
+        self.asked = {}
+
+    def __call__(self, request):
+        last = request.messages[-1]["content"].removeprefix("after ")
+        number = self.asked[last] = self.asked.get(last, -1) + 1
+        return list(REWARDS[last])[number]
+
+
+async def grow(item, llm, context):
+    """Two replies to the opening, two to what follows from each; marked out of order."""
+    level = [[user("go")]]
+    for _ in range(2):
+        made = []
+        for messages in level:
+            for _ in range(2):
+                made.append((messages, await llm.chat.completions.create(messages=messages)))
+        for messages, reply in reversed(made):
+            said = messages[-1]["content"].removeprefix("after ")
+            text = reply.choices[0].message.content
+            context.mark(step_reward=REWARDS[said][text], call_id=reply.id)
+        level = [
+            [*messages, assistant(reply.choices[0].message.content), user(f"after {reply.choices[0].message.content}")]
+            for messages, reply in made
+        ]
+
+
+async def run(workflow, phase="collect"):
+    async def score(record):
+        record.reward = 0.0
+
+    runner = EpisodeRunner(
+        bind_workflow(workflow),
+        {"agent": PolicyModel(ScriptedPolicy(Says()))},
+        sampling=SamplingConfig(),
+        limits=LimitsConfig(),
+        outcomes=OutcomesConfig(retries=0),
+        run_seed=0,
+        max_concurrency=4,
+    )
+    (record,) = await runner.run([(EpisodeKey(phase, 0, "7", 2), examples(1)[0])], score, lambda record: None)
+    return record
+
+
+def texts(group):
+    return [(turn.content, trajectory.reward) for trajectory in group for turn in trajectory.turns[-1:]]
+
+
+async def test_each_branching_point_is_a_group_and_marks_find_their_replies():
+    record = await run(grow)
+    groups = groups_from_tree(record, [True] * len(record.calls))
+    found = {frozenset(texts(group)) for group in groups}
+    assert found == {
+        frozenset({("a", 0.0), ("b", 1.0)}),
+        frozenset({("c", 1.0), ("d", 0.0)}),
+        frozenset({("e", 0.25), ("f", 0.5)}),
+    }
+    assert len({group[0].group_id for group in groups}) == 3
+    assert {group[0].group_id for group in groups} == {"7/2/", "7/2/0", "7/2/1"}
+
+
+async def test_what_follows_is_backed_up():
+    record = await run(grow)
+    targets = [True] * len(record.calls)
+    (root, *_) = groups_from_tree(record, targets, "mean")
+    assert dict(texts(root)) == {"a": 0.0 + 0.5, "b": 1.0 + 0.375}
+    (root, *_) = groups_from_tree(record, targets, "max")
+    assert dict(texts(root)) == {"a": 0.0 + 1.0, "b": 1.0 + 0.5}
+
+
+async def test_the_path_above_a_reply_is_context_and_each_reply_is_trained_once():
+    record = await run(grow)
+    groups = groups_from_tree(record, [True] * len(record.calls))
+    samples = [sample for group in groups for trajectory in group for sample in to_samples(trajectory)]
+    assert len(samples) == len(record.calls) == 6
+    for sample, call in zip(
+        sorted(samples, key=lambda s: s.token_ids.tolist()),
+        sorted(record.calls, key=lambda c: [*c.reply.tokens.prompt_token_ids, *c.reply.tokens.token_ids]),
+        strict=True,
+    ):
+        tokens = call.reply.tokens
+        assert sample.token_ids.tolist() == [*tokens.prompt_token_ids, *tokens.token_ids]
+        assert sample.num_trained == len(tokens.token_ids)
+        assert not sample.loss_mask[: len(tokens.prompt_token_ids)].any()
+
+
+async def test_calls_of_others_are_no_branches():
+    record = await run(grow)
+    own = [call.request.messages == [user("go")] for call in record.calls]
+    (group,) = groups_from_tree(record, own)
+    assert {text for text, _ in texts(group)} == {"a", "b"}
+
+
+async def test_groups_do_not_depend_on_the_order_in_which_calls_ended():
+    record = await run(grow)
+    expected = [texts(group) for group in groups_from_tree(record, [True] * 6, "mean")]
+    record.calls.reverse()
+    assert [texts(group) for group in groups_from_tree(record, [True] * 6, "mean")] == expected
+
+
+async def test_equal_replies_go_on_as_one():
+    async def twins(item, llm, context):
+        said = {"go": ["x", "x"]}
+        for _ in range(2):
+            await llm.chat.completions.create(messages=[user("go")])
+        follow = [user("go"), assistant("a"), user("after a")]
+        await llm.chat.completions.create(messages=follow)
+        return said
+
+    record = await run(twins)
+    for call in record.calls[:2]:
+        call.reply.message["content"] = "a"
+    root, follow = tree_of(record, [True] * 3)
+    assert root.children == [[follow], [follow]]
+
+
+async def test_a_mark_on_a_call_that_is_none_is_refused():
+    async def marks(item, llm, context):
+        await llm.chat.completions.create(messages=[user("go")])
+        with pytest.raises(CaptureError, match='no call of this episode has the id "call-x"'):
+            context.mark(step_reward=1.0, call_id="call-x")
+
+    assert (await run(marks)).outcome == "ok"
+
+
+@pytest.mark.parametrize(("phase", "is_training"), [("collect", True), ("validate", False), ("confirm_base", False)])
+async def test_an_agent_knows_whether_it_is_trained_on(phase, is_training):
+    seen = []
+
+    async def looks(item, llm, context):
+        seen.append(context.is_training)
+
+    await run(looks, phase)
+    assert seen == [is_training]

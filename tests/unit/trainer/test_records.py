@@ -1,0 +1,96 @@
+"""A journalled episode comes back as it was: the same calls, and the same samples from them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from reinforge.algorithms.samples import to_samples
+from reinforge.files import to_json
+from reinforge.rollout.episode import trajectory_of
+from reinforge.trainer.records import episode_json, episode_of
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.supports import Supports
+from tests.doubles import examples
+
+PROMPT = [{"role": "user", "content": "hi"}]
+
+
+def record_of(tokens, sampling):
+    reply = ModelReply({"role": "assistant", "content": "x"}, "stop", tokens, 2, len(tokens.token_ids))
+    call = ModelCall("c0", "agent", "m", ModelRequest(PROMPT, sampling), reply, (), 0.0, 1.0)
+    return EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])
+
+
+def again(record):
+    return episode_of(json.loads(to_json(episode_json(record))), record.item)
+
+
+def cut_tokens(rng, sampling, length=9, vocab_size=152_000):
+    sets = [np.unique(rng.integers(0, vocab_size, size)).astype(np.int32) for size in rng.integers(0, 60, length)]
+    return TokenLogprobs(
+        (1, 2),
+        tuple(int(words[0]) if len(words) else 7 for words in sets),
+        tuple(rng.normal(-3, 1, length).astype(np.float32).tolist()),
+        policy_version=4,
+        temperature=sampling.temperature,
+        restricted=True,
+        processed_logprobs=tuple(rng.normal(-1, 1, length).astype(np.float32).tolist()),
+        supports=Supports.of(sets),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_supports_come_back_bit_for_bit(seed):
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, min_p=0.02)
+    record = record_of(cut_tokens(np.random.default_rng(seed), sampling), sampling)
+    back = again(record)
+    assert back.calls[0].reply == record.calls[0].reply
+    assert back.calls[0].request.sampling == sampling
+    (before,), (after,) = (to_samples(trajectory_of(r, 1.0, [True])) for r in (record, back))
+    assert before.supports == after.supports
+    assert before.supports.counts.max() > 0
+    for name in ("token_ids", "loss_mask", "sampling_logprobs", "temperatures", "policy_versions", "turn_ids"):
+        assert (getattr(before, name) == getattr(after, name)).all(), name
+
+
+def test_a_sample_holds_what_was_drawn_from_recorded_words():
+    """A token without a set is context; the others carry their processed log-probs and their words."""
+    sets = [np.array([4, 9], np.int32), np.zeros(0, np.int32), np.array([7], np.int32)]
+    tokens = TokenLogprobs(
+        (1, 2),
+        (9, 5, 7),
+        (-2.0, -3.0, -1.0),
+        restricted=True,
+        processed_logprobs=(-0.5, -2.5, 0.0),
+        supports=Supports.of(sets),
+    )
+    (sample,) = to_samples(trajectory_of(record_of(tokens, SamplingParams(top_p=0.5)), 1.0, [True]))
+    assert sample.loss_mask.tolist() == [False, False, True, False, True]
+    assert sample.sampling_logprobs.tolist() == [0, 0, -0.5, 0, 0]
+    assert sample.turn_ids.tolist() == [-1, -1, 0, -1, 0]
+    assert [words.tolist() for words in sample.supports.sets] == [[], [], [4, 9], [], [7]]
+
+
+def test_a_journal_of_before_comes_back_as_it_was_trained_then():
+    """Without supports: what was drawn by top-p is not trained, what was drawn from every word is."""
+    for sampling, count in ((SamplingParams(top_p=0.9), 0), (SamplingParams(), 1)):
+        tokens = TokenLogprobs((1, 2), (5,), (-1.0,))
+        data = json.loads(to_json(episode_json(record_of(tokens, sampling))))
+        (call,) = data["calls"]
+        for name in ("min_p", "restricted"):
+            del call[name]
+        back = episode_of(data, examples(1)[0])
+        assert len(to_samples(trajectory_of(back, 1.0, [True]))) == count
+
+
+def test_the_record_of_wide_supports_is_small():
+    """64 tokens of 300 neighbouring words each would be 76,800 bytes as they are."""
+    sets = [np.arange(token, token + 300, dtype=np.int32) for token in range(64)]
+    supports = Supports.of(sets)
+    assert len(supports.packed_token_ids) == 76_800
+    tokens = TokenLogprobs(
+        (1,), (5,) * 64, (-1.0,) * 64, restricted=True, processed_logprobs=(-1.0,) * 64, supports=supports
+    )
+    assert len(to_json(episode_json(record_of(tokens, SamplingParams(top_p=0.9)))["calls"][0]["supports"])) < 1000
