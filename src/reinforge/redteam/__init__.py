@@ -39,6 +39,8 @@ _HOMES = {
         "ASTSystem",
         "Dialogue",
         "Said",
+        "WorkflowTarget",
+        "openai_target",
     ),
     "reinforge.redteam.algorithms.dpo": ("DPO", "IPO", "DPOBatch", "DPOStep"),
     "reinforge.redteam.algorithms.ppo": ("PPO", "PPOBatch", "PPOStep"),

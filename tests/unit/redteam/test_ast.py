@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
-from reinforge.errors import BackendUnavailable, ConfigError, TrajectoryError
-from reinforge.redteam import ASTEvaluator, ASTSampler, ASTSystem, Dialogue, Graph, KeywordScorer, Said
+from reinforge import PolicyFailure
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, TrajectoryError
+from reinforge.redteam import ASTEvaluator, ASTSampler, ASTSystem, Dialogue, Graph, KeywordScorer, Said, WorkflowTarget
 from reinforge.redteam.methods.ast.problem import _target_view, _tester_view
 from reinforge.redteam.rewards import AttackWeights, attack_reward
 from reinforge.types.request import ModelReply, TokenLogprobs
@@ -224,6 +225,45 @@ def test_a_chat_model_is_a_target_and_its_failure_is_told(make_problem):
     assert nodes[0].response != nodes[1].response, "each answer has a seed of its own"
     with pytest.raises(BackendUnavailable, match="no answer"):
         ASTSampler(problem, ["down"], 2, 1).rollout(5)
+
+
+class Echo:
+    """A chat model that says how many messages it was shown."""
+
+    model_name, is_policy = "echo", False
+
+    async def sample(self, request):
+        return ModelReply({"role": "assistant", "content": f"{len(request.messages)} messages"}, "stop", None)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_workflow_of_the_harness_is_a_target(make_problem, plain):
+    async def clerk(item, llm, context):
+        reply = await llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
+        return f"{reply.choices[0].message.content}, the last {item.input_obj!r}"
+
+    def plain_clerk(item, llm, context):
+        reply = llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
+        return f"{reply.choices[0].message.content}, the last {item.input_obj!r}"
+
+    target = WorkflowTarget(plain_clerk if plain else clerk, {"model": Echo()})
+    problem = make_problem(target=target)
+    assert problem.rollout_prompt_with_target([Dialogue("hi") + "a", Dialogue("hi", "a", "b") + "c"]) == [
+        "1 messages, the last 'hi\\na'",
+        "3 messages, the last 'c'",
+    ]
+
+
+def test_a_workflow_that_fails_by_its_own_fault_has_said_something_and_the_world_has_not(make_problem):
+    def clerk(item, llm, context):
+        if "down" in item.input_obj:
+            raise OSError("no such desk")
+        raise PolicyFailure("not parsable", output="zorp")
+
+    problem = make_problem(target=WorkflowTarget(clerk, {"model": Echo()}, settings={"outcomes": {"retries": 0}}))
+    assert problem.rollout_prompt_with_target([Dialogue("hi") + "a"]) == ["zorp"]
+    with pytest.raises(BackendError, match="clerk gave no answer.*no such desk"):
+        problem.rollout_prompt_with_target([Dialogue("hi") + "down"])
 
 
 def test_a_conversation_that_fills_the_context_ends(make_problem):

@@ -3,7 +3,7 @@
 texts.py       text that keeps its tokens
 system.py      text in, text out; the reward
 problem.py     the system that rides on the engine
-targets.py     what can be attacked: a model here, one behind a URL, a function
+targets.py     what can be attacked: a model here, one behind a URL, a function, a workflow
 sampler.py     trees, level by level
 evaluator.py   every branch looked at
 """
@@ -14,7 +14,17 @@ from reinforge.redteam.methods.ast.evaluator import ASTEvaluator
 from reinforge.redteam.methods.ast.problem import ASTProblem
 from reinforge.redteam.methods.ast.sampler import ASTNode, ASTSampler
 from reinforge.redteam.methods.ast.system import ASTSystem
-from reinforge.redteam.methods.ast.targets import openai_target
+from reinforge.redteam.methods.ast.targets import WorkflowTarget, openai_target
 from reinforge.redteam.methods.ast.texts import Dialogue, Said
 
-__all__ = ["ASTEvaluator", "ASTNode", "ASTProblem", "ASTSampler", "ASTSystem", "Dialogue", "Said", "openai_target"]
+__all__ = [
+    "ASTEvaluator",
+    "ASTNode",
+    "ASTProblem",
+    "ASTSampler",
+    "ASTSystem",
+    "Dialogue",
+    "Said",
+    "WorkflowTarget",
+    "openai_target",
+]

@@ -1,20 +1,26 @@
-"""What can be attacked: a model in this process, one behind a URL, a function."""
+"""What can be attacked: a model in this process, one behind a URL, a function, a workflow of the harness."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import SecretStr
 
 from reinforge.config.loader import build_config
+from reinforge.errors import BackendError
+from reinforge.evaluation.evaluators.base import text_of
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.openai_client import OpenAIChat
 from reinforge.rollout.openai_llm import OpenAILLMConfig, endpoint_of
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.components import Builder
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
 Target = str | Path | ChatModel | Callable[[list[Message]], Any]
@@ -48,6 +54,71 @@ class FunctionTarget:
             answer = await asyncio.to_thread(self._function, list(request.messages))
         message = answer if isinstance(answer, dict) else {"role": "assistant", "content": str(answer)}
         return ModelReply(message, "stop", None)
+
+
+class WorkflowTarget:
+    """A whole agent of the harness as a model: each answer is one episode, with its retries and its timeout.
+
+    The workflow is asked the last probe as its question and finds the conversation in its row's `messages`.
+
+    Example:
+        async def clerk(item, llm, context):
+            reply = await llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
+            return reply.choices[0].message.content
+
+        ASTProblem(target=WorkflowTarget(clerk, {"model": openai_target("some-model", "http://localhost:8000/v1")}))
+
+    Args:
+        workflow: `workflow(item, llm, context)`, async or plain.
+        llms: The models that it may call, by name.
+        llm: The one that it is given; None: the only one.
+        settings: Further settings: those of `finetuning`, such as `{"limits": {"episode_timeout_s": 30}}`.
+    """
+
+    is_policy = False
+
+    def __init__(
+        self,
+        workflow: Callable[..., Any],
+        llms: Mapping[str, ChatModel],
+        llm: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ):
+        self._bound = bind_workflow(workflow, llm)
+        self._runner = EpisodeRunner.configured(
+            build_config({"finetuning": dict(settings or {})}).config, self._bound, llms
+        )
+
+    @property
+    def model_name(self) -> str:
+        """The workflow's name."""
+        return getattr(self._bound.function, "__name__", type(self._bound.function).__name__)
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Returns what the workflow returns; where it fails by its own fault, what it had said by then.
+
+        Raises:
+            BackendError: The world failed it, and trying again did not help.
+        """
+        name = str(request.sampling.seed or 0)
+        item = EvalInputItem(
+            id=name,
+            input_obj=request.messages[-1]["content"],
+            expected_output_obj=None,
+            full_dataset_entry={"messages": list(request.messages)},
+        )
+        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], _unscored, _untold)
+        if record.outcome.is_missing:
+            raise BackendError(f"the workflow {self.model_name} gave no answer ({record.outcome}): {record.reason}")
+        return ModelReply({"role": "assistant", "content": text_of(record.item.output_obj)}, "stop", None)
+
+
+async def _unscored(record: EpisodeRecord) -> None:
+    """The reward is the attack's, not the episode's."""
+
+
+def _untold(record: EpisodeRecord) -> None:
+    """Nobody waits for single episodes."""
 
 
 def openai_target(
