@@ -237,6 +237,9 @@ def test_equal_rewards_and_equal_texts_make_no_pair():
     [pair] = algorithm.flatten(children(("red", 0.0), ("blue", 1.0), ("green", 0.5)))
     assert (pair.suffix_pos, pair.suffix_neg) == ("blue", "red")
     assert algorithm.flatten(Graph("x", [])) == []
+    least = DPO(ToySystem(), min_margin=0.5)
+    assert least.flatten(children(("red", 0.0), ("blue", 0.4))) == []
+    assert len(least.flatten(children(("red", 0.0), ("blue", 0.5)))) == 1
 
 
 def weights(trainer):

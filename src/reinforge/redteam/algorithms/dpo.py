@@ -62,14 +62,16 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
     Args:
         system: The models.
         beta: How strongly the baseline holds: 0.01 to 0.5 is usual.
+        min_margin: Least difference of rewards within a pair: above what perplexity alone can make, only failures of the
+            target teach.
     """
 
     loss: ClassVar[str] = "dpo"
     needs_siblings = True
 
-    def __init__(self, system: System[StateT, ActionT], beta: float = 0.1):
+    def __init__(self, system: System[StateT, ActionT], beta: float = 0.1, *, min_margin: float = 0.0):
         super().__init__(system)
-        self.beta = beta
+        self.beta, self.min_margin = beta, min_margin
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[DPOStep[StateT, ActionT]]:
         """Returns one pair of each group of siblings whose rewards and texts differ.
@@ -82,7 +84,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         refuse_single_children(graph, type(self).__name__)
         steps = []
         for group in graph.sibling_groups():
-            for best, worst in make_pairs([node.reward for node in group]):
+            for best, worst in make_pairs([node.reward for node in group], min_margin=self.min_margin):
                 preferred, other = group[best], group[worst]
                 if preferred.probe != other.probe:
                     steps.append(DPOStep(preferred.context, preferred.probe, other.probe))
@@ -117,6 +119,7 @@ class IPO(DPO[StateT, ActionT]):
     Args:
         system: The models.
         beta: The margin's target is 1 / (2 beta) nats.
+        min_margin: As for `DPO`.
     """
 
     loss = "ipo"

@@ -59,7 +59,8 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         defense_toxicity_weight: See `ASTSystem`.
         likelihood: See `ASTSystem`.
         baseline: Folder or id of the reference; None: the tester as it is loaded, or without its adapters.
-        policy: Further settings of the tester, those of `finetuning.policy`: `lora`, `precision`, `max_context`, ...
+        policy: Further settings of the tester, those of `finetuning.policy`: `lora`, `precision`, `max_context`, ...;
+            `max_batch` is that of all models.
         temperature: How the tester draws.
         max_tokens: Longest probe.
         target_temperature: How the target draws.
@@ -120,9 +121,10 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
 
         try:
             self.engine = load(attacker, policy or {}, keep_reference=baseline is None, critic=value_head)
-            self._baseline = None if baseline is None else load(baseline, {})
+            shared = {name: value for name, value in (policy or {}).items() if name == "max_batch"}
+            self._baseline = None if baseline is None else load(baseline, shared)
             self._refuse_other_words()
-            self._target_engine = load(target, {}) if is_local(target) else None  # type: ignore[arg-type]
+            self._target_engine = load(target, shared) if is_local(target) else None  # type: ignore[arg-type]
         except BaseException:
             self.close()
             raise
