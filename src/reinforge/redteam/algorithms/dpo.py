@@ -62,8 +62,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
     Args:
         system: The models.
         beta: How strongly the baseline holds: 0.01 to 0.5 is usual.
-        min_margin: Least difference of rewards within a pair: above what perplexity alone can make, only failures of the
-            target teach.
+        min_margin: Least difference of rewards within a pair; above what perplexity alone can make, failures teach.
     """
 
     loss: ClassVar[str] = "dpo"
