@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from reinforge.algorithms.samples import to_samples
+from reinforge.engine.rows import SampleRequest
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -26,6 +28,40 @@ def ask(policy: Any, requests: Sequence[ModelRequest]) -> list[ModelReply]:
         return list(await asyncio.gather(*(policy.sample(request) for request in requests)))
 
     return asyncio.run(gather())
+
+
+class Waiter:
+    """Stands for a loop whose callers wait for requests given straight to the sampler."""
+
+    def __init__(self, count: int):
+        self.loop, self.left, self.done = self, count, threading.Event()
+
+    def call_soon_threadsafe(self, _: Any, requests: Sequence[SampleRequest]) -> None:
+        """Counts replies."""
+        self.left -= len(requests)
+        if not self.left:
+            self.done.set()
+
+
+def draw(
+    engine: Any,
+    prompts: Sequence[tuple[int, ...]],
+    limit: int = 16,
+    seeds: Sequence[int] = (),
+    adapters: Sequence[str] = (),
+) -> list[SampleRequest]:
+    """Draws a reply to each prompt, given as tokens, all at once; seeds are 0, 1, ... unless given."""
+    waiter = Waiter(len(prompts))
+    requests = [
+        SampleRequest(prompt, limit, SamplingParams(seed=seed), adapter=adapter, owner=waiter)
+        for prompt, seed, adapter in zip(
+            prompts, seeds or range(len(prompts)), adapters or ["default"] * len(prompts), strict=True
+        )
+    ]
+    engine.policy.sampler.submit(requests)
+    assert waiter.done.wait(60)
+    assert [request.error for request in requests] == [None] * len(requests)
+    return requests
 
 
 def sample_of(tokens: TokenLogprobs, advantage: float = 1.0, weight: float = 1.0) -> TrainingSample:

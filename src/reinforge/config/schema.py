@@ -203,6 +203,12 @@ class PolicyConfig(Block):
     )
     max_context: int | None = Field(default=None, ge=2, description="Tokens of prompt and reply; null: the model's.")
     max_batch: int = Field(default=64, ge=1, description="Replies drawn at the same time.")
+    kv_cache_mb: int = Field(
+        default=512,
+        ge=0,
+        description="Most MiB of keys and values kept between the turns of conversations, so that a turn reads only "
+        "what is new in its prompt; they go when weights change. 0: keep none. Without effect where deterministic.",
+    )
     lora: LoRAConfig | None = Field(
         default=None, description="Train adapters; null: all weights. A folder of adapters brings its own."
     )

@@ -112,11 +112,13 @@ def _load_adapters(folder: Path, model: CausalModel) -> None:
 
     with boundary(EngineError, f"read the adapters of {folder}"):
         source = load_file(folder / "adapter_model.safetensors")
-    here = {name: value.shape for name, value in get_peft_model_state_dict(model.module).items()}
+    here = {
+        name: value.shape for name, value in get_peft_model_state_dict(model.module, adapter_name=model.adapter).items()
+    }
     source = {name.removeprefix("base_model.model."): value for name, value in source.items()}
     if {name: value.shape for name, value in source.items()} != here:
         raise EngineError(f"{folder} holds other adapters: they belong to other layers, or have another rank")
-    set_peft_model_state_dict(model.module, source)
+    set_peft_model_state_dict(model.module, source, adapter_name=model.adapter)
 
 
 def load_critic(folder: Path, critic: ValueHead) -> None:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,17 +26,20 @@ from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
+from reinforge.engine.adapters import check_adapters
 from reinforge.engine.batch import plain_sample
-from reinforge.engine.critic import PREFIX, ValueHead, sample_values
+from reinforge.engine.critic import ValueHead, sample_values
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.losses import Loss
 from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model import CausalModel, load_model, load_tokenizer
-from reinforge.engine.policy import EmbeddedPolicy
+from reinforge.engine.model import DEFAULT, CausalModel, load_model, load_tokenizer
+from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
 from reinforge.engine.prefix import sharing_masks
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.replies import Replies, score_replies
+from reinforge.engine.sampler import Sampler
+from reinforge.engine.snapshot import Snapshot
 from reinforge.errors import EngineError, OutOfMemory
 from reinforge.files import commit_folder, staging_folder
 from reinforge.interfaces import Needs
@@ -47,20 +50,12 @@ from reinforge.types.seeding import stable_seed
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Snapshot:
-    """The weights and the optimizer as they were before a job."""
-
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    num_steps: int
-
-
 class Engine:
     """Owns the model, its sampler and its learner. Calls block; run them in a worker thread.
 
     Attributes:
-        policy: Samples from the weights as they are published.
+        policy: Samples from the weights as they are published; of several adapters, by the first.
+        policies: The policy of each adapter, by its name; "default" alone, where none are named.
         tokenizer: The Hugging Face tokenizer with its chat template.
         model: The model that is trained.
         reference: A frozen copy of the weights that were loaded; None unless asked for, and with adapters, whose
@@ -75,6 +70,7 @@ class Engine:
         tokenizer: Any,
         *,
         seed: int,
+        adapters: Sequence[str] = (DEFAULT,),
         keep_reference: bool = False,
         critic: bool = False,
         deterministic: bool = False,
@@ -84,21 +80,36 @@ class Engine:
         self.reference = model.frozen_copy() if keep_reference and not model.has_adapters else None
         self._frozen_digest: bytes | None = None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
-        self._in_job = False
+        self._job: str | None = None
         self._snapshot: Snapshot | None = None
-        self.policy = EmbeddedPolicy(
+        renderer = PromptRenderer(tokenizer)
+        self._sampler = Sampler(
             model,
-            PromptRenderer(tokenizer),
-            config.model or model.config.model_type,
+            end_tokens(model, tokenizer),
             max_batch=config.max_batch,
-            deterministic=deterministic,
             seed=stable_seed(seed, "sampler"),
-            score=self._score_tokens,
-            fingerprint=self.fingerprint,
-            published=self._forget_snapshot,
+            deliver=deliver,
+            adapters=adapters,
+            kept_bytes=config.kv_cache_mb * 2**20,
+            deterministic=deterministic,
         )
+        self.policies = {
+            name: EmbeddedPolicy(
+                self._sampler,
+                renderer,
+                (config.model or model.config.model_type) if len(adapters) == 1 else name,
+                adapter=name,
+                score=partial(self._score_tokens, adapter=name),
+                fingerprint=partial(self.fingerprint, name),
+                published=partial(self._forget_snapshot, name),
+            )
+            for name in adapters
+        }
+        self.policy = self.policies[adapters[0]]
         self._masks = self._call(lambda: sharing_masks(model))
-        self.learner = Learner(model, config, seed, self._masks, self.critic)
+        self._learners = {
+            name: self._call(lambda: Learner(model, config, seed, self._masks, self.critic), name) for name in adapters
+        }
         self._threads_before: int | None = None
         if deterministic:  # sums over several threads depend on how many there are
             self._threads_before = torch.get_num_threads()
@@ -115,6 +126,7 @@ class Engine:
         keep_reference: bool = False,
         critic: bool = False,
         deterministic: bool = False,
+        adapters: Sequence[str] = (),
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -125,13 +137,16 @@ class Engine:
             keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
             critic: Train a value head for `Needs.values`.
             deterministic: The same bits whatever else is drawn at the same time: one thread, each prompt read alone.
+            adapters: Names of adapters that sample together and learn apart, by `policy.lora`; none: one policy.
 
         Raises:
             ConfigError: The configuration cannot work here.
             EngineError: The model cannot be loaded or sampled from.
         """
+        check_adapters(config, adapters, critic=critic)
+        names = tuple(adapters) or (DEFAULT,)
         with checkpoint.quiet(), ThreadPoolExecutor(1) as thread:  # its libgomp pool ends with it
-            model = thread.submit(load_model, config, seed, device).result()
+            model = thread.submit(load_model, config, seed, device, names).result()
         tokenizer = load_tokenizer(config)
         torch.manual_seed(stable_seed(seed, "torch"))  # dropout draws from torch's own stream
         return cls(
@@ -142,27 +157,54 @@ class Engine:
             keep_reference=keep_reference,
             critic=critic,
             deterministic=deterministic,
+            adapters=names,
         )
+
+    @property
+    def learner(self) -> Learner:
+        """What trains the adapter of the open job; of the first adapter, where no job is open."""
+        return self._learners[self._job or self.policy.adapter]
 
     @property
     def num_parameters(self) -> int:
         """Number of weights; tied ones count once."""
         return sum(parameter.numel() for parameter in self.model.module.parameters())
 
-    def _call(self, function: Callable[[], T]) -> T:
-        """Returns what `function` returns, computed in the sampler's thread."""
+    def _call(self, function: Callable[[], T], adapter: str | None = None) -> T:
+        """Returns what `function` returns, computed in the sampler's thread, by an adapter or else by the job's."""
+
+        def compute() -> T:
+            self.model.use_adapter(adapter or self._job or self.policy.adapter)
+            return function()
+
         try:
-            return self.policy.sampler.call(function)
+            return self._sampler.call(compute)
         except (MemoryError, RuntimeError) as cause:
             if not is_out_of_memory(cause):
                 raise
             fix = "lower finetuning.policy.batch.micro_batch_tokens, policy.max_context or policy.max_batch"
             raise OutOfMemory(f"too little memory: {cause}; {fix}") from cause
 
-    def begin_job(self) -> None:
-        """Closes admission and waits until no reply is in flight."""
-        self.policy.close_gate()
-        self._in_job, self._snapshot = True, None
+    def begin_job(self, adapter: str | None = None) -> None:
+        """Closes admission and waits until no reply is in flight.
+
+        Args:
+            adapter: What the job trains, while others go on to serve; None: the first.
+
+        Raises:
+            EngineError: A job is open already.
+        """
+        name = self._known(adapter)
+        if self._job not in (None, name):
+            raise EngineError(f"a job of {self._job} is open already; end_job() or rollback() it first")
+        self.policies[name].close_gate()
+        self._job, self._snapshot = name, None
+
+    def _known(self, adapter: str | None) -> str:
+        name = adapter or self.policy.adapter
+        if name not in self.policies:
+            raise EngineError(f"there is no adapter {name}, only {', '.join(self.policies)}")
+        return name
 
     def score(self, samples: Sequence[TrainingSample], needs: Needs) -> None:
         """Fills what an algorithm asks for: `old_logprobs` by the weights as they are, `ref_logprobs`, `values`.
@@ -178,8 +220,7 @@ class Engine:
             for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
-            with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
-                found = self._logprobs(reference, samples)
+            found = self._call(lambda: self._by_reference(samples))
             for sample, logprobs in zip(samples, found, strict=True):
                 sample.ref_logprobs = logprobs
         if needs.values and self.critic is not None:
@@ -210,7 +251,7 @@ class Engine:
             ConfigError: There is no such loss.
             EngineError: No job is open, or the weights were no finite numbers after it.
         """
-        if not self._in_job:
+        if self._job is None:
             raise EngineError("update: no job is open; begin_job() first")
         progress = Progress(progress_start, progress_end, epoch)
         return self._call(lambda: self._update(samples, loss, progress))
@@ -218,7 +259,7 @@ class Engine:
     def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
         self._take_snapshot()
         report = self.learner.update(samples, loss, progress)
-        moved = {**self._named_weights(), **self.learner.state()}
+        moved = {**self.learner.parameters, **self.learner.state()}
         broken = [name for name, value in moved.items() if not torch.isfinite(value).all()]
         if report.num_updates and broken:
             raise EngineError(
@@ -248,7 +289,7 @@ class Engine:
         Raises:
             EngineError: No job is open, nothing can be trained, or the loss has another shape.
         """
-        if not self._in_job:
+        if self._job is None:
             raise EngineError("step: no job is open; begin_job() first")
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
         if not usable:
@@ -262,10 +303,10 @@ class Engine:
 
     def end_job(self) -> None:
         """Ends the job; admission opens when somebody publishes, or by itself for the first request."""
-        if not self._in_job:
+        if self._job is None:
             raise EngineError("end_job: no job is open")
-        self._in_job = False
-        self.policy.end_job()
+        ended, self._job = self._job, None
+        self.policies[ended].end_job()
 
     def rollback(self) -> None:
         """Puts weights and optimizer back to before `begin_job` and opens admission with the old version.
@@ -273,19 +314,27 @@ class Engine:
         Raises:
             EngineError: No job has begun since the last version was published.
         """
-        if not self._in_job and self._snapshot is None:
+        name = self._job or (self._snapshot.adapter if self._snapshot else None)
+        if name is None:
             raise EngineError("rollback: no job has begun since the last version was published")
-        self._call(self._restore_snapshot)
-        self._in_job, self._snapshot = False, None
-        self.policy.end_job(self.policy.version)
-        self.policy.open(self.policy.version)
+        if self._snapshot is not None:
+            self._call(self._snapshot.restore, name)
+        self._job, self._snapshot = None, None
+        policy = self.policies[name]
+        policy.end_job(policy.version)
+        policy.open(policy.version)
 
-    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
-        return self._logprobs(self.model, samples)
+    def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None = None) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere.
+
+        Args:
+            samples: The samples.
+            adapter: By which; None: the open job's, or else the first.
+        """
+        return self._call(lambda: self._logprobs(self.model, samples), adapter)
 
     def _logprobs(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        return self._call(lambda: sample_logprobs(model, samples, self.config.batch.micro_batch_tokens, self._masks))
+        return sample_logprobs(model, samples, self.config.batch.micro_batch_tokens, self._masks)
 
     def replies(self, said: Sequence[TokenLogprobs], *, reference: bool = False, values: bool = False) -> Replies:
         """Returns log-probs of given replies as rows, with gradient where it is on and the model is the trained one.
@@ -315,43 +364,59 @@ class Engine:
 
         return self._call(score)
 
-    def _score_tokens(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        return self.logprobs([plain_sample(row) for row in token_ids])
+    def _by_reference(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
+            return self._logprobs(reference, samples)
 
-    def save(self, folder: str | Path, version: int) -> None:
+    def _score_tokens(self, token_ids: Sequence[Sequence[int]], adapter: str | None = None) -> list[FloatArray]:
+        return self.logprobs([plain_sample(row) for row in token_ids], adapter)
+
+    def save(self, folder: str | Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint that transformers loads as it is, with what training needs beside it.
 
         One that stands there already is replaced once the new one is whole and on disk.
+
+        Args:
+            folder: Where to.
+            version: Version of the weights.
+            adapter: Which adapter, in a folder of its own; None: the open job's, or else the first.
 
         Raises:
             StorageError: It cannot be written.
         """
         staged = staging_folder(Path(folder).parent)
         try:
-            self.write(staged, version)
+            self.write(staged, version, adapter)
             commit_folder(staged, Path(folder), version=version)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
 
-    def write(self, folder: Path, version: int) -> None:
+    def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint's files into a new folder, without making them durable."""
-        begun = self.policy.sampler.num_begun
-        self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, self.learner, version, begun))
+        name, begun = self._known(adapter or self._job), self._sampler.num_begun
+        learner = self._learners[name]
+        self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, begun), name)
 
-    def load_weights(self, folder: str | Path) -> None:
+    def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
 
         The optimizer goes on where the checkpoint left it, and starts anew from a plain model. Within a job the job
         stays open. Otherwise it is a job of its own, which ends: `publish` opens admission, or the first request
         does, on the checkpoint's version.
 
+        Args:
+            folder: The checkpoint, or the model.
+            adapter: Which adapter gets them; None: the open job's, or else the first.
+
         Raises:
             EngineError: The folder holds another model; weights and job are as they were.
         """
-        own_job = not self._in_job
+        own_job = self._job is None
         if own_job:
-            self.begin_job()
+            self.begin_job(adapter)
+        elif adapter not in (None, self._job):
+            raise EngineError(f"load_weights: the open job is one of {self._job}, not of {adapter}")
         try:
             version = self._call(lambda: self._load(Path(folder)))
         except BaseException:
@@ -359,8 +424,8 @@ class Engine:
                 self.rollback()
             raise
         if own_job:
-            self._in_job = False
-            self.policy.end_job(version)
+            ended, self._job = self._known(self._job), None
+            self.policies[ended].end_job(version)
 
     def _load(self, folder: Path) -> int | None:
         self._take_snapshot()
@@ -374,24 +439,27 @@ class Engine:
         moments, state = training
         self.learner.restore(moments, state.num_steps)
         checkpoint.restore_rng(state)
-        self.policy.sampler.num_begun = max(self.policy.sampler.num_begun, state.num_begun)
+        self._sampler.num_begun = max(self._sampler.num_begun, state.num_begun)
         return state.version
 
-    def fingerprint(self) -> str:
-        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters."""
-        return self._call(self._fingerprint)
+    def fingerprint(self, adapter: str | None = None) -> str:
+        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, other adapters left out."""
+        return self._call(self._fingerprint, adapter)
 
     def _fingerprint(self) -> str:
-        trained = self.model.trained_parameters
+        own = f".{self.model.adapter}."  # an adapter is the same one under every name
+        trained = {name.replace(own, f".{DEFAULT}."): p for name, p in self.model.trained_parameters.items()}
         if self._frozen_digest is None:  # frozen weights are hashed once
-            frozen = {name: p for name, p in self.model.module.named_parameters() if name not in trained}
+            learned = {id(p) for learner in self._learners.values() for p in learner.parameters.values()}
+            frozen = {name: p for name, p in self.model.module.named_parameters() if id(p) not in learned}
             self._frozen_digest = _digest(frozen) if frozen else b""
         return hashlib.sha256(self._frozen_digest + _digest(trained)).hexdigest()[:16]
 
     def close(self) -> None:
         """Ends a job at its next micro-batch, fails what waits and joins the sampler's thread."""
-        self.learner.stopping.set()
-        self.policy.sampler.close()
+        for learner in self._learners.values():
+            learner.stopping.set()
+        self._sampler.close()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
 
@@ -401,29 +469,13 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget_snapshot(self) -> None:
-        self._snapshot = None
+    def _forget_snapshot(self, adapter: str) -> None:
+        if self._snapshot is not None and self._snapshot.adapter == adapter:
+            self._snapshot = None
 
-    def _named_weights(self) -> dict[str, Tensor]:
-        """Returns everything that a job changes, the critic included."""
-        weights: dict[str, Tensor] = dict(self.model.trained_parameters)
-        if self.critic is not None:
-            weights |= {f"{PREFIX}{name}": p for name, p in self.critic.named_parameters()}
-        return weights
-
-    @torch.no_grad()
     def _take_snapshot(self) -> None:
         if self._snapshot is None:
-            weights = {name: p.detach().clone() for name, p in self._named_weights().items()}
-            moments = {name: value.clone() for name, value in self.learner.state().items()}
-            self._snapshot = Snapshot(weights, moments, self.learner.num_steps)
-
-    @torch.no_grad()
-    def _restore_snapshot(self) -> None:
-        if self._snapshot is not None:
-            for name, parameter in self._named_weights().items():
-                parameter.copy_(self._snapshot.weights[name])
-            self.learner.restore(self._snapshot.optimizer, self._snapshot.num_steps)
+            self._snapshot = Snapshot(self.learner, self.model.adapter)
 
 
 def _digest(parameters: Mapping[str, Tensor]) -> bytes:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from reinforge.types.seeding import stable_seed
 
 ADAPTERS = "adapter_config.json"
 """Marks a folder that holds adapters, in PEFT's layout."""
+
+DEFAULT = "default"
+"""PEFT's name of an adapter that nobody named; all weights, where there are no adapters, go by it too."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -70,6 +74,16 @@ class CausalModel:
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """What the optimizer moves, by name."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @property
+    def adapter(self) -> str:
+        """Name of the adapter that is trained, and that forwards go through; the sampler's rows have their own."""
+        return self.module.active_adapters()[0] if self.has_adapters else DEFAULT
+
+    def use_adapter(self, name: str) -> None:
+        """Trains and goes through this adapter from now on."""
+        if name != self.adapter:
+            self.module.set_adapter(name)
 
     @contextmanager
     def without_adapters(self) -> Iterator[CausalModel]:
@@ -182,8 +196,8 @@ def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
         )
 
 
-def add_adapters(module: Any, config: LoRAConfig, seed: int) -> None:
-    """Adds adapters to a module's linear layers and freezes its own weights (LoRA, arXiv:2106.09685), by PEFT.
+def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT) -> None:
+    """Adds an adapter to a module's linear layers and freezes all else (LoRA, arXiv:2106.09685), by PEFT.
 
     Differs from the paper: every linear layer but the output layer, not the attention alone (arXiv:2305.14314 found
     that to match full weights); no dropout, which would make sampled log-probs inexact.
@@ -202,10 +216,11 @@ def add_adapters(module: Any, config: LoRAConfig, seed: int) -> None:
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in module.modules()),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_seed(seed, "lora"))
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
+        torch.manual_seed(stable_seed(seed, "lora", *([] if name == DEFAULT else [name])))
         try:
-            module.add_adapter(settings)
+            module.add_adapter(settings, name)
         except ValueError as error:
             raise ConfigError(Problem("finetuning.policy.lora.target_modules", str(error))) from error
 
@@ -218,8 +233,8 @@ def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def load_model(config: PolicyConfig, seed: int, device: str) -> CausalModel:
-    """Returns the policy's model as its configuration asks."""
+def load_model(config: PolicyConfig, seed: int, device: str, adapters: Sequence[str] = (DEFAULT,)) -> CausalModel:
+    """Returns the policy's model as its configuration asks, with adapters of these names where it trains adapters."""
     if config.model is None or config.model.startswith("bundled:"):
         message = f"{config.model!r} is no folder and no hub id"
         raise ConfigError(Problem("finetuning.policy.model", message, "give the folder of a Hugging Face model"))
@@ -230,7 +245,8 @@ def load_model(config: PolicyConfig, seed: int, device: str) -> CausalModel:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_("lora_" in name)
     elif config.lora is not None:
-        add_adapters(module, config.lora, seed)
+        for name in adapters:
+            add_adapters(module, config.lora, seed, name)
     use_grouped_attention(module)
     return CausalModel(module.to(target), config.max_context)
 

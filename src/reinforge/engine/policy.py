@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.engine.model import CausalModel
+from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.rows import SampleRequest
-from reinforge.engine.sampler import Sampler, SamplerStats
+from reinforge.engine.sampler import Sampler
+from reinforge.engine.stats import SamplerStats
 from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow, PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
@@ -62,12 +63,10 @@ class EmbeddedPolicy(PolicyServer):
     together, and the replies that a step finishes come back with one wake-up a loop.
 
     Args:
-        model: The model.
-        renderer: Its tokenizer and template.
+        sampler: Draws the replies, those of other adapters too.
+        renderer: The model's tokenizer and template.
         name: The model's name.
-        max_batch: Replies drawn at the same time.
-        deterministic: A reply does not depend, to the last bit, on what is drawn beside it.
-        seed: Of draws that bring no seed.
+        adapter: Which of the model's adapters draws.
         score: Log-probs by the learner's path.
         fingerprint: Hash of the weights.
         published: Called when admission opens.
@@ -75,33 +74,29 @@ class EmbeddedPolicy(PolicyServer):
 
     def __init__(
         self,
-        model: CausalModel,
+        sampler: Sampler,
         renderer: PromptRenderer,
         name: str,
         *,
-        max_batch: int,
-        deterministic: bool,
-        seed: int,
+        adapter: str = DEFAULT,
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
         fingerprint: Callable[[], str],
         published: Callable[[], None],
     ):
-        self.renderer, self.max_context = renderer, model.max_context
+        self.sampler, self.renderer, self.adapter = sampler, renderer, adapter
+        self.max_context = sampler.model.max_context
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
         self._gate, self._next_version = Gate.OPEN, 0
-        if model.dtype.itemsize < 4:
+        if sampler.model.dtype.itemsize < 4:
             self.tolerance = BFLOAT16_TOLERANCE
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
-        self._ends = end_tokens(model, renderer.tokenizer)
-        self.sampler = Sampler(
-            model, self._ends, max_batch=max_batch, seed=seed, deliver=deliver, deterministic=deterministic
-        )
+        self._ends = end_tokens(sampler.model, renderer.tokenizer)
 
     @property
     def version(self) -> int:
         """The version of the weights that replies are drawn from now."""
-        return self.sampler.version
+        return self.sampler.versions[self.adapter]
 
     @property
     def model_name(self) -> str:
@@ -173,7 +168,7 @@ class EmbeddedPolicy(PolicyServer):
             if self._gate is Gate.JOB:
                 raise EngineError("a job is open already; end_job() or rollback() it first")
             self._gate = Gate.JOB
-        self.sampler.pause()
+        self.sampler.pause(self.adapter)
 
     def end_job(self, next_version: int | None = None) -> None:
         """Ends a job; `publish` opens admission, and so does the first request, on `next_version`.
@@ -184,7 +179,7 @@ class EmbeddedPolicy(PolicyServer):
         with self._lock:
             self._gate = Gate.ENDED
             self._next_version = self.version + 1 if next_version is None else next_version
-        if self.sampler.stats().waiting:
+        if self.sampler.is_asked(self.adapter):
             self._publish_if_ended()
 
     def open(self, version: int) -> None:
@@ -202,7 +197,7 @@ class EmbeddedPolicy(PolicyServer):
     def _open(self, version: int) -> None:
         self._gate = Gate.OPEN
         self._published()
-        self.sampler.resume(version)
+        self.sampler.resume(version, self.adapter)
 
     def stats(self) -> SamplerStats:
         """Returns what the sampler has done and holds."""
@@ -214,7 +209,7 @@ class EmbeddedPolicy(PolicyServer):
         if room < 1:
             raise ContextOverflow(f"the prompt has {len(prompt)} tokens, the context {self.max_context}")
         limit = room if params.max_tokens is None else max(1, min(room, params.max_tokens))
-        drawing = SampleRequest(prompt, limit, params, owner=caller)
+        drawing = SampleRequest(prompt, limit, params, adapter=self.adapter, owner=caller)
         if params.stop:
             drawing.num_stop_tokens = 4 + max(len(text.encode()) for text in params.stop)
             drawing.stops = lambda token_ids: any(text in self.renderer.read(token_ids) for text in params.stop)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from reinforge.engine.model import DEFAULT
 from reinforge.engine.slots import MIN_ROWS
 from reinforge.errors import EngineError
 from reinforge.types.request import SamplingParams
@@ -23,6 +24,7 @@ class SampleRequest:
         params: Temperature, top-p, top-k, min-p and seed; the rest has been read by the caller.
         stops: Returns True once the reply's last tokens hold a stop text; None: there is none.
         num_stop_tokens: How many of the last tokens `stops` looks at.
+        adapter: Which adapter draws it.
         owner: Whatever `deliver` needs to find the caller.
         token_ids, logprobs, finish_reason, version: The reply.
         processed_logprobs, supports: Of each token so far, where the support is cut: its log-prob over the words it was
@@ -36,6 +38,7 @@ class SampleRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     stops: Callable[[list[int]], bool] | None = None
     num_stop_tokens: int = 0
+    adapter: str = DEFAULT
     owner: object = None
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -1,9 +1,9 @@
 """Continuous batching over the unmodified Hugging Face module, in a thread of its own.
 
-A reply joins the running batch when there is a slot and leaves when it is done, at token boundaries. Waiting
-prompts are prefilled together, right-padded; equal prompts are prefilled once and their keys and values copied,
-so siblings of a group share their prefix. A step is one `[B, 1]` forward over the slot cache and one transfer of the
-drawn tokens to the host, where all bookkeeping is arrays over the slots.
+A reply joins the running batch when there is a slot and leaves when it is done, at token boundaries. Its keys and
+values are kept for the next turn of its conversation (`conversations.py`), so that prompts are read from where they are
+new (`prefill.py`). A step is one `[B, 1]` forward over the slot cache and one transfer of the drawn tokens to the host,
+where all bookkeeping is arrays over the slots.
 
 Everything else that computes (the learner, scoring, loading) runs in this thread too, by `call`: libgomp keeps a pool
 of workers for each thread that ever ran a parallel region, and once pools together have more threads than there are
@@ -12,11 +12,12 @@ cores, it stops their spinning, which halved the speed of both.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +26,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
+from reinforge.engine.adapters import MixedAdapters
+from reinforge.engine.conversations import Conversations, KeptSequence
 from reinforge.engine.draw import Cuts, Kept, draw, uniforms
 from reinforge.engine.masks import AttentionMasks
-from reinforge.engine.model import CausalModel
+from reinforge.engine.memory import is_out_of_memory
+from reinforge.engine.model import DEFAULT, CausalModel
+from reinforge.engine.prefill import Opening, Prefill, batches_by_length, openings_of
 from reinforge.engine.rows import Rows, SampleRequest
 from reinforge.engine.slots import MIN_ROWS, PrefillLayer, SlotCache, round_up
+from reinforge.engine.stats import SamplerStats
 from reinforge.errors import EngineError
 from reinforge.types.supports import MAX_SUPPORT
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -39,38 +47,21 @@ PREFILL_TOKENS = 2048
 """Padded tokens of prompts in one forward: memory is bounded, and activations stay near the caches."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerStats:
-    """What the sampler has done and holds.
-
-    Attributes:
-        sampled_tokens: Tokens drawn.
-        prompt_tokens: Prompt tokens of the replies begun.
-        prefilled_tokens: Prompt tokens computed; fewer, where prompts were equal.
-        steps: Decode forwards.
-        running, waiting: Replies in slots, and requests that wait for one.
-    """
-
-    sampled_tokens: int
-    prompt_tokens: int
-    prefilled_tokens: int
-    steps: int
-    running: int
-    waiting: int
-
-
 class Sampler:
     """Draws replies; `submit` from any thread, `deliver` is called from the sampler's thread.
 
     Args:
-        model: The model, whose weights change only between `pause` and `resume`.
+        model: The model; an adapter's weights change only between its `pause` and `resume`.
         eos_ids: Tokens that end a reply.
         max_batch: Slots.
         seed: Of the stream for requests that bring no seed.
         deliver: Takes the replies that one step finished.
-        deterministic: Prompts are prefilled one by one: how a matrix product is cut into blocks depends on its rows,
-            and with it the last bit. Decode steps have at least `MIN_ROWS` rows and lengths of whole chunks, which is
-            enough for them on one thread (measured: 0 of 600 replies differ over random batches, against 101).
+        adapters: Names of the model's adapters, of which each request takes one.
+        kept_bytes: Most memory of keys and values between the turns of conversations; 0: none are kept.
+        deterministic: Nothing is kept, and prompts are read one by one: how a matrix product is cut into blocks
+            depends on its rows, and with it the last bit. Decode steps have at least `MIN_ROWS` rows and lengths of
+            whole chunks, which is enough for them on one thread (measured: 0 of 600 replies differ over random
+            batches, against 101).
     """
 
     def __init__(
@@ -81,9 +72,12 @@ class Sampler:
         max_batch: int,
         seed: int,
         deliver: Callable[[list[SampleRequest]], None],
+        adapters: Sequence[str] = (DEFAULT,),
+        kept_bytes: int = 0,
         deterministic: bool = False,
     ):
-        self.model, self.max_batch, self.seed, self.version = model, max_batch, seed, 0
+        self.model, self.max_batch, self.seed = model, max_batch, seed
+        self.versions = dict.fromkeys(adapters, 0)
         self.num_begun = 0
         self._eos = np.zeros(model.vocab_size, bool)
         self._eos[[token for token in eos_ids if token < model.vocab_size]] = True
@@ -91,13 +85,17 @@ class Sampler:
         self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
         self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
+        self._prefill = Prefill(model, self._cache, self._masks, self._put)
+        self._mixed = MixedAdapters(model) if len(adapters) > 1 else None
+        self._conversations = Conversations(0 if deterministic else kept_bytes)
         self._rows = Rows(max_batch)
         self._taken: list[SampleRequest] = []
         self._waiting: deque[SampleRequest] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._changed = threading.Condition()
-        self._open, self._closing = True, False
-        self._sampled, self._prompt, self._prefilled, self._steps = 0, 0, 0, 0
+        self._closed: set[str] = set()
+        self._closing = False
+        self._sampled, self._prompt, self._prefilled, self._reused, self._steps = 0, 0, 0, 0, 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
         try:
@@ -120,18 +118,23 @@ class Sampler:
             self._waiting.extend(requests)
             self._changed.notify_all()
 
-    def pause(self) -> None:
-        """Admits no more and returns when no reply is in flight; requests wait."""
+    def pause(self, adapter: str = DEFAULT) -> None:
+        """Admits no more by an adapter and returns when none of its replies is in flight; its requests wait."""
         with self._changed:
-            self._open = False
-        self.call(self._drain)
+            self._closed.add(adapter)
+        self.call(lambda: self._drain(adapter))
 
-    def resume(self, version: int) -> None:
-        """Admits again; replies begun from now on carry `version`."""
+    def resume(self, version: int, adapter: str = DEFAULT) -> None:
+        """Admits again; the adapter's replies begun from now on carry `version`."""
         with self._changed:
-            self.version = version
-            self._open = True
+            self.versions[adapter] = version
+            self._closed.discard(adapter)
             self._changed.notify_all()
+
+    def is_asked(self, adapter: str) -> bool:
+        """Returns True if requests wait for an adapter."""
+        with self._changed:
+            return any(request.adapter == adapter for request in self._waiting)
 
     def call(self, function: Callable[[], T]) -> T:
         """Returns what `function` returns, called in the sampler's thread between two steps.
@@ -159,12 +162,19 @@ class Sampler:
     def stats(self) -> SamplerStats:
         """Returns the counts so far, for the watchdog and the report."""
         return SamplerStats(
-            self._sampled, self._prompt, self._prefilled, self._steps, self._rows.count, len(self._waiting)
+            sampled_tokens=self._sampled,
+            prompt_tokens=self._prompt,
+            prefilled_tokens=self._prefilled,
+            reused_tokens=self._reused,
+            kept_bytes=self._conversations.num_bytes,
+            steps=self._steps,
+            running=self._rows.count,
+            waiting=len(self._waiting),
         )
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Compares five cached tokens with a plain forward.
+        """Compares cached tokens with a plain forward: five, three steps after them, and the three read at once.
 
         Raises:
             EngineError: This family's cache is not one of keys and values by position.
@@ -177,10 +187,14 @@ class Sampler:
             model.features(token_ids[:, :n], past_key_values=prefill, use_cache=True)
             self._cache.reserve(n + 3, 0)
             self._cache.fill(prefill, torch.zeros(1, dtype=torch.long, device=model.device), 0)
-            steps = [self._forward(np.array([t % model.vocab_size]), np.array([t])) for t in (n, n + 1, n + 2)]
+            logits = [self._forward(np.array([t % model.vocab_size]), np.array([t])) for t in (n, n + 1, n + 2)]
+            prompt = tuple(token_ids[0].tolist())
+            kept = KeptSequence(prompt[:n], self._cache.take(0, n))
+            logits.append(self._prefill.read([Opening(prompt, [SampleRequest(prompt, 1)], kept=kept, start=n)], 0))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
             raise EngineError(f"cannot sample from {model.config.model_type!r} models: {cause}") from cause
-        error, size = (torch.cat(steps) - whole[n:]).abs().max().item(), whole.abs().max().item()
+        error = (torch.cat(logits) - torch.cat((whole[n:], whole[-1:]))).abs().max().item()
+        size = whole.abs().max().item()
         if not error <= (1e-3 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
             raise EngineError(f"cannot sample from {model.config.model_type!r} models: cached logits are {error:g} off")
 
@@ -197,9 +211,12 @@ class Sampler:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._closing or self._calls or self._rows.count or (self._open and self._waiting)):
+            while not (self._closing or self._calls or self._rows.count or self._may_begin()):
                 self._changed.wait()
             return not self._closing
+
+    def _may_begin(self) -> bool:
+        return any(request.adapter not in self._closed for request in self._waiting)
 
     def _answer_calls(self) -> None:
         while self._calls:
@@ -217,15 +234,17 @@ class Sampler:
         except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
             self._fail(cause)
 
-    def _drain(self) -> None:
-        while self._rows.count and not self._closing:
+    def _drain(self, adapter: str) -> None:
+        while any(request.adapter == adapter for request in self._rows.requests) and not self._closing:
             self._advance()
+        self._conversations.clear(adapter)  # the weights may change now, and training wants the memory
 
     def _fail(self, cause: Exception) -> None:
         with self._changed:
             begun = [request for request in self._taken if not request.token_ids]
             requests = list(dict.fromkeys((*self._rows.clear(), *begun, *self._waiting)))
             self._waiting.clear()
+        self._conversations.clear()
         error = cause if isinstance(cause, EngineError) else EngineError(f"sampling: {type(cause).__name__}: {cause}")
         for request in requests:
             request.error = error
@@ -235,45 +254,59 @@ class Sampler:
     def _take(self) -> list[SampleRequest]:
         """Returns the requests to begin now: as many as there are slots."""
         taken: list[SampleRequest] = []
+        held: list[SampleRequest] = []
         with self._changed:
-            while self._open and self._waiting and self._rows.count + len(taken) < self.max_batch:
+            while self._waiting and self._rows.count + len(taken) < self.max_batch:
                 request = self._waiting.popleft()
-                if not request.cancelled:
-                    request.version = self.version
+                if request.adapter in self._closed:
+                    held.append(request)
+                elif not request.cancelled:
+                    request.version = self.versions[request.adapter]
                     taken.append(request)
+            self._waiting.extendleft(reversed(held))
         return taken
 
     def _admit(self) -> None:
         self._taken = self._take()
         if not self._taken:
             return
-        siblings: dict[tuple[int, ...], list[SampleRequest]] = {}
-        for request in self._taken:
-            siblings.setdefault(request.prompt, []).append(request)
-        for prompts in batches_by_length(list(siblings), self._prefill_tokens):
-            self._prefill(prompts, siblings)
+        openings = openings_of(self._taken, self._conversations)
+        for goes_on in (False, True):
+            some = [opening for opening in openings if (opening.kept is not None) == goes_on]
+            for batch in batches_by_length(some, self._prefill_tokens, lambda opening: opening.num_new):
+                self._begin(batch)
 
-    def _prefill(self, prompts: list[tuple[int, ...]], siblings: dict[tuple[int, ...], list[SampleRequest]]) -> None:
-        model, rows = self.model, self._rows
-        lengths = np.array([len(prompt) for prompt in prompts])
-        token_ids = np.zeros((len(prompts), lengths.max()), np.int64)
-        for row, prompt in zip(token_ids, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        prefill = Cache(layers=[PrefillLayer() for _ in range(model.num_layers)])
-        features = model.features(self._put(token_ids), past_key_values=prefill, use_cache=True)
-        last = features[torch.arange(len(prompts), device=model.device), self._put(lengths - 1)]
-        sources = np.repeat(np.arange(len(prompts)), [len(siblings[prompt]) for prompt in prompts])
-        sources_n = self._put(sources)
-        logits = model.logits(last).index_select(0, sources_n)
-        start = rows.count
-        for prompt in prompts:
-            for request in siblings[prompt]:
-                rows.add(request, self._seed(request), model.vocab_size)
-        self._prompt += int(lengths[sources].sum())
-        self._prefilled += int(lengths.sum())
-        self._cache.reserve(token_ids.shape[1] + 1, start)
-        self._cache.fill(prefill, sources_n, start)
+    def _begin(self, openings: list[Opening]) -> None:
+        rows, start = self._rows, self._rows.count
+        with self._adapted([opening.adapter for opening in openings]):
+            logits = self._with_room(lambda: self._prefill.read(openings, start))
+        for opening in openings:
+            for request in opening.requests:
+                rows.add(request, self._seed(request), self.model.vocab_size)
+            self._prompt += len(opening.prompt) * len(opening.requests)
+            self._prefilled += opening.num_new
+            self._reused += opening.start
         self._draw(logits, start)
+
+    def _adapted(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """Says by which adapter each row of the next forwards goes."""
+        return nullcontext() if self._mixed is None else self._mixed.rows(adapters)
+
+    def _with_room(self, compute: Callable[[], T]) -> T:
+        """Returns what `compute` returns; where memory runs out, what is kept goes first."""
+        try:
+            return compute()
+        except (MemoryError, RuntimeError) as cause:
+            if not is_out_of_memory(cause) or not len(self._conversations):
+                raise
+        self._keep_less()
+        return compute()
+
+    def _keep_less(self) -> None:
+        self._conversations.halve()
+        logger.warning("memory ran out: at most %d MiB kept of conversations", self._conversations.max_bytes // 2**20)
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _seed(self, request: SampleRequest) -> int:
         self.num_begun += 1
@@ -286,8 +319,8 @@ class Sampler:
         if not rows.count:
             return
         size = max(rows.count, MIN_ROWS)
-        self._cache.reserve(int(rows.positions[: rows.count].max()) + 1, rows.count)
-        logits = self._forward(rows.last_tokens[:size], rows.positions[:size])
+        with self._adapted([request.adapter for request in rows.requests]):
+            logits = self._with_room(lambda: self._forward(rows.last_tokens[:size], rows.positions[:size]))
         rows.positions[: rows.count] += 1
         self._steps += 1
         self._draw(logits[: rows.count], 0)
@@ -295,6 +328,7 @@ class Sampler:
     def _forward(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """Returns the logits after one more token of each row, `[B, V]`."""
         length = round_up(int(positions.max()) + 1)
+        self._cache.reserve(length, self._rows.count)
         positions_B = self._put(positions)
         self._cache.begin_step(positions_B, length)
         features = self.model.features(
@@ -356,28 +390,26 @@ class Sampler:
             request.logprobs = tuple(rows.logprobs[row, :count].tolist())
             request.finish_reason = "stop" if ended[row] else "length"
             finished.append(request)
+            self._keep(row)
         length = int(rows.positions[: rows.count].max())
         sources, targets = rows.remove(leaving)
         if len(sources):
             self._cache.move(sources, targets, round_up(length))
         self._deliver(finished)
 
+    def _keep(self, row: int) -> None:
+        """Keeps what a leaving reply has in its slot: all but its last token, which was never fed."""
+        request, length = self._rows.requests[row], int(self._rows.positions[row])
+        token_ids = (request.prompt + request.token_ids)[:length]
+        if request.cancelled or not self._conversations.wants(token_ids, request.adapter):
+            return
+        try:
+            self._conversations.keep(KeptSequence(token_ids, self._cache.take(row, length), request.adapter))
+        except (MemoryError, RuntimeError) as cause:
+            if not is_out_of_memory(cause):
+                raise
+            self._keep_less()
+
     def _put(self, array: NDArray) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self.model.device.type == "cpu" else tensor.to(self.model.device, non_blocking=True)
-
-
-def batches_by_length(prompts: list[tuple[int, ...]], max_tokens: int) -> list[list[tuple[int, ...]]]:
-    """Returns the prompts in batches of at most `max_tokens`, padding included; a longer one goes alone.
-
-    The longest of a batch is at most twice the shortest, so that little is padding.
-
-    Example: lengths 30, 10, 12, 25 and 60 tokens -> lengths [10, 12] and [25, 30].
-    """
-    batches: list[list[tuple[int, ...]]] = []
-    for prompt in sorted(prompts, key=len):
-        batch = batches[-1] if batches else []
-        if not batch or len(prompt) > 2 * len(batch[0]) or len(prompt) * (len(batch) + 1) > max_tokens:
-            batches.append([])
-        batches[-1].append(prompt)
-    return batches

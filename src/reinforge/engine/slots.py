@@ -8,6 +8,7 @@ Shapes: S slots, C their capacity in tokens, L tokens that a step looks at, B ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,28 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
+class ContinuedLayer(PrefillLayer):
+    """Puts new tokens of rows, `[B, H, S, D]`, behind what their slots hold; they look at all of it.
+
+    Args:
+        layer: The slots.
+        rows: Slots of the rows.
+        positions_BS: Where the tokens go.
+        length: Tokens of a slot that are looked at, L.
+    """
+
+    def __init__(self, layer: SlotLayer, rows: slice, positions_BS: Tensor, length: int):
+        super().__init__()
+        self.layer, self.rows, self.positions_BS, self.length = layer, rows, positions_BS, length
+        self._rows_B1 = torch.arange(rows.start, rows.stop, device=positions_BS.device)[:, None]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Puts the tokens in their places and returns the rows, `[B, H, L, D]`."""
+        for slots, states in ((self.layer.keys, key_states), (self.layer.values, value_states)):
+            slots[self._rows_B1, :, self.positions_BS] = states.transpose(1, 2)
+        return self.layer.keys[self.rows, :, : self.length], self.layer.values[self.rows, :, : self.length]
+
+
 class SlotCache(Cache):
     """The slots of all layers.
 
@@ -115,15 +138,16 @@ class SlotCache(Cache):
         """Makes room for `length` tokens a slot and keeps what the first `num_rows` hold."""
         if length <= self.capacity:
             return
-        old, self.capacity = self.capacity, round_up(max(length, self.capacity * 3 // 2))
+        capacity, used = round_up(max(length, self.capacity * 3 // 2)), self.capacity if num_rows else 0
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys, layer.values = (
-                    self._grown(slots, old if num_rows else 0, num_rows) for slots in (layer.keys, layer.values)
+                    self._grown(slots, capacity, used, num_rows) for slots in (layer.keys, layer.values)
                 )
+        self.capacity = capacity  # last: where memory ran out in between, the same call works again
 
-    def _grown(self, slots: Tensor, length: int, num_rows: int) -> Tensor:
-        grown = slots.new_zeros(self.num_slots, slots.shape[1], self.capacity, slots.shape[3])
+    def _grown(self, slots: Tensor, capacity: int, length: int, num_rows: int) -> Tensor:
+        grown = slots.new_zeros(self.num_slots, slots.shape[1], capacity, slots.shape[3])
         grown[:num_rows, :, :length] = slots[:num_rows, :, :length]
         return grown
 
@@ -140,6 +164,18 @@ class SlotCache(Cache):
                 layer.lazy_initialization(prompts.keys, prompts.values)
             for slots, states in ((layer.keys, prompts.keys), (layer.values, prompts.values)):
                 slots[first : first + len(sources), :, : states.shape[2]] = states.index_select(0, sources)
+
+    def take(self, slot: int, length: int) -> Sequence[Tensor]:
+        """Returns a copy of the first `length` tokens of a slot: keys, then values, of each layer, `[H, T, D]`."""
+        parts = [slots[slot, :, :length] for layer in self.layers for slots in (layer.keys, layer.values)]
+        alike = len({part.shape for part in parts}) == 1  # then one copy, which is several times as fast as many
+        return torch.stack(parts).unbind() if alike else [part.clone() for part in parts]
+
+    def put(self, states: Sequence[Tensor], length: int, slot: int) -> None:
+        """Copies the first `length` tokens of what `take` gave into a slot."""
+        slots = (slots for layer in self.layers for slots in (layer.keys, layer.values))
+        for target, source in zip(slots, states, strict=True):
+            target[slot, :, :length] = source[:, :length]
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
         """Copies the first `length` tokens of slots `sources` to slots `targets`."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from reinforge.engine.draw import Cuts, draw, restrict, uniforms
+from reinforge.engine.prefill import batches_by_length
 from reinforge.engine.rows import Rows, SampleRequest
-from reinforge.engine.sampler import batches_by_length
 from reinforge.engine.slots import round_up
 from reinforge.types.request import SamplingParams
 from reinforge.types.supports import Supports
@@ -136,9 +136,9 @@ def test_rows_grow_with_replies():
 
 def test_prompts_are_prefilled_with_those_of_like_length():
     prompts = [(0,) * n for n in (30, 10, 12, 25)]
-    lengths = [[len(prompt) for prompt in batch] for batch in batches_by_length(prompts, 1000)]
+    lengths = [[len(prompt) for prompt in batch] for batch in batches_by_length(prompts, 1000, len)]
     assert lengths == [[10, 12], [25, 30]]
-    assert [len(batch) for batch in batches_by_length(prompts, 25)] == [2, 1, 1]
+    assert [len(batch) for batch in batches_by_length(prompts, 25, len)] == [2, 1, 1]
 
 
 def test_a_set_of_more_words_than_are_recorded_is_whole():

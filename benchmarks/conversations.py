@@ -1,0 +1,119 @@
+"""Sampling of conversations, keys and values kept between turns against whole prompts read anew, in alternating pairs.
+
+    python benchmarks/conversations.py          4 turns, 120 new tokens of context and 16 sampled a turn, groups of 8
+
+One engine does both, so that the model, the draws and the machine are the same; training is no part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+
+from benchmarks.machine import describe, refuse_if_busy
+from benchmarks.sampler import SIZE, Waiter
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.rows import SampleRequest
+from reinforge.types.request import SamplingParams
+from tests.models import make_tiny_model
+
+
+def converse(engine: Engine, args: argparse.Namespace, seed: int) -> list[float]:
+    """Returns the seconds of each turn; context is the same within a group, replies are not."""
+    generator = torch.Generator().manual_seed(seed)
+    histories: list[tuple[int, ...]] = [()] * args.episodes
+    seconds = []
+    for _ in range(args.turns):
+        context = torch.randint(
+            10, engine.model.vocab_size, (args.episodes // args.group, args.context), generator=generator
+        )
+        prompts = [history + tuple(context[i // args.group].tolist()) for i, history in enumerate(histories)]
+        waiter = Waiter()
+        requests = [SampleRequest(prompt, args.new, SamplingParams(), owner=waiter) for prompt in prompts]
+        waiter.left = len(requests)
+        start = time.perf_counter()
+        engine.policy.sampler.submit(requests)
+        waiter.done.wait()
+        seconds.append(time.perf_counter() - start)
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        histories = [request.prompt + request.token_ids for request in requests]
+    return seconds
+
+
+def compare(engine: Engine, args: argparse.Namespace) -> None:
+    sampler = engine.policy.sampler
+    sampler._eos[:] = False  # both ways draw every token
+    kept, whole, ratios = [], [], []
+    most = sampler._conversations.max_bytes
+    for number in range(args.pairs + 1):
+        rounds = []
+        for max_bytes in (most, 0):
+            sampler._conversations.max_bytes = max_bytes
+            before = sampler.stats()
+            rounds.append(converse(engine, args, number))
+            after, memory = sampler.stats(), sampler.stats().kept_bytes / 2**20
+            sampler.call(sampler._conversations.clear)
+            if number == 0:
+                read, reused = (getattr(after, n) - getattr(before, n) for n in ("prefilled_tokens", "reused_tokens"))
+                name = "kept" if max_bytes else "whole"
+                print(f"{name}: {read} prompt tokens read, {reused} reused, {memory:.1f} MiB kept")
+        if number:  # the first pair warms up
+            kept.append(rounds[0])
+            whole.append(rounds[1])
+            ratios.append(sum(rounds[1]) / sum(rounds[0]))
+    for name, rows in (("kept", kept), ("whole", whole)):
+        turns = "  ".join(f"{statistics.median(column):6.3f}" for column in zip(*rows, strict=True))
+        print(f"{name:6s} seconds a turn {turns}   all {statistics.median(map(sum, rows)):6.3f}")
+    print(f"whole / kept   min {min(ratios):.2f}  median {statistics.median(ratios):.2f}  max {max(ratios):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--context", type=int, default=120, help="new tokens of context a turn")
+    parser.add_argument("--new", type=int, default=16, help="tokens sampled a turn")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--hidden", type=int, default=SIZE["hidden_size"])
+    parser.add_argument("--layers", type=int, default=SIZE["num_hidden_layers"])
+    parser.add_argument("--memory", type=int, default=512, help="MiB to keep")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--force", action="store_true", help="run although the machine is busy")
+    args = parser.parse_args()
+    refuse_if_busy()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    print(describe())
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {
+            "hidden_size": args.hidden,
+            "intermediate_size": args.hidden * 8 // 3,
+            "num_hidden_layers": args.layers,
+        }
+        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
+            thread.submit(make_tiny_model, Path(folder), "qwen2", **{**SIZE, **sizes}).result()
+        config = PolicyConfig(model=folder, max_batch=args.episodes, kv_cache_mb=args.memory)
+        with Engine.load(config, seed=0, device=args.device) as engine:
+            print(
+                f"{args.episodes} conversations in groups of {args.group}, {args.turns} turns of {args.context} + "
+                f"{args.new} tokens, {engine.num_parameters:,} parameters"
+            )
+            compare(engine, args)
+
+
+if __name__ == "__main__":
+    main()

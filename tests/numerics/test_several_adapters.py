@@ -1,0 +1,195 @@
+"""Several adapters in one batch: each row by its own, as if it were alone; each learns, serves and is saved apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.errors import ConfigError, EngineError
+from reinforge.interfaces import Needs
+from reinforge.types.sample import LossSpec
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import ask, draw, request, sibling_samples
+
+NAMES = ("prover", "verifier")
+
+
+def load(folder, adapters=NAMES, **options):
+    settings = PolicyConfig(model=str(folder), lora=LoRAConfig(rank=4, alpha=8), max_batch=6)
+    settings.optimizer.learning_rate, settings.schedule.warmup_steps = 1e-2, 0
+    return Engine.load(settings, seed=0, device="cpu", adapters=adapters, **options)
+
+
+def train(engine, adapter, version, seed):
+    engine.begin_job(adapter)
+    engine.update(sibling_samples(seed), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+    engine.end_job()
+    asyncio.run(engine.policies[adapter].publish(version))
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def base(request, tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+
+
+@pytest.fixture(scope="module")
+def engine(base):
+    with load(base, keep_reference=True) as engine:
+        for number, name in enumerate(NAMES, 1):
+            train(engine, name, number, number)
+        yield engine
+
+
+def tokens(count, seed=0):
+    return tuple(np.random.default_rng(seed).integers(6, 320, count).tolist())
+
+
+def assert_scored_alike(engine, requests):
+    for drawn in requests:
+        scored = engine._score_tokens([drawn.prompt + drawn.token_ids], drawn.adapter)[0]
+        assert np.abs(scored[len(drawn.prompt) :] - drawn.logprobs).max() <= 1e-5
+
+
+def test_a_mixed_batch_is_each_adapter_alone(engine):
+    """Equal prompts too, which the adapters answer differently, in more requests than there are slots."""
+    prompts = [tokens(5 + 7 * (n // 2), seed=n // 2) for n in range(16)]
+    adapters = [NAMES[n % 2] for n in range(16)]
+    seeds = [n // 2 for n in range(16)]
+    mixed = draw(engine, prompts, 10, seeds, adapters)
+    for n, together in enumerate(mixed):
+        alone = draw(engine, prompts[n : n + 1], 10, seeds[n : n + 1], adapters[n : n + 1])[0]
+        assert alone.token_ids == together.token_ids
+        assert np.abs(np.subtract(alone.logprobs, together.logprobs)).max() <= 1e-5
+    assert_scored_alike(engine, mixed)
+    firsts = [(one.logprobs[0], other.logprobs[0]) for one, other in zip(mixed[::2], mixed[1::2], strict=True)]
+    assert max(abs(one - other) for one, other in firsts) > 0.01, "they are different policies"
+
+
+def test_both_share_the_steps(engine):
+    before = engine.policy.stats().steps
+    draw(engine, [tokens(9)] * 6, 10, adapters=NAMES * 3)
+    assert engine.policy.stats().steps - before == 9
+
+
+def test_keys_and_values_are_an_adapters_own(engine):
+    first = draw(engine, [tokens(40, seed=77)], adapters=NAMES[:1])[0]
+    path = (*first.prompt, *first.token_ids, 9)
+    before = engine.policy.stats().reused_tokens
+    other = draw(engine, [path], adapters=NAMES[1:])
+    assert engine.policy.stats().reused_tokens == before
+    same = draw(engine, [path], adapters=NAMES[:1])
+    assert engine.policy.stats().reused_tokens - before == len(path) - 2
+    assert_scored_alike(engine, [*other, *same])
+
+
+def test_each_policy_answers_with_its_own_version(engine):
+    assert engine.policy is engine.policies["prover"]
+    for number, name in enumerate(NAMES, 1):
+        policy = engine.policies[name]
+        assert policy.model_name == name
+        reply = ask(policy, [request("who are you")])[0]
+        assert (policy.version, reply.tokens.policy_version) == (number, number)
+        row = reply.tokens.prompt_token_ids + reply.tokens.token_ids
+        scored = asyncio.run(policy.score([row]))[0]
+        assert np.abs(scored[reply.num_prompt_tokens :] - reply.tokens.logprobs).max() <= 1e-5
+
+
+def test_the_reference_is_without_any_adapter(base, engine):
+    samples = sibling_samples()
+    with load(base) as fresh:  # adapters begin as nothing
+        plain = fresh.logprobs(samples)
+    engine.begin_job("verifier")
+    engine.score(samples, Needs(ref_logprobs=True, old_logprobs=True))
+    engine.rollback()
+    own = engine.logprobs(samples, "verifier")
+    for sample, reference, verifier in zip(samples, plain, own, strict=True):
+        assert np.abs(sample.ref_logprobs - reference).max() <= 1e-6
+        assert np.array_equal(sample.old_logprobs, verifier)
+
+
+def test_one_learns_while_the_other_serves(base):
+    with load(base) as engine:
+        prints = {name: engine.fingerprint(name) for name in NAMES}
+        frozen = {n: p.clone() for n, p in engine.model.module.named_parameters() if ".prover." not in n}
+        engine.begin_job("prover")
+        waiting = asyncio.run(asks_both(engine))
+        assert waiting == {"prover": False, "verifier": True}
+        engine.update(sibling_samples(), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+        with pytest.raises(EngineError, match="a job of prover is open"):
+            engine.begin_job("verifier")
+        assert draw(engine, [tokens(5)], adapters=["verifier"])[0].version == 0
+        engine.end_job()
+        asyncio.run(engine.policies["prover"].publish(1))
+        assert [engine.policies[name].version for name in NAMES] == [1, 0]
+        assert engine.fingerprint("prover") != prints["prover"]
+        assert engine.fingerprint("verifier") == prints["verifier"]
+        parameters = dict(engine.model.module.named_parameters())
+        assert all(torch.equal(parameters[n], p) for n, p in frozen.items())
+        moved = engine.fingerprint("prover")
+        train(engine, "verifier", 1, seed=1)
+        engine.begin_job("prover")
+        engine.update(sibling_samples(2), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+        verifier = engine.fingerprint("verifier")
+        engine.rollback()
+        assert [engine.fingerprint(name) for name in NAMES] == [moved, verifier]
+
+
+async def asks_both(engine):
+    """Which of two requests is answered first; the other is cancelled."""
+    asked = {name: asyncio.create_task(engine.policies[name].sample(request(max_tokens=2))) for name in NAMES}
+    await asyncio.wait(asked.values(), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    answered = {name: task.done() for name, task in asked.items()}
+    for task in asked.values():
+        task.cancel()
+    await asyncio.gather(*asked.values(), return_exceptions=True)
+    return answered
+
+
+def test_each_is_saved_as_a_folder_of_its_own(base, engine, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    samples = sibling_samples()
+    for name in NAMES:
+        engine.save(tmp_path / name, 1, name)
+    with load(base) as again:
+        for name in NAMES:
+            again.load_weights(tmp_path / name, name)
+            assert again.fingerprint(name) == engine.fingerprint(name)
+        again.load_weights(tmp_path / "prover", "verifier")
+        assert again.fingerprint("verifier") == engine.fingerprint("prover"), "a name is no part of an adapter"
+    for name in NAMES:
+        own = engine.logprobs(samples, name)
+        model = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), tmp_path / name
+        )
+        for sample, logprobs in zip(samples[:4], own, strict=False):
+            ids = torch.from_numpy(sample.token_ids)[None]
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0]
+            t = int(np.flatnonzero(sample.loss_mask)[0])
+            scaled = torch.log_softmax(logits[t - 1] / float(sample.temperatures[t]), -1)
+            assert scaled[ids[0, t]].item() == pytest.approx(float(logprobs[t]), abs=2e-5)
+        with Engine.load(PolicyConfig(model=str(tmp_path / name)), seed=0, device="cpu") as alone:
+            assert alone.fingerprint() == engine.fingerprint(name)
+
+
+def test_what_cannot_be_is_refused(base, tmp_path, engine):
+    with pytest.raises(ConfigError, match="none are trained"):
+        Engine.load(PolicyConfig(model=str(base)), seed=0, device="cpu", adapters=NAMES)
+    with pytest.raises(ConfigError, match="names must differ"):
+        load(base, adapters=("a", "a"))
+    with pytest.raises(ConfigError, match="names must differ, and be letters"):
+        load(base, adapters=("a.b", "c"))
+    with pytest.raises(ConfigError, match="one policy's features"):
+        load(base, critic=True)
+    engine.save(tmp_path / "saved", 1)
+    with pytest.raises(ConfigError, match="holds an adapter already"):
+        load(tmp_path / "saved")
+    with pytest.raises(EngineError, match="no adapter judge, only prover, verifier"):
+        engine.begin_job("judge")
