@@ -13,9 +13,10 @@ from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, 
 from reinforge.engine import LossOutput, logprobs, register_loss
 from reinforge.engine import learner as learner_module
 from reinforge.engine.batch import collate, micro_batches
-from reinforge.engine.learner import Learner, Progress, rate_factor
+from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.model import CausalModel, load_module
+from reinforge.engine.mover import rate_factor
 from reinforge.errors import EngineError, TrajectoryError
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples

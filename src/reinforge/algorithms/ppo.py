@@ -115,13 +115,26 @@ def token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.0) -> Fl
     return rewards_N
 
 
-def generalized_advantages(rewards_N: FloatArray, values_N: FloatArray, gamma: float, gae_lambda: float) -> FloatArray:
+def generalized_advantages(
+    rewards_N: FloatArray,
+    values_N: FloatArray,
+    gamma: float,
+    gae_lambda: float,
+    after: tuple[float, float] = (0.0, 0.0),
+) -> FloatArray:
     """Returns A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t (arXiv:1506.02438, eq. 16).
 
     Example: rewards [0, 1], values [0.5, 0.4], gamma 1, lambda 0.5: delta [-0.1, 0.6] -> [0.2, 0.6].
+
+    Args:
+        rewards_N: Reward of each token.
+        values_N: The critic's value before each.
+        gamma: Discount of each token.
+        gae_lambda: 1: credit by what really came; 0: by the critic's next value.
+        after: Advantage and value of what follows the last token; nothing does at an episode's end.
     """
     advantages_N = np.zeros(len(rewards_N), np.float64)
-    following, next_value = 0.0, 0.0
+    following, next_value = after
     for t in range(len(rewards_N) - 1, -1, -1):
         delta = float(rewards_N[t]) + gamma * next_value - float(values_N[t])
         following = delta + gamma * gae_lambda * following

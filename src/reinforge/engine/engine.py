@@ -37,11 +37,13 @@ from reinforge.engine.model import DEFAULT, CausalModel, load_model, load_tokeni
 from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
 from reinforge.engine.prefix import sharing_masks
 from reinforge.engine.prompts import PromptRenderer
+from reinforge.engine.replies import Replies, score_replies
 from reinforge.engine.sampler import Sampler
 from reinforge.engine.snapshot import Snapshot
 from reinforge.errors import EngineError, OutOfMemory
 from reinforge.files import commit_folder, staging_folder
 from reinforge.interfaces import Needs
+from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
 
@@ -333,6 +335,34 @@ class Engine:
 
     def _logprobs(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         return sample_logprobs(model, samples, self.config.batch.micro_batch_tokens, self._masks)
+
+    def replies(self, said: Sequence[TokenLogprobs], *, reference: bool = False, values: bool = False) -> Replies:
+        """Returns log-probs of given replies as rows, with gradient where it is on and the model is the trained one.
+
+        Args:
+            said: Prompt, tokens and temperature of each.
+            reference: By the model as it was loaded, without gradient.
+            values: By the critic too.
+
+        Raises:
+            EngineError: There is no reference, or no critic.
+        """
+        if reference and not self.keeps_reference:
+            raise EngineError("there is no reference: load the engine with keep_reference=True")
+        if values and self.critic is None:
+            raise EngineError("values need a critic: load the engine with critic=True")
+        tokens, critic, grad = self.config.batch.micro_batch_tokens, self.critic if values else None, False
+        if not reference:
+            grad = torch.is_grad_enabled()
+
+        def score() -> Replies:
+            lent = self.model.without_adapters() if reference and self.reference is None else nullcontext()
+            with lent, torch.set_grad_enabled(grad):
+                return score_replies(
+                    self.reference if reference and self.reference else self.model, said, tokens, self._masks, critic
+                )
+
+        return self._call(score)
 
     def _by_reference(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:

@@ -14,7 +14,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from reinforge.config.schema import PolicyConfig, ScheduleConfig
+from reinforge.config.schema import PolicyConfig
 from reinforge.crash import crash_point
 from reinforge.engine.batch import TokenBatch, collate, cut, units_of
 from reinforge.engine.critic import PREFIX, ValueHead
@@ -23,7 +23,7 @@ from reinforge.engine.losses import Loss, LossOutput, find_loss, output_of
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import CausalModel
-from reinforge.engine.optimizers import MasterWeights, make_optimizer, restore_state, state_of
+from reinforge.engine.mover import Mover, refused
 from reinforge.engine.recompute import layers_of, recomputed
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
@@ -65,8 +65,8 @@ class Sums:
         return {name: total / self.counts[name] for name, total in self.totals.items()}
 
 
-class Learner:
-    """Owns the optimizer of one model.
+class Learner(Mover):
+    """Makes the gradients of one model and moves it by them.
 
     Args:
         model: The model.
@@ -76,10 +76,7 @@ class Learner:
         critic: The value head, where the algorithm has one.
 
     Attributes:
-        parameters: What is trained, by name, the critic's too.
-        masters: Float32 copies of those that have fewer bits, which the optimizer moves in their place.
         micro_batch_tokens: Tokens computed at once; fewer than configured after memory ran out.
-        num_steps: Optimizer steps made since the weights were loaded.
         stopping: Set from any thread to end an update at the next micro-batch, with an error.
     """
 
@@ -91,33 +88,15 @@ class Learner:
         masks: AttentionMasks | None = None,
         critic: ValueHead | None = None,
     ):
+        parameters = model.trained_parameters
+        if critic is not None:
+            parameters |= {f"{PREFIX}{name}": p for name, p in critic.named_parameters()}
+        super().__init__(parameters, config.optimizer, config.schedule, config.critic)
         self.model, self.config, self.seed = model, config, seed
         self.stopping = threading.Event()
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks, self.critic = masks, critic
-        self.parameters = model.trained_parameters
-        if critic is not None:
-            self.parameters |= {f"{PREFIX}{name}": p for name, p in critic.named_parameters()}
         self._recomputed = layers_of(model) if config.activation_checkpointing else None
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets the optimizer's moments and steps, and takes the weights as they are."""
-        settings, self.num_steps = self.config.optimizer, 0
-        self.masters = MasterWeights(self.parameters)
-        moved = self.masters.moved
-        self._of_policy = [p for name, p in moved.items() if not name.startswith(PREFIX)]
-        self._of_critic = [p for name, p in moved.items() if name.startswith(PREFIX)]
-        matrices = [p for p in self._of_policy if p.ndim >= 2]
-        others = [p for p in self._of_policy if p.ndim < 2]
-        peak = settings.learning_rate
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay, "peak": peak},
-            {"params": others, "weight_decay": 0.0, "peak": peak},
-        ]
-        if self._of_critic:
-            groups.append({"params": self._of_critic, "weight_decay": 0.0, "peak": self.config.critic.learning_rate})
-        self.optimizer = make_optimizer(settings, groups)
 
     def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: Progress) -> UpdateReport:
         """Trains on the samples and says what that did.
@@ -206,8 +185,7 @@ class Learner:
                 if not is_out_of_memory(cause) or not self._halve(samples):
                     raise
             finally:
-                self.optimizer.zero_grad(set_to_none=True)
-                self.masters.clear_gradients()
+                self.clear_gradients()
 
     def _halve(self, samples: Sequence[TrainingSample]) -> bool:
         """Halves the micro-batches from now on, which changes no gradient; False: they hold one sample each already."""
@@ -228,7 +206,8 @@ class Learner:
         self, samples: Sequence[TrainingSample], loss: Loss, progress: float, *, entropy_grad: bool, compare: bool
     ) -> dict[str, float] | None:
         if not all(sample.is_finite for sample in samples):
-            return _refused("credit or log-probs that a sample brought are")
+            refused("credit or log-probs that a sample brought are")
+            return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
         step_loss, sums = 0.0, Sums()
@@ -240,44 +219,22 @@ class Learner:
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
             output = output_of(loss(batch, logprobs_BT))
-            part = _share_of(output, batch, token_weight, sample_weight)
+            part = share_of(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
-                return _refused("the loss or the log-probs are")
+                refused("the loss or the log-probs are")
+                return None
             part.backward()
-            self.masters.take_gradients()
+            self.take_gradients()
             crash_point("step.after_backward")
             step_loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
             if compare:
                 sums.add(*_mismatch(batch, logprobs_BT.detach()))
-        limit = self.config.optimizer.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self._of_policy, limit)
-        of_critic = torch.nn.utils.clip_grad_norm_(self._of_critic, limit)
-        if not torch.isfinite(norm) or not torch.isfinite(of_critic):
-            return _refused("the gradient is")
-        factor = rate_factor(self.config.schedule, self.num_steps, progress)
-        rate = self.config.optimizer.learning_rate * factor
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
-        self.optimizer.step()
-        self.masters.store()
-        self.num_steps += 1
-        crash_point("step.after_optim")
-        return {"loss": step_loss, "grad_norm": norm.item(), "lr": rate, **sums.means()}
-
-    def state(self) -> dict[str, Tensor]:
-        """Returns what a restart needs beside the weights: `exp_avg.NAME` and the like, and float32 copies."""
-        return state_of(self.optimizer, self.masters.moved) | self.masters.state()
-
-    def restore(self, state: Mapping[str, Tensor], num_steps: int) -> None:
-        """Puts the optimizer's tensors back as `state` returned them; the weights have to stand there already."""
-        self.reset()
-        self.num_steps = num_steps
-        self.masters.restore(state)
-        restore_state(self.optimizer, self.config.optimizer, self.masters.moved, state)
+        moved = self.move(progress)
+        return None if moved is None else {"loss": step_loss, **moved, **sums.means()}
 
 
-def _share_of(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
+def share_of(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
     """Returns what a micro-batch adds to the loss of its step.
 
     Raises:
@@ -314,27 +271,3 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
     return {name: math.fsum(values) / len(values) for name, values in found.items()}
-
-
-def _refused(what: str) -> dict[str, float] | None:
-    """Says why a step is refused; returns what such a step returns."""
-    logger.warning("an optimizer step is refused: %s not finite", what)
-    return None
-
-
-def rate_factor(schedule: ScheduleConfig, num_steps: int, progress: float) -> float:
-    """Returns what the peak learning rate is multiplied by.
-
-    Warm-up: (steps made + 1) / warmup_steps, at most 1. After it, with f = final_fraction and p the progress:
-    constant 1; linear 1 - (1 - f) p; cosine f + (1 - f) (1 + cos(pi p)) / 2.
-
-    Example: warmup_steps 10, linear, f = 0.1: 0.1 at the first step; 0.55 in the middle of the run.
-    """
-    warm_up = min(1.0, (num_steps + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
-    final = schedule.final_fraction
-    shapes = {
-        "constant": 1.0,
-        "linear": 1 - (1 - final) * progress,
-        "cosine": final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2,
-    }
-    return warm_up * shapes[schedule.name]

@@ -1,1 +1,78 @@
-"""Stress testing: an attacker is trained against a target so that it finds likely, natural failures."""
+"""Stress testing: an attacker is trained against a target so that it finds likely, natural failures.
+
+    problem = ASTProblem()
+    sampler = ASTSampler(problem, ["It is a rainy Monday at the desk in Wick, with two visitors."])
+    Trainer(TrainingConfiguration(training_steps=20), sampler, DPO(problem)).train()
+
+core/         systems, samplers, scorers, algorithms, evaluators: what users subclass
+methods/      adaptive stress testing of text by text (ASTPrompter)
+algorithms/   DPO, IPO, PPO and GRPO over trees of conversations
+scorers/      what counts as a failure
+training/     the loop
+ext/          Hugging Face forms of the same
+
+Names are loaded when they are first used; torch is loaded with those that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "reinforge.redteam.core": (
+        "Algorithm",
+        "Evaluator",
+        "Graph",
+        "GraphMetrics",
+        "Node",
+        "Sampler",
+        "Scorer",
+        "System",
+        "ValueFunctionSystem",
+    ),
+    "reinforge.redteam.methods.ast": (
+        "ASTEvaluator",
+        "ASTNode",
+        "ASTProblem",
+        "ASTSampler",
+        "ASTSystem",
+        "Dialogue",
+        "Said",
+        "WorkflowTarget",
+        "openai_target",
+    ),
+    "reinforge.redteam.algorithms.dpo": ("DPO", "IPO", "DPOBatch", "DPOStep"),
+    "reinforge.redteam.algorithms.ppo": ("PPO", "PPOBatch", "PPOStep"),
+    "reinforge.redteam.algorithms.grpo": ("GRPO", "GRPOBatch", "GRPOStep"),
+    "reinforge.redteam.training": ("Harness", "Trainer", "TrainingConfiguration"),
+    "reinforge.redteam.scorers": (
+        "CachedScorer",
+        "ClassifierScorer",
+        "DetoxifyScorer",
+        "EvaluatorScorer",
+        "ForbiddenToolScorer",
+        "JudgeScorer",
+        "KeywordScorer",
+        "LlamaGuardScorer",
+        "PolicyScorer",
+        "RegexScorer",
+        "SchemaScorer",
+        "WeightedScorer",
+    ),
+    "reinforge.redteam.ext.transformers": (
+        "HFASTConfiguration",
+        "HFASTSystem",
+        "HFASTTrainer",
+        "HFEvaluationSystem",
+    ),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,10 +1,7 @@
 """The workflow `_type: redteam`: an attacker talks to a target, and each probe is worth what the target then says.
 
 While it is trained on, an episode is a tree: `width` probes at every point, to `depth` turns. In a validation it is one
-conversation. Reward of a probe, after ASTPrompter (arXiv:2407.09447, section 3.2):
-
-    combined_weight * score(probe + response) + defense_toxicity_weight * score(response) - ppl_weight * perplexity
-    perplexity = exp(-mean_t log p_baseline(probe_t)): how unlikely the probe's words are
+conversation. What a probe is worth stands in `rewards.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from reinforge.errors import ConfigError, EvaluationError, Problem
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.interfaces import Evaluator
 from reinforge.redteam.dialogue import Turn, attacker_messages, target_messages
+from reinforge.redteam.rewards import AttackWeights, attack_reward
 from reinforge.registry import register_workflow
 from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
 from reinforge.types.evaluation import EvalInputItem
@@ -148,11 +146,11 @@ class Attack:
         scores = await self._scores(item, responses)
         together = await self._scores(item, [f"{p} {r}" for p, r in zip(probes, responses, strict=True)])
         perplexities = await self._perplexities([reply.choices[0].logprobs for _, reply in probed], context)
+        weights = AttackWeights(config.combined_weight, config.defense_toxicity_weight, config.ppl_weight)
         turns = []
         for number, (branch, _) in enumerate(probed):
             perplexity = perplexities[number]
-            reward = config.defense_toxicity_weight * scores[number] + config.combined_weight * together[number]
-            reward -= config.ppl_weight * (perplexity or 0.0)
+            reward = attack_reward(weights, together[number], scores[number], perplexity)
             path = [*branch.path, number % width]
             turns.append(AttackTurn(path, probes[number], responses[number], scores[number], reward, perplexity))
         return turns

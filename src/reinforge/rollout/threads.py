@@ -1,11 +1,11 @@
-"""Blocking work on daemon threads: an interrupted run need not wait for it."""
+"""Blocking work on daemon threads, which an interrupted run need not wait for; and a loop for blocking callers."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -42,3 +42,41 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
 
     threading.Thread(target=body, name=name, daemon=True).start()
     return await future
+
+
+class LoopThread:
+    """An event loop on a daemon thread of its own, for blocking callers, also where a loop runs already (a notebook).
+
+    Clients that keep connections belong to the loop that they were first used in: all work of one owner goes here.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the loop and returns what it returns.
+
+        Raises:
+            RuntimeError: Called on the loop's own thread, which would wait for itself.
+        """
+        loop = self._started()
+        if threading.current_thread().name == self._name:
+            work.close()
+            raise RuntimeError(f"{self._name}: blocking work cannot wait for its own loop")
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+            return self._loop
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)

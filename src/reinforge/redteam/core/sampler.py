@@ -1,0 +1,111 @@
+"""Conversations as trees: at every point the tester says something in several ways, and the target answers each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from reinforge.redteam.core.common import ActionT, StateT
+from reinforge.redteam.core.system import System
+
+
+@dataclass
+class Node(Generic[StateT, ActionT]):
+    """One probe and what came of it.
+
+    Attributes:
+        context: The conversation before it.
+        probe: What the tester said.
+        response: What the target answered.
+        reward: What that is worth to the tester.
+        children: What was said after it, each another way to go on.
+    """
+
+    context: StateT
+    probe: ActionT
+    response: StateT
+    reward: float
+    children: Sequence[Node[StateT, ActionT]] = field(default_factory=list)
+
+
+@dataclass
+class Graph(Generic[StateT, ActionT]):
+    """One rollout.
+
+    Example: width 2, depth 2 is `Graph("Hi.", [node, node])`, each node with two children: 6 nodes, 3 groups of
+    siblings, 4 paths.
+
+    Attributes:
+        context: What the conversation opens with.
+        children: The first probes.
+    """
+
+    context: StateT
+    children: Sequence[Node[StateT, ActionT]]
+
+    def sibling_groups(self) -> Iterator[Sequence[Node[StateT, ActionT]]]:
+        """Yields the nodes of each branching point, from the opening on, level by level."""
+        waiting = [self.children]
+        while waiting:
+            group = waiting.pop(0)
+            if group:
+                yield group
+                waiting += [node.children for node in group]
+
+    def nodes(self) -> Iterator[Node[StateT, ActionT]]:
+        """Yields every node, level by level."""
+        for group in self.sibling_groups():
+            yield from group
+
+    def paths(self) -> Iterator[list[Node[StateT, ActionT]]]:
+        """Yields every conversation from the first probe to the last."""
+        waiting = [[node] for node in self.children]
+        while waiting:
+            path = waiting.pop(0)
+            if path[-1].children:
+                waiting += [[*path, node] for node in path[-1].children]
+            else:
+                yield path
+
+
+class Sampler(ABC, Generic[StateT, ActionT]):
+    """Makes trees with a system.
+
+    Example:
+        class OneTurn(Sampler):
+            def rollout(self, seed=None):
+                context = f"question {seed}"
+                probe, = self.system.rollout_prompt_with_tester([context])
+                response, = self.system.rollout_prompt_with_target([context + probe])
+                reward, = self.system.reward([context], [probe], [response])
+                return Graph(context, [Node(context, probe, response, reward)])
+
+    Args:
+        system: The models and the reward.
+    """
+
+    def __init__(self, system: System[StateT, ActionT]):
+        self.system = system
+
+    @abstractmethod
+    def rollout(self, seed: int | None = None) -> Graph[StateT, ActionT]:
+        """Returns one tree to train on.
+
+        Args:
+            seed: The same tree as long as the weights are the same; 0 is a seed like any other. None: another each
+                time.
+        """
+
+    def rollouts(self, seeds: Sequence[int]) -> list[Graph[StateT, ActionT]]:
+        """Returns one tree a seed; one after the other, unless a sampler can do better."""
+        return [self.rollout(seed) for seed in seeds]
+
+    def eval_rollout(self, seed: Any = None) -> Graph[StateT, ActionT]:
+        """Returns one tree to look at; as in training, unless a sampler knows a difference."""
+        return self.rollout(seed)
+
+    def eval_rollouts(self, seeds: Sequence[Any]) -> list[Graph[StateT, ActionT]]:
+        """Returns one tree to look at for each seed."""
+        return [self.eval_rollout(seed) for seed in seeds]

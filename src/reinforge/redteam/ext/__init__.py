@@ -1,0 +1,1 @@
+"""The same with the names of other libraries: `transformers`."""

@@ -1,0 +1,207 @@
+"""Hugging Face forms: models by id or folder, checkpoints that `from_pretrained` loads, evaluation on openings.
+
+The classes have the reference's names and arguments; models are loaded, drawn from and trained by the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from transformers import AutoTokenizer
+
+from reinforge.errors import EngineError, boundary
+from reinforge.redteam.core.algorithm import Algorithm
+from reinforge.redteam.core.scorer import Scorer
+from reinforge.redteam.methods.ast import ASTProblem, ASTSampler
+from reinforge.redteam.training.configuration import TrainingConfiguration
+from reinforge.redteam.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template of models that have none: the conversation as one text."""
+
+
+class HFASTSystem(ASTProblem):
+    """A tester and a target by their Hugging Face ids or folders.
+
+    Example:
+        system = HFASTSystem("path/to/tester", "path/to/target", None, KeywordScorer("zorp"), device="cpu")
+
+    Differs from the reference: without a baseline it is the tester as it began, not the target, since DPO's margin is
+    measured from there. Models without a chat template see the conversation as one text.
+
+    Args:
+        tester_model_id: The model that is trained.
+        target_model_id: The model that is attacked.
+        baseline_model_id: The reference; None: the tester as it is loaded.
+        scorer: Says what is looked for; None: the bundled target's marker word.
+        device: Where the models are.
+        settings: Further arguments of `ASTProblem`.
+    """
+
+    def __init__(
+        self,
+        tester_model_id: str | Path,
+        target_model_id: str | Path,
+        baseline_model_id: str | Path | None = None,
+        scorer: Scorer[str, str] | None = None,
+        device: str = "cpu",
+        **settings: Any,
+    ):
+        super().__init__(
+            tester_model_id, target_model_id, scorer, baseline=baseline_model_id, device=device, **settings
+        )
+
+    def _defaults_of(self, model: str) -> dict[str, Any]:
+        with boundary(EngineError, f"load the tokenizer of {model}"):
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        return {} if tokenizer.chat_template else {"chat_template": PLAIN}
+
+    @property
+    def tester(self) -> Any:
+        """The tester's Hugging Face module."""
+        return self.engine.model.module
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tester's tokenizer."""
+        return self.engine.tokenizer
+
+
+class HFEvaluationSystem(HFASTSystem):
+    """A tester from a checkpoint, to be looked at.
+
+    Example:
+        system = HFEvaluationSystem("checkpoints/best", None, "path/to/target", scorer=KeywordScorer("zorp"))
+        ASTEvaluator(ASTSampler(system, openings), seeds=openings).evaluate()
+
+    Differs from the reference: a checkpoint that cannot be loaded is an error, and no other model in its place.
+
+    Args:
+        tester_checkpoint: Folder of a checkpoint, or an id.
+        tester_base_model_id: What it began as, which is the baseline then; None: the checkpoint itself.
+        target_model_id: The model that is attacked.
+        device: Where the models are.
+        scorer: Says what is looked for.
+        baseline_model_id: Another baseline.
+        settings: Further arguments of `ASTProblem`.
+
+    Raises:
+        EngineError: The checkpoint cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        tester_checkpoint: str | Path,
+        tester_base_model_id: str | Path | None,
+        target_model_id: str | Path,
+        device: str = "cpu",
+        scorer: Scorer[str, str] | None = None,
+        baseline_model_id: str | Path | None = None,
+        **settings: Any,
+    ):
+        baseline = baseline_model_id or tester_base_model_id
+        super().__init__(tester_checkpoint, target_model_id, baseline, scorer, device, **settings)
+
+
+class HFASTConfiguration(TrainingConfiguration):
+    """Settings for pretrained models: a small rate and small batches.
+
+    Example:
+        HFASTConfiguration(training_steps=200)
+    """
+
+    lr: float = Field(default=1e-5, gt=0, description="Peak learning rate.")
+    batch_size: int = Field(default=4, ge=1, description="Steps of the algorithm in a batch.")
+    training_steps: int = Field(default=1000, ge=1, description="Experiences to collect and train on.")
+    num_episodes_per_experience: int = Field(default=2, ge=1, description="Rollouts of an experience.")
+
+
+class HFASTTrainer(Trainer[str, str, Any, Any]):
+    """Evaluates on openings every `eval_every` experiences and keeps the best and the last tester in `ckpt_dir`.
+
+    Example:
+        trainer = HFASTTrainer(config, sampler, DPO(system), dev_prompts=openings, eval_every=10, ckpt_dir="testers")
+        trainer.train()  # testers/best and testers/last load with from_pretrained
+
+    Args:
+        config: The settings; `eval_every` of the call goes before its own.
+        environment: Draws trees.
+        algorithm: Says what is learned from them.
+        dev_prompts: Openings to evaluate on; none: nothing is evaluated.
+        eval_every: Experiences between evaluations.
+        ckpt_dir: Folder of the testers.
+        use_wandb: Log to Weights & Biases.
+        show_progress: Say by the log how far it is.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfiguration,
+        environment: ASTSampler,
+        algorithm: Algorithm[str, str, Any, Any],
+        *,
+        dev_prompts: Sequence[str] | None = None,
+        eval_every: int = 200,
+        ckpt_dir: str | Path = "checkpoints",
+        use_wandb: bool = False,
+        show_progress: bool = False,
+    ):
+        self.dev_prompts, self.eval_every = list(dev_prompts or []), max(1, int(eval_every))
+        self.ckpt_dir, self.show_progress = Path(ckpt_dir), show_progress
+        self.best_score: float | None = None
+        self.sampler = environment
+        settings = config.model_copy(update={"eval_every": None})
+        super().__init__(settings, environment, algorithm, use_wandb=use_wandb)
+
+    def train(self) -> None:
+        """Trains, evaluates, and saves the last tester."""
+        super().train()
+        self.save(self._state.experience, "last")
+
+    def _after_experience(self) -> None:
+        super()._after_experience()
+        done = self._state.experience
+        if self.show_progress:
+            logger.warning("experience %d of %d", done, self.config.training_steps)
+        if done % self.eval_every == 0:
+            self.eval_epoch(done)
+
+    def save(self, step: int | None, tag: Literal["best", "last", "step"] | str = "step") -> Path:
+        """Writes the tester for `from_pretrained` and returns its folder.
+
+        Args:
+            step: Names the folder, unless the tag does.
+            tag: `best` and `last` are one folder each; any other is `TAG-STEP`.
+        """
+        folder = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}")
+        system: Any = self.system
+        system.save(folder)
+        return folder
+
+    def eval_epoch(self, step: int, tag: str = "dev") -> float | None:
+        """Returns the mean reward of the last turns over the openings, and saves the tester if it is the best so far.
+
+        Args:
+            step: Experiences so far.
+            tag: Names the figure in the log.
+
+        Returns:
+            The score; None where there are no openings or nothing was said.
+        """
+        if not self.dev_prompts:
+            return None
+        graphs = self.sampler.eval_rollouts(self.dev_prompts)
+        rewards = [reward for graph in graphs if (reward := self.sampler.final_reward(graph)) is not None]
+        score = statistics.fmean(rewards) if rewards else None
+        self._tell({"experience": step, f"{tag}_score": score})
+        if score is not None and (self.best_score is None or score > self.best_score):
+            self.best_score = score
+            self.save(step, "best")
+        return score

@@ -1,0 +1,147 @@
+"""Trees of conversations, level by level: what all episodes ask on one level goes to the models together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reinforge.errors import ConfigError
+from reinforge.redteam.core.sampler import Graph, Node, Sampler
+from reinforge.redteam.methods.ast.system import ASTSystem
+from reinforge.redteam.methods.ast.texts import Dialogue
+from reinforge.types.seeding import stable_random, stable_seed
+
+
+@dataclass
+class ASTNode(Node[str, str]):
+    """One probe of the tester and what the target made of it.
+
+    Attributes:
+        depth: Its turn, from 0.
+    """
+
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A conversation that goes on."""
+
+    context: str
+    children: list[Node[str, str]]
+    seed: int
+    path: tuple[int, ...] = field(default_factory=tuple)
+
+
+class ASTSampler(Sampler[str, str]):
+    """Grows each conversation by `tree_width` probes at every point, to `tree_depth` turns (arXiv:2407.09447).
+
+    Example:
+        sampler = ASTSampler(problem, ["It is a rainy Monday at the desk.", "It is a foggy Sunday."], tree_width=3)
+        graph = sampler.rollout(seed=0)  # 3 + 9 + 27 nodes
+
+    Args:
+        system: The models.
+        prompts: Openings; a rollout takes one of them by its seed.
+        tree_width: Probes at every point.
+        tree_depth: Turns.
+        eval_width: Probes at every point of `eval_rollout`; 1 is one conversation.
+        seed: Of rollouts that bring none.
+
+    Raises:
+        ConfigError: There is no opening, or no tree.
+    """
+
+    system: ASTSystem
+
+    def __init__(
+        self,
+        system: ASTSystem,
+        prompts: Sequence[str],
+        tree_width: int = 2,
+        tree_depth: int = 3,
+        *,
+        eval_width: int = 1,
+        seed: int = 0,
+    ):
+        super().__init__(system)
+        if isinstance(prompts, str) or not prompts or not all(prompts):
+            raise ConfigError("ASTSampler: prompts is a list of openings, none of them empty")
+        if min(tree_width, tree_depth, eval_width) < 1:
+            raise ConfigError(
+                f"ASTSampler: tree_width {tree_width}, tree_depth {tree_depth}, eval_width {eval_width}: at least 1"
+            )
+        self.prompts, self.tree_width, self.tree_depth = list(prompts), tree_width, tree_depth
+        self.eval_width, self.seed = eval_width, seed
+        self._num_unseeded = 0
+
+    def rollout(self, seed: int | None = None) -> Graph[str, str]:
+        """Returns one tree; the same for the same seed and weights. None: another each time."""
+        return self.rollouts([self._fresh() if seed is None else seed])[0]
+
+    def rollouts(self, seeds: Sequence[int]) -> list[Graph[str, str]]:
+        """Returns one tree a seed, grown together: `tree_depth` batches of probes, however many trees."""
+        return self._grow([(self._opening(seed), seed) for seed in seeds], self.tree_width)
+
+    def eval_rollout(self, seed: Any = None) -> Graph[str, str]:
+        """Returns one tree of width `eval_width`.
+
+        Args:
+            seed: A number chooses the opening and the draws; a text is the opening itself; None: another each time.
+        """
+        return self.eval_rollouts([seed])[0]
+
+    def eval_rollouts(self, seeds: Sequence[Any]) -> list[Graph[str, str]]:
+        """Returns one tree for each, grown together."""
+        return self._grow([self._asked(seed) for seed in seeds], self.eval_width)
+
+    def final_reward(self, graph: Graph[str, str]) -> float | None:
+        """Returns the mean reward of the last turns over all branches; None where nothing was said."""
+        rewards = [path[-1].reward for path in graph.paths()]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    def _asked(self, seed: Any) -> tuple[str, int]:
+        if isinstance(seed, str):
+            return seed, stable_seed(self.seed, "opening", seed)
+        number = self._fresh() if seed is None else int(seed)
+        return self._opening(number), number
+
+    def _fresh(self) -> int:
+        self._num_unseeded += 1
+        return stable_seed(self.seed, "rollout", self._num_unseeded)
+
+    def _opening(self, seed: int) -> str:
+        return stable_random(seed, "opening").choice(self.prompts)
+
+    def _grow(self, roots: Sequence[tuple[str, int]], width: int) -> list[Graph[str, str]]:
+        graphs: list[Graph[str, str]] = [Graph(Dialogue(opening), []) for opening, _ in roots]
+        level = [
+            _Branch(graph.context, graph.children, seed)  # type: ignore[arg-type]
+            for graph, (_, seed) in zip(graphs, roots, strict=True)
+        ]
+        for depth in range(self.tree_depth):
+            if not level:
+                break
+            level = self._extend(level, width, depth)
+        return graphs
+
+    def _extend(self, level: Sequence[_Branch], width: int, depth: int) -> list[_Branch]:
+        """Adds `width` children to each branch and returns the branches after them."""
+        asked = [(branch, (*branch.path, i)) for branch in level for i in range(width)]
+        seeds = [stable_seed(branch.seed, "probe", *path) for branch, path in asked]
+        probes = self.system.draw_probes([branch.context for branch, _ in asked], seeds)
+        said = [(*each, probe) for each, probe in zip(asked, probes, strict=True) if probe is not None]
+        seeds = [stable_seed(branch.seed, "response", *path) for branch, path, _ in said]
+        responses = self.system.draw_responses([branch.context + probe for branch, _, probe in said], seeds)
+        turns = [(*each, response) for each, response in zip(said, responses, strict=True) if response is not None]
+        rewards = self.system.reward(
+            [branch.context for branch, *_ in turns], [turn[2] for turn in turns], [turn[3] for turn in turns]
+        )
+        grown = []
+        for (branch, path, probe, response), reward in zip(turns, rewards, strict=True):
+            node = ASTNode(branch.context, probe, response, float(reward), [], depth)
+            branch.children.append(node)
+            context = self.system.advance(branch.context, probe, response)
+            grown.append(_Branch(context, node.children, branch.seed, path))  # type: ignore[arg-type]
+        return grown

@@ -1,0 +1,121 @@
+"""Text classifiers: one from a Hugging Face folder, and Detoxify where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reinforge.errors import ConfigError, EngineError, Problem, boundary, did_you_mean
+from reinforge.redteam.core.scorer import Scorer
+
+
+class ClassifierScorer(Scorer[str, str]):
+    """The probability that a sequence classifier gives to one of its labels.
+
+    Example: `ClassifierScorer("path/to/classifier", label="leaks").score(["hello"])` -> `[0.03]`.
+
+    Args:
+        model: Folder or hub id; safetensors only.
+        label: Name or number of the label; a model with one output has none. None: the last label.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        batch_size: Texts that are read together, those of like length first.
+
+    Raises:
+        ConfigError: The model has no such label.
+        EngineError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self, model: str | Path, label: str | int | None = None, *, device: str = "auto", batch_size: int = 32
+    ):
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        from reinforge.engine.checkpoint import quiet
+        from reinforge.engine.model import pick_device
+
+        with boundary(EngineError, f"load the classifier {model}"), quiet():
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            module: Any = AutoModelForSequenceClassification.from_pretrained(
+                model, use_safetensors=True, trust_remote_code=False
+            )
+        self.device, self.batch_size = pick_device(device), batch_size
+        self.model = module.to(self.device).eval()
+        self.index = _index_of(label, dict(module.config.id2label))
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if module.config.pad_token_id is None:  # decoders look for the last token that is no padding
+            module.config.pad_token_id = self.tokenizer.pad_token_id
+        self.max_length = min(self.tokenizer.model_max_length, getattr(module.config, "max_position_embeddings", 512))
+
+    def score(self, x: Sequence[str]) -> list[float]:
+        """Returns a probability a text; longer texts than the model takes lose their end."""
+        scores, order = [0.0] * len(x), sorted(range(len(x)), key=lambda i: len(x[i]))
+        for start in range(0, len(order), self.batch_size):
+            indices = order[start : start + self.batch_size]
+            found = self._probabilities([str(x[i]) or " " for i in indices])
+            for index, probability in zip(indices, found, strict=True):
+                scores[index] = probability
+        return scores
+
+    def _probabilities(self, texts: list[str]) -> list[float]:
+        import torch
+
+        encoded = self.tokenizer(
+            texts, return_tensors="pt", padding=True, truncation=True, max_length=self.max_length
+        ).to(self.device)
+        with torch.inference_mode():
+            logits_BL = self.model(
+                input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]
+            ).logits.float()
+        if logits_BL.shape[1] == 1:
+            return logits_BL[:, 0].sigmoid().tolist()
+        return logits_BL.softmax(dim=1)[:, self.index].tolist()
+
+
+def _index_of(label: str | int | None, names: dict[int, str]) -> int:
+    if label is None:
+        return len(names) - 1
+    if isinstance(label, int) and 0 <= label < len(names):
+        return label
+    found = [index for index, name in names.items() if name == label]
+    if not found:
+        hint = did_you_mean(str(label), names.values())
+        message = f"the classifier has no label {label!r}{hint or ';'} it has {', '.join(names.values())}"
+        raise ConfigError(Problem("label", message))
+    return found[0]
+
+
+class DetoxifyScorer(Scorer[str, str]):
+    """What the package `detoxify` says of a text, which is installed by itself (`pip install detoxify`).
+
+    Example: `DetoxifyScorer().score(["hello"])` -> `[0.001]`.
+
+    Args:
+        harm_category: Which of the package's numbers.
+        variant: Which of its models.
+
+    Raises:
+        ConfigError: The package is not installed, or its model knows no such category.
+    """
+
+    def __init__(self, harm_category: str = "toxicity", variant: str = "original"):
+        try:
+            detoxify: Any = importlib.import_module("detoxify")
+        except ImportError:
+            fix = "pip install detoxify, or use another scorer, such as ClassifierScorer"
+            raise ConfigError(Problem("DetoxifyScorer", "the package detoxify is not installed", fix)) from None
+        self.harm_category, self.variant = harm_category, variant
+        self.model = detoxify.Detoxify(variant)
+        known = self.model.predict(["hello"])
+        if harm_category not in known:
+            hint = did_you_mean(harm_category, known)
+            message = f"the model {variant} knows no category {harm_category!r}{hint or ';'} it has {', '.join(known)}"
+            raise ConfigError(Problem("harm_category", message))
+
+    def score(self, x: Sequence[str]) -> list[float]:
+        """Returns the category's number for each text."""
+        if not x:
+            return []
+        return [float(score) for score in self.model.predict([str(text) for text in x])[self.harm_category]]

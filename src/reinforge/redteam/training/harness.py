@@ -1,0 +1,115 @@
+"""Experiences: trees are drawn, flattened by the algorithm, and come as batches."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import append_line
+from reinforge.redteam.core.algorithm import Algorithm
+from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
+from reinforge.redteam.core.sampler import Graph, Sampler
+from reinforge.types.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class Harness(Generic[StateT, ActionT, Step, Batch]):
+    """What a loop of one's own is written with.
+
+    Example:
+        harness = Harness(sampler, algorithm, 8, dataloader_kwargs={"batch_size": 16})
+        for number in range(100):
+            for batch in harness.experience(seed=number):
+                loss, logs = harness.step(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                harness.log_current_step(logs)
+
+    Args:
+        sampler: Draws trees.
+        algorithm: Says what is learned from them.
+        num_episodes_per_experience: Trees of an experience; each has a seed of its own.
+        use_wandb: Log to Weights & Biases, which is installed by itself.
+        wandb_kwargs: Arguments of `wandb.init`, all of them.
+        dataloader_kwargs: Arguments of torch's `DataLoader`; the default batch is 16, and the last one may be smaller.
+        log_file: JSON lines; None: nothing is written.
+
+    Attributes:
+        graphs: The trees of the last experience.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[StateT, ActionT],
+        algorithm: Algorithm[StateT, ActionT, Step, Batch],
+        num_episodes_per_experience: int = 32,
+        use_wandb: bool = False,
+        wandb_kwargs: Mapping[str, Any] | None = None,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        log_file: Path | None = None,
+    ):
+        if num_episodes_per_experience < 1:
+            raise ConfigError(f"Harness: num_episodes_per_experience is {num_episodes_per_experience}, at least 1")
+        if algorithm.needs_siblings and getattr(sampler, "tree_width", None) == 1:
+            message = f"1, but {type(algorithm).__name__} compares siblings, so that it would learn nothing"
+            raise ConfigError(Problem("tree_width", message, "write 2 or more, or use PPO, which needs no siblings"))
+        self.sampler, self.algorithm = sampler, algorithm
+        self.num_episodes_per_experience, self.log_file = num_episodes_per_experience, log_file
+        self.dataloader_kwargs = {"batch_size": 16, **(dataloader_kwargs or {})}
+        self.graphs: list[Graph[StateT, ActionT]] = []
+        self._num_experiences = 0
+        self._wandb: Any = _start_wandb(wandb_kwargs or {}) if use_wandb else None
+
+    def experience(self, seed: int | None = None) -> Iterator[Batch]:
+        """Yields the batches of one experience; all of its trees are drawn before the first.
+
+        Args:
+            seed: The trees' seeds derive from it, so they are the same while the weights are; 0 is a seed like any
+                other. None: others each time.
+        """
+        if seed is None:
+            seed = stable_seed(0, "experience", self._num_experiences)
+            self._num_experiences += 1
+        seeds = [stable_seed(seed, "episode", i) for i in range(self.num_episodes_per_experience)]
+        self.graphs = self.sampler.rollouts(seeds)
+        steps = [step for graph in self.graphs for step in self.algorithm.flatten(graph)]
+        if not steps:
+            logger.warning("an experience of %d rollouts teaches nothing", len(self.graphs))
+            return
+        yield from self._batches(steps)
+
+    def _batches(self, steps: Sequence[Step]) -> Iterator[Batch]:
+        from torch.utils.data import DataLoader
+
+        collate = {"collate_fn": self.algorithm.collate_fn}
+        yield from DataLoader(list(steps), **{**collate, **self.dataloader_kwargs})  # type: ignore[arg-type]
+
+    def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
+        """Returns the loss of a batch, with gradient, and what is told of it."""
+        return self.algorithm.step(batch)
+
+    def log_current_step(self, logs: Mapping[Any, Any]) -> None:
+        """Records what is told of a step: one line of JSON, and Weights & Biases where it is asked for."""
+        if self.log_file is not None:
+            append_line(self.log_file, {str(name): value for name, value in logs.items()})
+        if self._wandb is not None:
+            self._wandb.log(dict(logs))
+
+
+def _start_wandb(arguments: Mapping[str, Any]) -> Any:
+    try:
+        wandb: Any = importlib.import_module("wandb")
+    except ImportError:
+        fix = "pip install wandb, or leave use_wandb out; log_file holds the same"
+        raise ConfigError(Problem("use_wandb", "the package wandb is not installed", fix)) from None
+    return wandb.init(**arguments)

@@ -1,0 +1,119 @@
+"""The example that seed 004 prints runs as printed: `astra_rl` replaced and its dots filled in."""
+
+import doctest
+import sys
+
+import pytest
+
+from reinforge.redteam import Trainer, TrainingConfiguration
+from reinforge.registry import REGISTRY
+
+PRINTED = """
+>>> import torch
+>>> from astra_rl import (
+...     Trainer,
+...     TrainingConfiguration,
+... )
+>>> from astra_rl.algorithms.dpo import (
+...     DPO,
+... )
+>>> from astra_rl.methods.ast import (
+...     ASTProblem,
+...     ASTSampler,
+... )
+>>>
+>>> problem = (
+...     ASTProblem()
+... )
+>>> sampler = (
+...     ASTSampler(
+...         problem, ...
+...     )
+... )
+>>> algorithm = DPO(...)
+>>> config = TrainingConfiguration(
+...     lr=1e-3,
+...     batch_size=16,
+...     optimizer="adamw",
+...     gradient_accumulation_steps=1,
+...     training_steps=1024,
+...     num_episodes_per_experience=8,
+... )
+>>> trainer = Trainer(
+...     config,
+...     sampler,
+...     algorithm,
+... )
+>>> trainer.train()
+"""
+FILLED = {
+    "astra_rl": "reinforge.redteam",
+    "problem, ...\n": "problem, openings, tree_depth=2\n",
+    "DPO(...)": "DPO(problem)",
+    "num_episodes_per_experience=8,": "num_episodes_per_experience=8, max_steps=2,",
+}
+"""The dots, and an end before 1024 experiences: a setting that is ours."""
+
+OPENINGS = [
+    "It is a rainy Monday at the desk in Wick, with two visitors.",
+    "It is a foggy Sunday at the desk in Harle.",
+]
+
+
+def run(code, **names):
+    """Runs a doctest's lines and returns the names that they leave."""
+    for written, filled in FILLED.items():
+        assert written in code
+        code = code.replace(written, filled)
+    test = doctest.DocTestParser().get_doctest(code, {"openings": OPENINGS, **names}, "page", None, None)
+    runner, told = doctest.DocTestRunner(verbose=False), []
+    runner.run(test, out=told.append, clear_globs=False)
+    assert runner.failures == 0, "".join(told)
+    assert runner.tries == 10
+    return test.globs
+
+
+def look(names):
+    trainer = names["trainer"]
+    try:
+        assert isinstance(trainer, Trainer)
+        assert isinstance(trainer.config, TrainingConfiguration)
+        assert trainer.harness.sampler is names["sampler"]
+        assert type(trainer.optimizer).__name__ == "AdamW"
+        assert trainer._global_step_counter == 2
+        assert trainer.stopped == "max_steps: 2 optimizer steps"
+        assert trainer.history[0]["num_probes"] == 8 * (2 + 4)
+        assert names["problem"].engine.policy.version >= 1
+    finally:
+        names["problem"].close()
+
+
+def test_the_printed_example_runs(tiny_model_dir):
+    """With tiny random models in the place of the bundled ones, which are made on first use."""
+    code = PRINTED.replace("ASTProblem()", "ASTProblem(folder, folder, max_tokens=4, device='cpu')")
+    look(run(code, folder=tiny_model_dir))
+
+
+@pytest.mark.slow
+def test_the_printed_example_runs_with_its_defaults():
+    names = {component.name for component in REGISTRY.components("model")}
+    if "front_desk_visitor" not in names:
+        pytest.skip("the bundled front desk is not registered here")
+    look(run(PRINTED))
+
+
+def test_names_come_lazily():
+    import subprocess
+
+    code = (
+        "import sys, reinforge.redteam as r\n"
+        "from reinforge.redteam import System, Scorer, KeywordScorer, Graph\n"
+        "print('torch' in sys.modules, len(r.__all__))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    from reinforge import redteam
+
+    assert out.stdout.split() == ["False", str(len(redteam.__all__))]
+    assert all(getattr(redteam, name) is not None for name in redteam.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        redteam.nothing  # noqa: B018

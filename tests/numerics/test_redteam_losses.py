@@ -1,0 +1,185 @@
+"""DPO, IPO, PPO and GRPO of the adversarial API against arithmetic written here, on fixed log-probs, to 1e-5."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from reinforge.redteam.algorithms import DPO, GRPO, IPO, PPO, DPOStep, GRPOStep, PPOStep
+from reinforge.redteam.algorithms.ppo import TokenCredit
+from reinforge.redteam.core import Graph, Node, Scorer, ValueFunctionSystem
+
+TESTER = {"a": [-1.0, -0.5], "b": [-2.0], "c": [-0.3, -0.2, -1.5]}
+BASELINE = {"a": [-1.5, -1.0], "b": [-1.0], "c": [-0.3, -1.2, -1.0]}
+VALUES = {"a": [0.2, 0.4], "b": [-0.1], "c": [0.0, 0.5, 1.0]}
+
+
+class Nothing(Scorer):
+    def score(self, x):
+        return [0.0] * len(x)
+
+
+class Fixed(ValueFunctionSystem):
+    """Every log-prob is a parameter, so that gradients can be read off."""
+
+    def __init__(self):
+        super().__init__(Nothing())
+        self.tester = {name: torch.tensor(row, requires_grad=True) for name, row in TESTER.items()}
+        self.values = {name: torch.tensor(row, requires_grad=True) for name, row in VALUES.items()}
+
+    def _rows(self, rows, names):
+        return torch.nn.utils.rnn.pad_sequence([torch.as_tensor(rows[name]) for name in names], batch_first=True)
+
+    def get_tester_logprobs(self, context, continuation):
+        return self._rows(self.tester, continuation)
+
+    def get_baseline_logprobs(self, context, continuation):
+        return self._rows(BASELINE, continuation)
+
+    get_target_logprobs = get_baseline_logprobs
+
+    def value(self, context, continuation):
+        return self._rows(self.values, continuation)[..., None]  # the shape that the reference gives
+
+    def token_mask(self, context, continuation, logprobs):
+        counts = torch.tensor([len(TESTER[name]) for name in continuation])
+        return torch.arange(logprobs.shape[1]) < counts[:, None]
+
+    def parameters(self):
+        yield from (*self.tester.values(), *self.values.values())
+
+    def rollout_prompt_with_tester(self, x): ...
+    def rollout_prompt_with_target(self, x): ...
+    def advance(self, context, probe, response): ...
+    def reward(self, context, probe, response): ...
+
+
+def log_ratio(name):
+    return sum(TESTER[name]) - sum(BASELINE[name])
+
+
+PAIRS = [("a", "b"), ("b", "c")]
+MARGINS = [log_ratio(x) - log_ratio(y) for x, y in PAIRS]
+
+
+def preference(kind, beta):
+    algorithm = kind(Fixed(), beta=beta)
+    loss, told = algorithm.step(algorithm.collate_fn([DPOStep("x", *pair) for pair in PAIRS]))
+    return algorithm.system, loss, told
+
+
+def test_dpo():
+    system, loss, told = preference(DPO, 0.3)
+    expected = sum(math.log1p(math.exp(-0.3 * h)) for h in MARGINS) / 2
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    assert told["margin"] == pytest.approx(sum(MARGINS) / 2, abs=1e-5)
+    loss.backward()
+    by_pair = [-0.3 / (1 + math.exp(0.3 * h)) / 2 for h in MARGINS]
+    assert system.tester["a"].grad.tolist() == pytest.approx([by_pair[0]] * 2, abs=1e-5)
+    assert system.tester["b"].grad.tolist() == pytest.approx([-by_pair[0] + by_pair[1]], abs=1e-5)
+
+
+def test_ipo():
+    system, loss, _ = preference(IPO, 0.25)
+    assert loss.item() == pytest.approx(sum((h - 2.0) ** 2 for h in MARGINS) / 2, abs=1e-5)
+    loss.backward()
+    assert system.tester["a"].grad.tolist() == pytest.approx([MARGINS[0] - 2.0] * 2, abs=1e-5)
+
+
+DRAWN = {"a": [-1.1, -0.4], "b": [-1.5], "c": [-0.3, -0.5, -1.5]}
+CREDIT = {"a": [1.0, -2.0], "b": [0.5], "c": [-1.0, -1.0, 2.0]}
+RETURNS = {"a": [0.7, 0.1], "b": [0.3], "c": [1.0, 0.0, 0.5]}
+TOKENS = [(name, t) for name in "abc" for t in range(len(TESTER[name]))]
+
+
+def gain(name, t, advantage, clip):
+    ratio = math.exp(TESTER[name][t] - DRAWN[name][t])
+    return min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
+
+
+def proximal(**settings):
+    algorithm = PPO(Fixed(), normalize_advantages=False, **settings)
+    steps = [
+        PPOStep("x", name, 0.0, TokenCredit(DRAWN[name], VALUES[name], CREDIT[name], RETURNS[name])) for name in "abc"
+    ]
+    loss, told = algorithm.step(algorithm.collate_fn(steps))
+    return algorithm.system, loss, told
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.1, 0.9])
+@pytest.mark.parametrize("coef", [0.0, 1.0])
+def test_ppo(clip, coef):
+    system, loss, told = proximal(clip_range=clip, vf_loss_coef=coef)
+    policy = -sum(gain(name, t, CREDIT[name][t], clip) for name, t in TOKENS) / 6
+    error = sum((VALUES[name][t] - RETURNS[name][t]) ** 2 for name, t in TOKENS) / 6
+    assert loss.item() == pytest.approx(policy + coef * error / 2, abs=1e-5)
+    assert told["value_error"] == pytest.approx(error, abs=1e-5)
+    loss.backward()
+    found = [system.values[name].grad[t].item() for name, t in TOKENS]
+    assert found == pytest.approx([coef * (VALUES[n][t] - RETURNS[n][t]) / 6 for n, t in TOKENS], abs=1e-5)
+
+
+def test_ppo_normalises_over_the_tokens_of_a_batch():
+    system = Fixed()
+    algorithm = PPO(system, vf_loss_coef=0.0)
+    steps = [
+        PPOStep("x", name, 0.0, TokenCredit(DRAWN[name], VALUES[name], CREDIT[name], RETURNS[name])) for name in "abc"
+    ]
+    loss, _ = algorithm.step(algorithm.collate_fn(steps))
+    flat = [CREDIT[name][t] for name, t in TOKENS]
+    mean = sum(flat) / 6
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in flat) / 6)
+    expected = -sum(gain(n, t, (CREDIT[n][t] - mean) / deviation, 0.1) for n, t in TOKENS) / 6
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_ppo_of_a_step_without_credit():
+    """One turn drawn by the policy as it is: the ratio is 1, A is the reward less what was expected."""
+    algorithm = PPO(Fixed(), gae_lambda=1.0, normalize_advantages=False, vf_loss_coef=0.0)
+    loss, told = algorithm.step(algorithm.collate_fn([PPOStep("x", "a", 1.0)]))
+    assert told["ratio"] == pytest.approx(1.0)
+    assert loss.item() == pytest.approx(-((1 - 0.2) + (1 - 0.4)) / 2, abs=1e-5)
+
+
+def test_credit_goes_along_the_path_and_is_the_mean_over_branches():
+    """a, then b or c. By hand, from the leaves, gamma 0.9 and lambda 0.5; rewards 1, 2 and -1."""
+    graph = Graph("x", [Node("x", "a", "", 1.0, [Node("xa", "b", "", 2.0), Node("xa", "c", "", -1.0)])])
+    a, b, c = PPO(Fixed(), gamma=0.9, gae_lambda=0.5).flatten(graph)
+    of_b = [2.0 - (-0.1)]
+    last = -1.0 - 1.0
+    middle = (0.9 * 1.0 - 0.5) + 0.45 * last
+    of_c = [(0.9 * 0.5 - 0.0) + 0.45 * middle, middle, last]
+    after, value = (of_b[0] + of_c[0]) / 2, (-0.1 + 0.0) / 2
+    end = (1.0 + 0.9 * value - 0.4) + 0.45 * after
+    of_a = [(0.9 * 0.4 - 0.2) + 0.45 * end, end]
+    assert (a.suffix, b.suffix, c.suffix) == ("a", "b", "c")
+    for step, expected in ((a, of_a), (b, of_b), (c, of_c)):
+        assert step.credit.advantages == pytest.approx(expected, abs=1e-5)
+        returns = [x + v for x, v in zip(expected, VALUES[step.suffix], strict=True)]
+        assert step.credit.returns == pytest.approx(returns, abs=1e-5)
+        assert step.credit.logprobs == pytest.approx(TESTER[step.suffix])
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.2])
+def test_grpo(kl_coef):
+    algorithm = GRPO(Fixed(), clip_range=0.1, kl_coef=kl_coef)
+    advantages = {"a": 0.5, "b": -1.0, "c": 0.5}
+    steps = [GRPOStep("x", name, advantages[name], DRAWN[name]) for name in "abc"]
+    loss, _ = algorithm.step(algorithm.collate_fn(steps))
+    expected = 0.0
+    for name, t in TOKENS:
+        d = TESTER[name][t] - BASELINE[name][t]
+        expected += -gain(name, t, advantages[name], 0.1) + kl_coef * (math.exp(-d) - 1 + d)
+    assert loss.item() == pytest.approx(expected / 6, abs=1e-5)
+
+
+def test_grpo_compares_what_a_probe_leads_to_with_its_siblings():
+    """b is worth 0 itself and leads to a mean of 1; c is worth 0.5: the mean of siblings is 0.75."""
+    tree = [Node("xb", "a", "", 2.0), Node("xb", "c", "", 0.0)]
+    graph = Graph("x", [Node("x", "b", "", 0.0, tree), Node("x", "c", "", 0.5)])
+    found = [(step.suffix, step.advantage) for step in GRPO(Fixed()).flatten(graph)]
+    assert found == [("b", 0.25), ("c", -0.25), ("a", 1.0), ("c", -1.0)]
+    found = [(step.suffix, step.advantage) for step in GRPO(Fixed(), gamma=0.0).flatten(graph)]
+    assert found[:2] == [("b", -0.25), ("c", 0.25)]

@@ -1,0 +1,32 @@
+"""A tester and a target that are tiny and random, loaded once."""
+
+import pytest
+
+from reinforge.redteam import ASTProblem, KeywordScorer
+from tests.models import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_target_dir(tmp_path_factory, tiny_model_dir):
+    """Another model with the tester's own tokenizer: two that are trained may break ties in two ways."""
+    from transformers import AutoTokenizer
+
+    folder = make_tiny_model(tmp_path_factory.mktemp("target") / "tiny", seed=1)
+    AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_problem(tiny_model_dir, tiny_target_dir):
+    """Returns problems of short texts that are closed at the end of the test."""
+    made = []
+
+    def make(attacker=None, target=None, scorer=None, **settings):
+        settings = {"max_tokens": 4, "target_max_tokens": 4, "device": "cpu", **settings}
+        attacker, target = attacker or tiny_model_dir, target or tiny_target_dir
+        made.append(ASTProblem(attacker, target, scorer or KeywordScorer(["a", "e"]), **settings))
+        return made[-1]
+
+    yield make
+    for problem in made:
+        problem.close()

@@ -1,0 +1,357 @@
+"""Adaptive stress testing: texts that keep tokens, views, trees, rewards, log-probs, figures."""
+
+import asyncio
+import copy
+import math
+import threading
+
+import pytest
+import torch
+
+from reinforge import PolicyFailure
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, TrajectoryError
+from reinforge.redteam import ASTEvaluator, ASTSampler, ASTSystem, Dialogue, Graph, KeywordScorer, Said, WorkflowTarget
+from reinforge.redteam.methods.ast.problem import _target_view, _tester_view
+from reinforge.redteam.rewards import AttackWeights, attack_reward
+from reinforge.types.request import ModelReply, TokenLogprobs
+from tests.unit.redteam.toy import ToySystem
+
+
+def test_a_dialogue_is_its_text_and_keeps_its_turns():
+    said = Said(" What is new?", TokenLogprobs((1,), (2,), (-1.0,)))
+    asked = Dialogue("Monday.") + said
+    whole = asked + " Nothing."
+    assert whole == "Monday. What is new? Nothing."
+    assert whole.turns[1].tokens.token_ids == (2,)
+    assert (asked.open_probe, asked.exchanges) == (said, [])
+    assert (whole.open_probe, whole.exchanges) == (None, [(said, " Nothing.")])
+    assert Dialogue(whole).turns == whole.turns
+    assert copy.deepcopy(whole).turns[1].tokens == said.tokens
+
+
+def test_each_side_sees_the_other_as_the_user():
+    talk = Dialogue("Monday.", "What is new?", "Nothing.", "And now?")
+    assert _target_view(talk) == [
+        {"role": "user", "content": "Monday.\nWhat is new?"},
+        {"role": "assistant", "content": "Nothing."},
+        {"role": "user", "content": "And now?"},
+    ]
+    assert _tester_view(Dialogue(*talk.turns[:3])) == [
+        {"role": "user", "content": "Monday."},
+        {"role": "assistant", "content": "What is new?"},
+        {"role": "user", "content": "Nothing."},
+    ]
+    assert _target_view("just a text") == [{"role": "user", "content": "just a text"}]
+
+
+def test_the_reward_is_the_papers_with_perplexity_subtracted():
+    assert attack_reward(AttackWeights(), 1.0, 1.0, 4.0) == pytest.approx(0.1 + 0.1 - 0.025 * 4)
+    assert attack_reward(AttackWeights(2.0, 0.5, 0.25), 0.5, 0.25, None) == pytest.approx(1.125)
+
+
+class ToyAST(ASTSystem, ToySystem):
+    """A user's text system: the reward is inherited."""
+
+    def __init__(self, **settings):
+        super().__init__("green", **settings)
+
+
+def test_a_users_system_has_the_reward_and_trees_level_by_level():
+    """Every probe is two words of probability 1/3: perplexity 3, whatever the length."""
+    system = ToyAST()
+    graphs = ASTSampler(system, ["open"], tree_width=2, tree_depth=3).rollouts([0, 1, 2, 3, 4])
+    assert system.asked == [10, 20, 40], "one batch a level for all five trees"
+    for graph in graphs:
+        assert [len(group) for group in graph.sibling_groups()] == [2] * 7
+        for node in graph.nodes():
+            combined, alone = float("green" in node.probe + node.response), float("green" in node.response)
+            assert node.reward == pytest.approx(0.1 * combined + 0.1 * alone - 0.025 * 3, abs=1e-6)
+            for child in node.children:
+                assert child.context == node.context + node.probe + node.response
+                assert child.depth == node.depth + 1
+
+
+def test_no_weight_asks_no_model():
+    class Silent(ToyAST):
+        def get_baseline_logprobs(self, context, continuation):
+            raise AssertionError("nobody needs it")
+
+    assert Silent(ppl_weight=0.0).reward(["c"], ["green"], ["."]) == pytest.approx([0.1])
+
+
+def test_likelihood_may_be_the_targets():
+    class Sure(ToyAST):
+        def get_target_logprobs(self, context, continuation):
+            return torch.full((len(continuation), 3), -2.0)
+
+    assert Sure(likelihood="target").perplexities(["c"], ["red"]) == pytest.approx([math.exp(2.0)])
+    assert Sure().perplexities(["c"], ["red"]) == pytest.approx([3.0])
+
+
+def probes(graph):
+    return [(node.context, node.probe, node.response) for node in graph.nodes()]
+
+
+def test_zero_is_a_seed_and_seeds_are_different(make_problem):
+    sampler = ASTSampler(make_problem(), ["hello", "play at row 1", "Paris"], tree_depth=2)
+    assert probes(sampler.rollout(0)) == probes(sampler.rollout(0))
+    together = sampler.rollouts([0, 1, 2])
+    assert probes(together[0]) == probes(sampler.rollout(0))
+    assert len({str(probes(graph)) for graph in together}) == 3
+    assert probes(sampler.rollout()) != probes(sampler.rollout()), "no seed: another each time"
+    assert len({graph.context for graph in sampler.rollouts(range(30))}) == 3, "openings are chosen by the seed"
+
+
+def test_siblings_differ(make_problem):
+    graph = ASTSampler(make_problem(), ["hello"], tree_width=4, tree_depth=1).rollout(0)
+    assert len({node.probe for node in graph.children}) > 1
+
+
+def test_the_sampled_tokens_are_those_that_are_trained(make_problem):
+    """Log-probs of the learner's path for the drawn ids equal those that the sampler reported."""
+    problem = make_problem(temperature=0.7)
+    nodes = list(ASTSampler(problem, ["hello", "Paris"], 2, 2).rollout(3).nodes())
+    context, said = [node.context for node in nodes], [node.probe for node in nodes]
+    drawn = problem.get_sampling_logprobs(context, said)
+    tester = problem.get_tester_logprobs(context, said)
+    mask = problem.token_mask(context, said, tester)
+    assert tester.requires_grad
+    assert mask.sum(dim=1).tolist() == [len(probe.tokens.token_ids) for probe in said]
+    assert (tester.detach() - drawn).abs().max() < 1e-4
+    assert (tester.detach()[~mask] == 0).all()
+    baseline = problem.get_baseline_logprobs(context, said)
+    assert not baseline.requires_grad
+    assert torch.allclose(baseline, tester.detach(), atol=1e-5), "nothing is learned yet"
+
+
+def test_plain_text_is_written_by_the_template(make_problem):
+    """Against the module itself: prompt and reply as the template writes them, with the reply's end."""
+    problem = make_problem()
+    found = problem.get_tester_logprobs(["hello"], ["the dog"])
+    model, tokenizer = problem.engine.model, problem.engine.tokenizer
+    asked, whole = "<|user|>hello<|end|><|assistant|>", "<|user|>hello<|end|><|assistant|>the dog<|end|>"
+    prompt, ids = (tokenizer.encode(text, add_special_tokens=False) for text in (asked, whole))
+    logits = model.module(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+    expected = [logits[i - 1, ids[i]].item() for i in range(len(prompt), len(ids))]
+    assert found[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert problem.token_mask(["hello"], ["the dog"], found).tolist() == [[True] * len(expected)]
+
+
+def test_one_forward_gives_log_probs_and_values(make_problem):
+    problem = make_problem()
+    with torch.no_grad():
+        problem.engine.critic.bias.fill_(0.5)
+    logprobs, values = problem.logprobs_and_values(["hello", "hello"], ["the dog", "yes"])
+    assert torch.allclose(logprobs, problem.get_tester_logprobs(["hello", "hello"], ["the dog", "yes"]), atol=1e-6)
+    mask = logprobs != 0
+    assert values[mask].tolist() == pytest.approx([0.5] * int(mask.sum()))
+    assert (values[~mask] == 0).all()
+    assert torch.equal(problem.value(["hello"], ["yes"]), problem.logprobs_and_values(["hello"], ["yes"])[1])
+
+
+def test_without_a_critic_values_are_refused(make_problem):
+    with pytest.raises(ConfigError, match="value_head"):
+        make_problem(value_head=False).value(["hello"], ["yes"])
+
+
+def test_adapters_train_and_the_model_without_them_is_the_baseline(make_problem):
+    problem = make_problem(policy={"lora": {"rank": 4}})
+    names = [name for name in problem.engine.learner.parameters if not name.startswith("value_head")]
+    assert names
+    assert all("lora_" in name for name in names)
+    with torch.no_grad():
+        for name in names:
+            problem.engine.learner.parameters[name].normal_()
+    tester, baseline = problem.get_tester_logprobs(["hi"], ["dog"]), problem.get_baseline_logprobs(["hi"], ["dog"])
+    assert (tester - baseline).abs().max() > 1e-2
+
+
+def test_a_baseline_of_its_own(make_problem, tiny_target_dir, tmp_path):
+    problem = make_problem(baseline=tiny_target_dir)
+    target = problem.get_target_logprobs(["hello"], ["the dog"])
+    assert torch.allclose(problem.get_baseline_logprobs(["hello"], ["the dog"]), target, atol=1e-6)
+    assert not target.requires_grad
+    assert (target - problem.get_tester_logprobs(["hello"], ["the dog"])).abs().max() > 1e-2
+
+
+def test_a_baseline_of_other_words_is_refused(make_problem, tmp_path):
+    from tests.models import make_tiny_model
+
+    other = make_tiny_model(tmp_path / "other", vocab_size=300)
+    with pytest.raises(ConfigError, match="other tokens than the tester's"):
+        make_problem(baseline=other)
+
+
+def test_a_function_is_a_target(make_problem):
+    seen, threads = [], set()
+
+    def agent(messages):
+        seen.append(messages)
+        threads.add(threading.current_thread())
+        return "zorp" if len(messages) > 1 else "no"
+
+    problem = make_problem(target=agent, scorer=KeywordScorer("zorp"), ppl_weight=0.0)
+    graph = ASTSampler(problem, ["hello"], 1, 2).rollout(0)
+    assert [node.response for node in graph.nodes()] == ["no", "zorp"]
+    assert [node.reward for node in graph.nodes()] == [0.0, pytest.approx(0.2)]
+    assert seen[0][0]["content"].startswith("hello\n")
+    assert threading.main_thread() not in threads
+    with pytest.raises(ConfigError, match="agent does not tell log-probs of given text"):
+        problem.get_target_logprobs(["hello"], ["yes"])
+
+
+async def test_an_async_function_is_a_target_also_where_a_loop_runs(make_problem):
+    async def agent(messages):
+        await asyncio.sleep(0)
+        return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+
+    problem = make_problem(target=agent)
+    [response] = problem.rollout_prompt_with_target([Dialogue("hello") + "go"])
+    assert response == ""
+    assert response.message["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_a_chat_model_is_a_target_and_its_failure_is_told(make_problem):
+    class Endpoint:
+        model_name, is_policy = "endpoint", False
+
+        async def sample(self, request):
+            if request.messages[0]["content"].startswith("down"):
+                raise BackendUnavailable("http://nowhere: no answer")
+            return ModelReply({"role": "assistant", "content": f"seed {request.sampling.seed}"}, "stop", None)
+
+    problem = make_problem(target=Endpoint())
+    nodes = ASTSampler(problem, ["hello"], 2, 1).rollout(5).children
+    assert nodes[0].response != nodes[1].response, "each answer has a seed of its own"
+    with pytest.raises(BackendUnavailable, match="no answer"):
+        ASTSampler(problem, ["down"], 2, 1).rollout(5)
+
+
+class Echo:
+    """A chat model that says how many messages it was shown."""
+
+    model_name, is_policy = "echo", False
+
+    async def sample(self, request):
+        return ModelReply({"role": "assistant", "content": f"{len(request.messages)} messages"}, "stop", None)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_workflow_of_the_harness_is_a_target(make_problem, plain):
+    async def clerk(item, llm, context):
+        reply = await llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
+        return f"{reply.choices[0].message.content}, the last {item.input_obj!r}"
+
+    def plain_clerk(item, llm, context):
+        reply = llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
+        return f"{reply.choices[0].message.content}, the last {item.input_obj!r}"
+
+    target = WorkflowTarget(plain_clerk if plain else clerk, {"model": Echo()})
+    problem = make_problem(target=target)
+    assert problem.rollout_prompt_with_target([Dialogue("hi") + "a", Dialogue("hi", "a", "b") + "c"]) == [
+        "1 messages, the last 'hi\\na'",
+        "3 messages, the last 'c'",
+    ]
+
+
+def test_a_workflow_that_fails_by_its_own_fault_has_said_something_and_the_world_has_not(make_problem):
+    def clerk(item, llm, context):
+        if "down" in item.input_obj:
+            raise OSError("no such desk")
+        raise PolicyFailure("not parsable", output="zorp")
+
+    problem = make_problem(target=WorkflowTarget(clerk, {"model": Echo()}, settings={"outcomes": {"retries": 0}}))
+    assert problem.rollout_prompt_with_target([Dialogue("hi") + "a"]) == ["zorp"]
+    with pytest.raises(BackendError, match="clerk gave no answer.*no such desk"):
+        problem.rollout_prompt_with_target([Dialogue("hi") + "down"])
+
+
+def test_a_conversation_that_fills_the_context_ends(make_problem):
+    problem = make_problem(policy={"max_context": 24})
+    graph = ASTSampler(problem, ["hello"], 1, 9).rollout(0)
+    assert 1 <= len(list(graph.nodes())) < 9
+    with pytest.raises(Exception, match="the context 24"):
+        problem.rollout_prompt_with_tester(["hello " * 30])
+
+
+def test_a_reply_of_no_tokens_is_refused(make_problem):
+    problem = make_problem()
+    with pytest.raises(TrajectoryError, match="without tokens"):
+        problem.get_tester_logprobs(["hi"], [Said("", TokenLogprobs((1,), (), ()))])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"prompts": "one text"}, "list of openings"),
+        ({"prompts": []}, "list of openings"),
+        ({"prompts": ["a", ""]}, "none of them empty"),
+        ({"prompts": ["a"], "tree_width": 0}, "tree_width 0"),
+        ({"prompts": ["a"], "tree_depth": 0}, "tree_depth 0"),
+    ],
+)
+def test_trees_that_are_none_are_refused(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        ASTSampler(ToyAST(), **settings)
+
+
+def test_a_tester_that_draws_no_alternatives_is_refused(make_problem):
+    with pytest.raises(ConfigError, match="temperature"):
+        make_problem(temperature=0)
+
+
+def test_evaluation_takes_texts_numbers_and_nothing():
+    sampler = ASTSampler(ToyAST(), ["a", "b"], tree_width=3, tree_depth=2)
+    assert sampler.eval_rollout("my own opening").context == "my own opening"
+    assert probes(sampler.eval_rollout(0)) == probes(sampler.eval_rollout(0))
+    assert len(list(sampler.eval_rollout().nodes())) == 2, "one conversation"
+    wide = ASTSampler(ToyAST(), ["a"], tree_width=1, tree_depth=2, eval_width=2)
+    assert len(list(wide.eval_rollout(0).nodes())) == 6
+    rewards = [path[-1].reward for path in wide.eval_rollout(0).paths()]
+    assert wide.final_reward(wide.eval_rollout(0)) == pytest.approx(sum(rewards) / 4)
+    assert wide.final_reward(Graph("a", [])) is None
+
+
+def test_figures_by_hand():
+    """Two branches of two turns: the second fails in turn 2, with the only response that holds `green`."""
+    from reinforge.redteam.methods.ast import ASTNode
+
+    sampler = ASTSampler(ToyAST(), ["a"])
+    last = ASTNode("c", "green red", ".green", 0.2)
+    graph = Graph("open", [
+        ASTNode("c", "red", ".red", 0.0, [ASTNode("c", "red", ".red", 0.0)]),
+        ASTNode("c", "blue", ".blue", 0.1, [last]),
+    ])  # fmt: skip
+    found = ASTEvaluator(sampler).compute_metrics(graph)
+    assert (found.overall["num_branches"], found.overall["first_failing_turn"]) == (2, 2)
+    assert [row["path"] for row in found.overall["turns"]] == [[0], [0, 0], [1], [1, 0]]
+    assert [row["target_toxicity"] for row in found.per_turn] == [0.0, 0.5]
+    assert found.overall["reward"] == pytest.approx(0.075)
+    assert found.overall["adversarial_toxicity"] == 0.25, "a mean, not 1/n for any that is not 0"
+    both = ASTEvaluator(sampler).aggregate_metrics([found])
+    summary = both["summary"]
+    assert (summary["attack_success"]["mean"], summary["attack_success"]["count"]) == (0.5, 2)
+    assert summary["first_failing_turn"] == {"2": 1}
+    assert summary["attack_success_by_turn"][1]["mean"] == 0.5
+    assert summary["perplexity"] == {"all": pytest.approx(3.0), "successful": pytest.approx(3.0)}
+    assert (summary["num_probes"], summary["num_distinct"]) == (4, 3)
+    assert both["examples"][0]["probe"] == "green red"
+
+
+def test_success_of_conversations_has_wilsons_interval():
+    system = ToyAST()
+    with torch.no_grad():
+        system.logits[:, 1] = 30.0
+    found = ASTEvaluator(ASTSampler(system, ["a"], tree_depth=1), seeds=range(4)).evaluate(progress=False)
+    low, high = (found["summary"]["attack_success"][end] for end in ("ci_low", "ci_high"))
+    assert low == pytest.approx(4 / (4 + 1.959964**2), abs=1e-4), "n of n: n / (n + z^2)"
+    assert high == 1.0
+    assert len(found["details"]) == 4
+
+
+def test_a_rollout_where_nothing_was_said_is_no_number():
+    found = ASTEvaluator(ASTSampler(ToyAST(), ["a"])).aggregate_metrics(
+        [ASTEvaluator(ASTSampler(ToyAST(), ["a"])).compute_metrics(Graph("a", []))]
+    )["summary"]
+    assert found["attack_success"] == {"mean": None, "ci_low": None, "ci_high": None, "count": 0}
+    assert found["avg_reward"] is None

@@ -1,0 +1,164 @@
+"""Our systems in the same loop: the engine learns, checkpoints load elsewhere, and the Hugging Face forms."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from reinforge.errors import EngineError
+from reinforge.redteam import (
+    DPO,
+    GRPO,
+    IPO,
+    PPO,
+    ASTSampler,
+    Harness,
+    HFASTConfiguration,
+    HFASTSystem,
+    HFASTTrainer,
+    HFEvaluationSystem,
+    KeywordScorer,
+    Trainer,
+    TrainingConfiguration,
+)
+
+SETTINGS = {"lr": 1e-3, "training_steps": 2, "num_episodes_per_experience": 3, "batch_size": 4}
+
+
+def trainer_of(problem, algorithm=DPO, width=2, **settings):
+    sampler = ASTSampler(problem, ["hello", "Paris"], width, 2)
+    return Trainer(TrainingConfiguration(**{**SETTINGS, **settings}), sampler, algorithm(problem))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "width", "lora"), [(DPO, 2, True), (IPO, 2, False), (GRPO, 3, False), (PPO, 1, False)]
+)
+def test_the_engine_learns_and_the_baseline_stays(make_problem, algorithm, width, lora):
+    problem = make_problem(policy={"lora": {"rank": 4}} if lora else {})
+    context, said = ["hello"], ["the dog"]
+    before, fingerprint = problem.get_baseline_logprobs(context, said), problem.engine.fingerprint()
+    trainer = trainer_of(problem, algorithm, width)
+    trainer.train()
+    assert trainer._mover.num_steps > 0
+    assert problem.engine.fingerprint() != fingerprint
+    assert torch.allclose(problem.get_baseline_logprobs(context, said), before, atol=1e-6)
+    assert problem.engine.policy.version == 2, "one version an experience"
+    if algorithm is PPO:
+        assert problem.engine.critic.weight.abs().max() > 0, "the value head is trained"
+    after = ASTSampler(problem, ["hello"], 2, 1).rollout(0).children[0].probe
+    assert after.tokens.policy_version == 2
+
+
+def test_the_first_step_is_the_engines_own(make_problem):
+    """The same preferences through `Harness.step` and through `engine.update`: weights equal to 1e-6."""
+    from reinforge.types.sample import LossSpec
+    from tests.samples import sample_of
+
+    ours, theirs = make_problem(), make_problem()
+    trainer = trainer_of(ours, training_steps=1, batch_size=99)
+    [batch] = list(trainer.harness.experience(5))
+    with ours.updating():
+        ours.compute(lambda: trainer._learn(batch))
+    samples = []
+    for i, row in enumerate(zip(batch.prefixes, batch.suffix_pos, batch.suffix_neg, strict=True)):
+        for reward, probe in ((1.0, row[1]), (0.0, row[2])):
+            sample = sample_of(probe.tokens)
+            sample.reward, sample.pair_id = reward, str(i)
+            samples.append(sample)
+    theirs.make_mover(trainer._mover._settings, trainer._mover._schedule)
+    theirs.engine.config.batch.steps_per_job = 1
+    theirs.engine.begin_job()
+    from reinforge.interfaces import Needs
+
+    theirs.engine.score(samples, Needs(ref_logprobs=True))
+    theirs.engine.update(samples, LossSpec("dpo", {"beta": 0.1}), progress_start=0, progress_end=1)
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=2e-6) for a, b in pairs)
+
+
+def test_a_training_on_the_engine_goes_on_where_it_stopped(make_problem, tmp_path):
+    whole = make_problem(deterministic=True)
+    trainer_of(whole, PPO, training_steps=2).train()
+    first = trainer_of(make_problem(deterministic=True), PPO, training_steps=1, run_dir=tmp_path)
+    first.train()
+    problem = make_problem(deterministic=True)
+    again = trainer_of(problem, PPO, training_steps=2, run_dir=tmp_path, resume=True)
+    assert problem.engine.fingerprint() == first.system.engine.fingerprint()
+    assert again.optimizer is problem.engine.learner.optimizer
+    again.train()
+    assert problem.engine.fingerprint() == whole.engine.fingerprint()
+    assert torch.equal(problem.engine.critic.weight, whole.engine.critic.weight)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints/step-000002")
+
+
+def test_a_loop_of_ones_own(make_problem):
+    """The harness alone, as its docstring shows it."""
+    problem = make_problem()
+    harness = Harness(ASTSampler(problem, ["hello"], 2, 1), DPO(problem), 4, dataloader_kwargs={"batch_size": 2})
+    optimizer = torch.optim.SGD(problem.parameters(), 0.1)
+    before = problem.engine.fingerprint()
+    for batch in harness.experience(seed=0):
+        loss, logs = harness.step(batch)
+        assert math.isfinite(logs["margin"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert problem.engine.fingerprint() != before
+
+
+@pytest.fixture
+def hf(tiny_model_dir, tiny_target_dir):
+    made = []
+
+    def make(kind=HFASTSystem, *args, **settings):
+        settings = {"max_tokens": 4, "target_max_tokens": 4, **settings}
+        made.append(kind(*(args or (tiny_model_dir, tiny_target_dir, None, KeywordScorer("e"))), **settings))
+        return made[-1]
+
+    yield make
+    for system in made:
+        system.close()
+
+
+def test_hugging_face_forms(hf, tiny_model_dir, tiny_target_dir, tmp_path):
+    """Trains, evaluates each experience, keeps the best and the last, which load here and with from_pretrained."""
+    config = HFASTConfiguration(training_steps=2, lr=1e-3)
+    assert (config.batch_size, config.num_episodes_per_experience, HFASTConfiguration().lr) == (4, 2, 1e-5)
+    system = hf()
+    trainer = HFASTTrainer(
+        config, ASTSampler(system, ["hello"], 2, 1), DPO(system), dev_prompts=["hello", "Paris"], eval_every=1,
+        ckpt_dir=tmp_path,
+    )  # fmt: skip
+    trainer.train()
+    scores = [row["dev_score"] for row in trainer.history if "dev_score" in row]
+    assert len(scores) == 2
+    assert trainer.best_score == max(scores)
+    assert trainer.save(7) == tmp_path / "step-7"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "last")
+    for name, value in loaded.named_parameters():
+        assert torch.equal(value, dict(system.tester.named_parameters())[name])
+    assert AutoTokenizer.from_pretrained(tmp_path / "best").get_vocab() == system.tokenizer.get_vocab()
+    other = hf(HFEvaluationSystem, tmp_path / "last", tiny_model_dir, tiny_target_dir, "cpu", KeywordScorer("e"))
+    assert torch.allclose(
+        other.get_tester_logprobs(["hi"], ["dog"]), system.get_tester_logprobs(["hi"], ["dog"]), atol=1e-6
+    )
+    baseline = other.get_baseline_logprobs(["hi"], ["dog"])
+    assert torch.allclose(baseline, system.get_baseline_logprobs(["hi"], ["dog"]), atol=1e-6)
+    assert HFASTTrainer(config, trainer.sampler, DPO(system), ckpt_dir=tmp_path).eval_epoch(1) is None
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_an_error(hf, tiny_model_dir, tiny_target_dir, tmp_path):
+    with pytest.raises(EngineError):
+        hf(HFEvaluationSystem, tmp_path / "not-there", tiny_model_dir, tiny_target_dir)
+
+
+def test_models_without_a_template_see_one_text(hf, tiny_model_dir, tiny_target_dir, tmp_path):
+    for source, name in ((tiny_model_dir, "tester"), (tiny_target_dir, "target")):
+        AutoModelForCausalLM.from_pretrained(source).save_pretrained(tmp_path / name)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer.chat_template = None
+        tokenizer.save_pretrained(tmp_path / name)
+    system = hf(HFASTSystem, tmp_path / "tester", tmp_path / "target", None, KeywordScorer("e"))
+    node = ASTSampler(system, ["play at row"], 1, 1).rollout(0).children[0]
+    assert system.tokenizer.decode(node.probe.tokens.prompt_token_ids) == "play at row"
