@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from benchmarks.machine import describe, refuse_if_busy
-from benchmarks.sampler import SIZE, Waiter
+from benchmarks.sampler import SIZES, Waiter
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.rows import SampleRequest
@@ -87,8 +87,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=120, help="new tokens of context a turn")
     parser.add_argument("--new", type=int, default=16, help="tokens sampled a turn")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--hidden", type=int, default=SIZE["hidden_size"])
-    parser.add_argument("--layers", type=int, default=SIZE["num_hidden_layers"])
+    parser.add_argument("--hidden", type=int, default=SIZES["1.7m"]["hidden_size"])
+    parser.add_argument("--layers", type=int, default=SIZES["1.7m"]["num_hidden_layers"])
     parser.add_argument("--memory", type=int, default=512, help="MiB to keep")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     parser.add_argument("--device", default="cpu")
@@ -105,7 +105,7 @@ def main() -> None:
             "num_hidden_layers": args.layers,
         }
         with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), "qwen2", **{**SIZE, **sizes}).result()
+            thread.submit(make_tiny_model, Path(folder), "qwen2", **{**SIZES["1.7m"], **sizes}).result()
         config = PolicyConfig(model=folder, max_batch=args.episodes, kv_cache_mb=args.memory)
         with Engine.load(config, seed=0, device=args.device) as engine:
             print(

@@ -79,8 +79,8 @@ class Waiter:
             self.done.set()
 
 
-def make_prompts(count: int, length: int, vocab_size: int, group: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
+def make_prompts(count: int, length: int, vocab_size: int, group: int = 1, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(10, vocab_size, (-(-count // group), length), generator=generator)
     return prompts.repeat_interleave(group, dim=0)[:count]
 
@@ -168,8 +168,10 @@ def compare(engine: Engine, args: argparse.Namespace) -> None:
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     shares: list[float] = []
     needed = count_flops(engine, args) / (args.batch * args.new)
-    for _ in range(args.pairs):
+    for number in range(args.pairs):
         peak = matmul_gflops(seconds=0.2) * 1e9
+        # fresh ones: the sampler keeps what it has read
+        prompts = make_prompts(args.batch, args.prompt, engine.model.vocab_size, args.group, seed=number + 1)
         for name, run in ways.items():
             start = time.perf_counter()
             count = run(engine, prompts, args.new)

@@ -1,7 +1,9 @@
 """The example that seed 004 prints runs as printed: `astra_rl` replaced and its dots filled in."""
 
 import doctest
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +119,23 @@ def test_names_come_lazily():
     assert all(getattr(redteam, name) is not None for name in redteam.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         redteam.nothing  # noqa: B018
+
+
+def test_the_page_runs(tmp_path, monkeypatch, tiny_model_dir, capsys):
+    """The block of docs/redteam.md, with tiny models in the place of the bundled ones and fewer steps."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "redteam.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    small = {
+        "ASTProblem(combined": f'ASTProblem("{tiny_model_dir}", "{tiny_model_dir}", max_tokens=4, combined',
+        "tree_width=3, tree_depth=3": "tree_width=2, tree_depth=2",
+        "training_steps=14": "training_steps=1, max_empty=5",
+        "min_margin=0.3": "min_margin=0.0",
+        "range(20)": "range(2)",
+    }
+    for written, replacement in small.items():
+        assert written in code
+        code = code.replace(written, replacement)
+    exec(compile(code, "docs/redteam.md", "exec"), {})  # the page is ours
+    assert "'count': " in capsys.readouterr().out
+    assert (tmp_path / "runs" / "front_desk" / "log.jsonl").exists()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BACKEND = "local"
 MAX_NAMED = 5
-DIRECTION_SAMPLES = (16, 256)
+DIRECTION_SAMPLES = (8, 256)
 """Of a job's samples an eighth, at least and at most so many, are scored again after it to see which way their
 log-probs moved: a forward pass of all of them would cost a third of the update."""
 
@@ -314,7 +314,7 @@ class LocalAdapter(TrainerAdapter):
 def watched_samples(samples: list[TrainingSample], rng: random.Random) -> list[TrainingSample]:
     """Returns some of a job's samples, in whole groups where they fit: siblings share the cost of their prompt.
 
-    Example: 64 samples in groups of 8 -> the 16 of two groups; 20 samples of one group -> 16 of them.
+    Example: 64 samples in groups of 8 -> the 8 of one group; 20 samples of one group -> 8 of them.
     """
     least, most = DIRECTION_SAMPLES
     count = min(most, max(least, len(samples) // 8))

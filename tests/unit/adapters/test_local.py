@@ -23,7 +23,7 @@ def make_samples(groups, siblings):
 
 @pytest.mark.parametrize(
     ("groups", "siblings", "watched"),
-    [(8, 8, [8, 8]), (1, 20, [16]), (1, 5, [5]), (128, 8, [8] * 16), (1024, 4, [4] * 64)],
+    [(8, 8, [8]), (1, 20, [8]), (1, 5, [5]), (128, 8, [8] * 16), (1024, 4, [4] * 64)],
     ids=["whole groups", "one group is cut", "all of a small job", "an eighth", "at most 256"],
 )
 def test_an_eighth_of_a_job_is_watched_in_whole_groups(groups, siblings, watched):
