@@ -105,7 +105,7 @@ def main() -> None:
             "num_hidden_layers": args.layers,
         }
         with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), "qwen2", **{**SIZES["1.7m"], **sizes}).result()
+            thread.submit(make_tiny_model, Path(folder), **{**SIZES["1.7m"], **sizes}).result()
         config = PolicyConfig(model=folder, max_batch=args.episodes, kv_cache_mb=args.memory)
         with Engine.load(config, seed=0, device=args.device) as engine:
             print(
