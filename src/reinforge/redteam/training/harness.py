@@ -101,6 +101,7 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
     def log_current_step(self, logs: Mapping[Any, Any]) -> None:
         """Records what is told of a step: one line of JSON, and Weights & Biases where it is asked for."""
         if self.log_file is not None:
+            self.log_file.parent.mkdir(parents=True, exist_ok=True)
             append_line(self.log_file, {str(name): value for name, value in logs.items()})
         if self._wandb is not None:
             self._wandb.log(dict(logs))
