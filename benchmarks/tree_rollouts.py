@@ -98,11 +98,15 @@ def compare(problem: ASTProblem, args: argparse.Namespace) -> None:
         samples = samples_of(graphs)
         shared.append(step_s(problem, samples, share=True))
         rows.append(step_s(problem, samples, share=False))
-    print(f"width {args.width}, depth {args.depth}, {args.trees} trees of {count // args.trees} nodes, {args.pairs} pairs")
+    print(
+        f"width {args.width}, depth {args.depth}, {args.trees} trees of {count // args.trees} nodes, {args.pairs} pairs"
+    )
     show("nodes/s", ours)
     show("nodes/s one by one", theirs)
     show("ratio", nodes_ratio)
-    print(f"a step on {len(samples)} probes: shared {statistics.median(shared):.2f} s, rows {statistics.median(rows):.2f} s")
+    print(
+        f"a step on {len(samples)} probes: shared {statistics.median(shared):.2f} s, rows {statistics.median(rows):.2f} s"
+    )
     show("rows / shared", [a / b for a, b in zip(rows, shared, strict=True)])
 
 
@@ -121,7 +125,9 @@ def main() -> None:
         with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
             thread.submit(make_tiny_model, Path(folder), **SIZES["1.7m"]).result()
         limits = {"max_tokens": args.tokens, "target_max_tokens": args.tokens}
-        with ASTProblem(folder, folder, KeywordScorer("x"), policy={"max_batch": 128}, device="cpu", **limits) as problem:
+        with ASTProblem(
+            folder, folder, KeywordScorer("x"), policy={"max_batch": 128}, device="cpu", **limits
+        ) as problem:
             compare(problem, args)
 
 
