@@ -104,9 +104,8 @@ def compare(problem: ASTProblem, args: argparse.Namespace) -> None:
     show("nodes/s", ours)
     show("nodes/s one by one", theirs)
     show("ratio", nodes_ratio)
-    print(
-        f"a step on {len(samples)} probes: shared {statistics.median(shared):.2f} s, rows {statistics.median(rows):.2f} s"
-    )
+    median = statistics.median
+    print(f"a step on {len(samples)} probes: shared {median(shared):.2f} s, rows {median(rows):.2f} s")
     show("rows / shared", [a / b for a, b in zip(rows, shared, strict=True)])
 
 
