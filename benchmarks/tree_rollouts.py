@@ -123,10 +123,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
             thread.submit(make_tiny_model, Path(folder), **SIZES["1.7m"]).result()
+        policy = {"max_batch": 128, "batch": {"batch_size": 10**6, "micro_batch_tokens": 8192}}  # one step for all
         limits = {"max_tokens": args.tokens, "target_max_tokens": args.tokens}
-        with ASTProblem(
-            folder, folder, KeywordScorer("x"), policy={"max_batch": 128}, device="cpu", **limits
-        ) as problem:
+        with ASTProblem(folder, folder, KeywordScorer("x"), policy=policy, device="cpu", **limits) as problem:
             compare(problem, args)
 
 
