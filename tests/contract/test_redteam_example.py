@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from reinforge.redteam import Trainer, TrainingConfiguration
-from reinforge.registry import REGISTRY
 
 PRINTED = """
 >>> import torch
@@ -98,9 +97,6 @@ def test_the_printed_example_runs(tiny_model_dir):
 
 @pytest.mark.slow
 def test_the_printed_example_runs_with_its_defaults():
-    names = {component.name for component in REGISTRY.components("model")}
-    if "front_desk_visitor" not in names:
-        pytest.skip("the bundled front desk is not registered here")
     look(run(PRINTED))
 
 
