@@ -183,7 +183,7 @@ def test_siblings_share_a_step(tiny_model_dir):
         sample.group_id = f"group {i % 3}"
     plan = learner.plan(samples, epoch=0)
     assert sorted(plan) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert len({str(learner.plan(samples, epoch)) for epoch in range(20)}) == 6, "groups come in any order"
+    assert len({str(learner.plan(samples, epoch)) for epoch in range(60)}) == 6, "groups come in any order"
 
 
 def test_rates_follow_warm_up_and_progress():
