@@ -150,6 +150,10 @@ class ProtocolHandler(ABC):
         """Returns what a verifier's message decides (`decisions.py`); None: nothing, it is a question."""
         return read_decision(text, self.config.decision_words)
 
+    def decision_text(self, decision: Decision) -> str:
+        """Returns what a verifier says to decide: `decision_of` reads it back."""
+        return next((word for word, meant in self.config.decision_words.items() if meant == decision), decision)
+
     def refuse(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
         """Returns why a reply is invalid, so that another is drawn; None: it is valid."""
         if not text.strip():
@@ -177,8 +181,7 @@ class ProtocolHandler(ABC):
             return ""
         if self.config.last_round_hint is not None:
             return self.config.last_round_hint
-        words = {decision: word for word, decision in reversed(self.config.decision_words.items())}
-        return f"Decide now: {words['accept']} or {words['reject']}."
+        return f"Decide now: {self.decision_text('accept')} or {self.decision_text('reject')}."
 
     def step_interaction_protocol(self, dialogue: Dialogue) -> Step:
         """Returns what the round that was just said led to: over once the verifier decides, or the rounds are.
@@ -324,6 +327,7 @@ def register_protocol(config_type: type[DialogueConfig]) -> Callable[[HandlerT],
             yield await protocol_workflow(handler(config), builder)
 
         protocol.__module__, protocol.__qualname__ = handler.__module__, handler.__qualname__
+        protocol.handler = handler  # type: ignore[attr-defined]  # finds the handler of a `_type`
         register_workflow(config_type=config_type)(protocol)
         return handler
 
