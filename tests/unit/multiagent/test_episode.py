@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from reinforge.errors import BackendUnavailable
+from reinforge.interfaces import ContextOverflow
 from reinforge.multiagent.evaluators import InvalidReplies
 from reinforge.multiagent.protocols import NIP, Debate, DebateConfig, NIPConfig
 from tests.doubles import PolicyModel, ScriptedPolicy
@@ -136,6 +137,22 @@ async def test_a_branch_that_fails_leaves_the_others():
     assert record.item.output_obj["num_invalid"] == 6
     replies = {t.episode[-1].content for group in groups_of([record]) for t in group}
     assert replies == {"a1", "accept"}, "no invalid reply, and none that nobody knows the worth of"
+
+
+@pytest.mark.parametrize(("num_responses", "outcome"), [(1, "context_overflow"), (2, "ok")])
+async def test_a_prompt_longer_than_the_context_ends_its_branch_alone(num_responses, outcome):
+    def verifier(request):
+        return ContextOverflow("9 tokens") if "long" in request.messages[-1]["content"] else "accept"
+
+    talk = Talk(nip(num_responses=num_responses), {"prover": Debater("long", "short"), "verifier": verifier})
+    (record,) = await talk.run("collect")
+    assert record.outcome == outcome
+    if num_responses == 2:
+        output = record.item.output_obj
+        assert [b["rewards"].get("prover") for b in output["branches"]] == [None, None, 1.0, 1.0]
+        assert output["branches"][0]["failed"] == ["verifier", "9 tokens"]
+        assert output["num_invalid"] == 0
+    assert len(talk.heard("verifier")) == num_responses**2, "what does not fit is not asked for again"
 
 
 class Timed(ScriptedPolicy):
