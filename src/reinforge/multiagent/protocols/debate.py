@@ -3,8 +3,9 @@
 `prover_accept` argues for accept and `prover_reject` for reject, whatever the truth is, so that one of them is always
 right. They earn when the verifier decides for their side.
 
-Differs from the paper: the provers may speak at the same time, and a verifier that goes first may ask; what each agent
-earns comes from the configuration, so the game is zero-sum for the provers only up to a constant.
+Differs from the paper: the provers are given their sides and do not choose an answer first; they may speak at the same
+time, and the verifier may ask (`verifier_first: false` and an even `max_message_rounds` come nearest to the paper). What
+each agent earns comes from the configuration: one of the provers earns `prover_reward`, not the other's loss.
 """
 
 from __future__ import annotations
