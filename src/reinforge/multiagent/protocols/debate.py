@@ -4,8 +4,8 @@
 right. They earn when the verifier decides for their side.
 
 Differs from the paper: the provers are given their sides and do not choose an answer first; they may speak at the same
-time, and the verifier may ask (`verifier_first: false` and an even `max_message_rounds` come nearest to the paper). What
-each agent earns comes from the configuration: one of the provers earns `prover_reward`, not the other's loss.
+time; the verifier may ask between their turns. What each agent earns comes from the configuration: the prover that is
+believed earns `prover_reward`, and the other one loses nothing.
 """
 
 from __future__ import annotations
