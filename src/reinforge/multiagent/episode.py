@@ -90,6 +90,8 @@ class ProtocolWorkflow:
 
     def __init__(self, handler: ProtocolHandler, agents: Mapping[str, PureTextWholeAgent], penalty: float = 0.0):
         self.handler, self.agents, self.penalty = handler, dict(agents), penalty
+        told = [name if agent.is_trainable else f"{name} (frozen)" for name, agent in self.agents.items()]
+        self.__qualname__ = f"{type(handler).__name__}: {', '.join(told)}"  # what a run prints as its agent
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> ProtocolOutput:
         """Returns the dialogue.

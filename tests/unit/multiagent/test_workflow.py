@@ -70,6 +70,7 @@ async def test_agents_as_they_are_described(tmp_path):
             "verifier": {"llm": "frozen", "freeze_agent": True, "prompt_file": "prompts/verifier.txt"},
         }},
     })  # fmt: skip
+    assert workflow.__qualname__ == "NIP: prover, verifier (frozen)"
     prover, verifier = workflow.agents.values()
     assert (prover.name, prover.llm, prover.is_trainable) == ("prover", "agent", True)
     assert prover.arguments() == {"max_tokens": 7}
