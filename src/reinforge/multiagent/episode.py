@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reinforge.errors import EvaluationError, describe_error
@@ -209,7 +209,10 @@ class ProtocolWorkflow:
             branch.failed, branch.overflow = (bad.turn[0], f"{bad.refused}{times}"), bad.overflow
             return
         dialogue = branch.dialogue.after(tuple(one.message for one in replies if one.message))
-        branch.dialogue = dialogue.ended(self.handler.step_interaction_protocol(dialogue))
+        step = self.handler.step_interaction_protocol(dialogue)
+        if not step.done and dialogue.round >= self.handler.max_message_rounds:
+            step = replace(step, done=True, terminated=True)
+        branch.dialogue = dialogue.ended(step)
 
     async def _settle(self, branch: _Branch, item: Any) -> None:
         """Says what each agent earns; where one gave no valid reply, that of the others is not known."""

@@ -6,10 +6,11 @@ import pytest
 
 from reinforge.errors import BackendUnavailable
 from reinforge.interfaces import ContextOverflow
+from reinforge.multiagent.dialogue import Step
 from reinforge.multiagent.evaluators import InvalidReplies
 from reinforge.multiagent.protocols import NIP, Debate, DebateConfig, NIPConfig
 from tests.doubles import PolicyModel, ScriptedPolicy
-from tests.talk import Talk, assistant, groups_of, said, user
+from tests.talk import Talk, groups_of, said, user
 
 
 def nip(**settings):
@@ -204,6 +205,16 @@ async def test_an_endpoint_that_fails_ends_the_episode_and_not_what_runs_beside_
     assert (record.outcome, record.reason) == ("backend_error", "BackendUnavailable: down")
     await asyncio.sleep(0)
     assert len(cancelled) == 1, "nobody waits for the other prover"
+
+
+async def test_a_protocol_that_never_ends_is_over_with_its_rounds():
+    class Endless(NIP):
+        def step_interaction_protocol(self, dialogue):
+            return Step(rewards={"prover": 0.25})
+
+    talk = Talk(Endless(NIPConfig(agents={}, max_message_rounds=3)), {"verifier": ["a", "accept"], "prover": ["x"]})
+    (branch,) = (await talk.output())["branches"]
+    assert (branch["terminated"], branch["rewards"]) == (True, {"prover": 0.75}), "and rewards of rounds add up"
 
 
 async def test_views_of_one_model_for_two_roles():
