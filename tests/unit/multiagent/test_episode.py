@@ -224,6 +224,4 @@ async def test_views_of_one_model_for_two_roles():
     found = {group[0].agent: group[0] for group in groups_of(records)}
     assert {name: t.reward for name, t in found.items()} == {"prover": 0.0, "verifier": -1.0}
     assert {name: t.group_id for name, t in found.items()} == {"prover": "1/prover", "verifier": "1/verifier"}
-    assert talk.heard("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]], (
-        assistant
-    )  # the other's words are the user's
+    assert talk.heard("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]]
