@@ -62,11 +62,11 @@ def output_of(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def view_of(record: EpisodeRecord, output: dict[str, Any], agent: str) -> EpisodeRecord:
-    """Returns an episode with the valid replies of one agent alone."""
-    own = {message["call_id"] for message in output["messages"] if message["agent"] == agent}
-    calls = [call for call in record.calls if call.call_id in own]
+    """Returns an episode with the valid replies of one agent alone, in the order in which it spoke."""
+    own = [message["call_id"] for message in output["messages"] if message["agent"] == agent]
+    calls = {call.call_id: call for call in record.calls}
     marks = [mark for mark in record.marks if mark.call_id in own]
-    return replace(record, calls=calls, marks=marks)
+    return replace(record, calls=[calls[call_id] for call_id in own], marks=marks)
 
 
 def _siblings(
@@ -74,7 +74,10 @@ def _siblings(
 ) -> list[list[Trajectory]]:
     """Returns an agent's trajectories of one episode: one, or the groups of its tree; none where nothing is known."""
     if len(output["branches"]) > 1:
-        return groups_from_tree(view, trained)
+        known = {mark.call_id for mark in view.marks}  # what nobody can tell the worth of is not worth 0
+        return groups_from_tree(
+            view, [t and call.call_id in known for t, call in zip(trained, view.calls, strict=True)]
+        )
     reward = output["branches"][0]["rewards"].get(agent)
     if reward is None or not view.calls:
         return []
