@@ -51,7 +51,7 @@ def make_toy(tmp_path, tiny_model_dir):
 
     def make(service, name="toy", **settings):
         toy = Toy(tmp_path / name, tiny_model_dir)
-        through_the_service(toy, service, service.key, **settings)
+        through_the_service(toy, service, f"${{STANDIN_KEY:-{service.key}}}", **settings)
         return toy.set("finetuning.num_epochs", NUM_EPOCHS).set("finetuning.gate", {"margin": -1.0})
 
     return make
@@ -215,6 +215,7 @@ async def test_a_service_that_asks_for_a_pause_gets_it(openai_service):
 
 @pytest.mark.usefixtures("_no_backoff")
 async def test_a_service_that_stays_away_ends_the_wait_with_its_budget(openai_service):
+    openai_service.seconds = 30
     status, _ = await waited_through(openai_service, [fails(503)] * 1_000, max_wait_s=0.5)
     assert status.status is TrainingStatusEnum.CANCELED
     assert "not done within max_wait_s" in status.message
