@@ -133,7 +133,7 @@ def body_of(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
 def _is_same_model(asked: str, answered: Any) -> bool:
     """True if the name that answered is the one asked for, or the dated one that a base model's name stands for.
 
-    Example: `gpt-x` is `gpt-x-2025-04-14` and `gpt-x-0613`; it is not `gpt-x-mini`, and `ft:` names are only themselves.
+    Example: `gpt-x` is `gpt-x-2025-04-14` and `gpt-x-0613`; it is not `gpt-x-mini`. `ft:` names are only themselves.
     """
     is_dated = not asked.startswith("ft:") and re.fullmatch(rf"{re.escape(asked)}-\d[\d-]*", str(answered))
     return answered == asked or bool(is_dated)
