@@ -42,6 +42,7 @@ BUILTIN_MODULES = (
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
+    "reinforge.adapters.openai",
     "reinforge.adapters.openpipe_art",
     "reinforge.trainer.builder",
     "reinforge.trainer.dataset_builder",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.algorithms.samples import num_left_out, num_of_other_choices
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed, OutOfMemory, Problem, ReinforgeError, StorageError
@@ -116,6 +117,9 @@ class LocalAdapter(TrainerAdapter):
         policy = self._policy_config(run_config)
         if policy.model is None:
             return [Problem("finetuning.policy.model", "no model is named", "give a folder, a hub id or bundled:NAME")]
+        if (Path(policy.model) / HOSTED_MODEL).is_file():
+            message = f"{policy.model} names a model that a service holds; its weights are not here"
+            return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai")]
         return check_policy(policy)
 
     def _policy_config(self, run_config: FinetuneConfig) -> PolicyConfig:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from reinforge.engine.critic import ValueHead
 from reinforge.engine.learner import Learner
 from reinforge.engine.model import CausalModel, load_module
 from reinforge.errors import EngineError, boundary
-from reinforge.files import MANIFEST, commit_folder, staging_folder, writing
+from reinforge.files import writing
 
 TRAINING = "training"
 CRITIC = "critic.safetensors"
@@ -148,19 +147,3 @@ def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | Non
 def restore_rng(state: TrainingState) -> None:
     """Puts torch's generator back."""
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
-
-
-def copy_model(checkpoint: Path, target: Path) -> None:
-    """Copies the model's files of a checkpoint, not the training's, to `target`.
-
-    Raises:
-        StorageError: They cannot be copied.
-    """
-    temporary = staging_folder(target.parent)
-    with writing(target):
-        try:
-            shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(TRAINING, MANIFEST))
-            commit_folder(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise

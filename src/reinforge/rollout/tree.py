@@ -113,7 +113,7 @@ def _siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) ->
     path = [item_of(message, trained=False) for message in node.messages]
     return [
         Trajectory.model_construct(
-            episode=[*path, item_of(call.reply.message, logprobs=call.reply.tokens)],
+            episode=[*path, item_of(call.reply.message, logprobs=call.known)],
             reward=value,
             shaped_rewards=None,
             metadata={"node": node.name, "depth": _depth(node), "call_id": call.call_id},

@@ -2,7 +2,8 @@
 
 The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
 job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within a
-measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one.
+measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. A policy
+that tells no tokens cannot be scored: there the version and the fingerprint are all, and the figures are unknown.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ class CanaryReport:
     Attributes:
         version: Version that every reply carried.
         fingerprint: Of the weights that are served.
-        max_difference: Largest |sampler - learner| log-prob, in nats.
-        mean_difference: Mean of the same.
+        max_difference: Largest |sampler - learner| log-prob, in nats; None: the policy tells no tokens.
+        mean_difference: Mean of the same, or None.
         k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
-            (Schulman, "Approximating KL divergence", 2020).
-        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats.
+            (Schulman, "Approximating KL divergence", 2020); None as above.
+        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats, or None.
         num_tokens: Tokens compared.
     """
 
     version: int
     fingerprint: str
-    max_difference: float
-    mean_difference: float
-    k3: float
-    noise_floor: float
+    max_difference: float | None
+    mean_difference: float | None
+    k3: float | None
+    noise_floor: float | None
     num_tokens: int
 
 
@@ -79,6 +80,8 @@ async def probe(
     ]
     replies = await asyncio.gather(*(policy.sample(request) for request in requests))
     _refuse_other_version(replies, version)
+    if all(reply.tokens is None for reply in replies):
+        return CanaryReport(version, fingerprint, None, None, None, None, 0)
     sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
     once, again = await policy.score(sequences), await policy.score(sequences[:1])
     noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
@@ -99,7 +102,7 @@ async def probe(
 
 
 def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
-    served = {reply.tokens.policy_version for reply in replies if reply.tokens}
+    served = {reply.version for reply in replies if reply.version is not None}
     if served - {version}:
         raise JobFailed(f"version {version} was published, but replies carry version {sorted(served)}")
 

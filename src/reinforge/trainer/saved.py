@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.trainer.gate import choose_best
 from reinforge.trainer.stages import BASELINE
@@ -59,8 +60,8 @@ def find_model(named: str, output_dir: Path, argument: str = "--model") -> Saved
 
 
 def is_model(folder: Path) -> bool:
-    """True for a folder with a model, or with adapters of one."""
-    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+    """True for a folder with a model, with adapters of one, or with the name of one that a service holds."""
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", HOSTED_MODEL))
 
 
 def _of_run(folder: Path, argument: str) -> SavedModel:
