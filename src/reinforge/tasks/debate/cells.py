@@ -1,9 +1,9 @@
 """Eight cells with a digit each, and a claim about all of them: one cell can refute it, and none can prove it.
 
-claim     every cell is below 7
-cells     a3 b5 c0 d9 e2 f4 g1 h5      (the provers see these)
-sight     b5 g1                        (the verifier sees two of them)
-evidence  d9                           (a prover shows one cell; it is checked against the cells)
+claim     every cell is below 4
+cells     a3 b2 c0 d4 e2 f1 g1 h3      (the provers see these)
+sight     b2 g1                        (the verifier sees two of them)
+evidence  d4                           (a prover shows one cell; it is checked against the cells)
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES = "abcdefgh"
-LIMIT = 7
+LIMIT = 4
+DIGITS = range(5)
 NUM_SEEN = 2
 
 
@@ -38,7 +39,7 @@ class Cells:
     def write(self, which: tuple[int, ...] | None = None) -> str:
         """Returns cells as text, all of them or some.
 
-        Example: digits 3 5 0 9 2 4 1 5 -> "a3 b5 c0 d9 e2 f4 g1 h5".
+        Example: digits 3 2 0 4 2 1 1 3 -> "a3 b2 c0 d4 e2 f1 g1 h3".
         """
         return " ".join(f"{NAMES[i]}{self.digits[i]}" for i in which or range(len(self.digits)))
 
@@ -56,7 +57,7 @@ def draw_cells(rng: random.Random) -> Cells:
     """Returns a problem: the claim is true half the time, and otherwise one cell refutes it."""
     digits = [rng.randrange(LIMIT) for _ in NAMES]
     if rng.random() < 0.5:
-        digits[rng.randrange(len(NAMES))] = rng.randrange(LIMIT, 10)
+        digits[rng.randrange(len(NAMES))] = rng.choice(DIGITS[LIMIT:])
     seen = sorted(rng.sample(range(len(NAMES)), NUM_SEEN))
     return Cells(tuple(digits), tuple(seen))
 
@@ -64,7 +65,7 @@ def draw_cells(rng: random.Random) -> Cells:
 def checked(said: str, row: Mapping[str, Any]) -> str:
     """Returns what a prover's message shows: its evidence where that is true of the cells.
 
-    Example: "d9" -> "d9" where d is 9, else "false".
+    Example: "d4" -> "d4" where d is 4, else "false".
 
     Args:
         said: The message.

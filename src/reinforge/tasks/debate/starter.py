@@ -15,14 +15,14 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from reinforge.tasks.debate.cells import LIMIT, NAMES, Cells, draw_cells
+from reinforge.tasks.debate.cells import DIGITS, LIMIT, NAMES, Cells, draw_cells
 from reinforge.tasks.debate.prompts import HINT, PROVER, VERIFIER
 from reinforge.tasks.starters import Progress, Recipe, Starter, ensure, make_bpe_tokenizer, supervised_episode
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
-WORDS = r" ?[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
+WORDS = r"[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
 STANCES = ("accept", "reject")
 ANOTHER = "another"
 
@@ -35,8 +35,9 @@ class DebateRecipe(Recipe):
         errs: Share of a verifier's decisions that are the wrong way round.
     """
 
-    num_steps: int = 400
+    num_steps: int = 600
     batch_size: int = 64
+    learning_rate: float = 3e-3
     errs: float = 0.1
 
 
@@ -66,7 +67,7 @@ def episodes(recipe: DebateRecipe, tokenizer: Any) -> Iterator[Trajectory]:
 
 def prover_says(rng: random.Random, cells: Cells) -> list[Message]:
     """Returns a prover's prompt and the cell that it shows, any one, then another and so on: more to learn from."""
-    cells = Cells(tuple(rng.randrange(10) for _ in NAMES), cells.seen)  # it knows no digit better than another
+    cells = Cells(tuple(rng.choice(DIGITS) for _ in NAMES), cells.seen)  # it knows no digit better than another
     prompt = Template(PROVER).substitute(cells.row(), stance=rng.choice(STANCES))
     messages: list[Message] = []
     for asked, index in zip([prompt, *[ANOTHER] * 5], rng.sample(range(len(NAMES)), 6), strict=True):

@@ -10,22 +10,22 @@ from reinforge.tasks.debate.cells import LIMIT, Cells, checked, draw_cells
 from reinforge.tasks.debate.dataset import CellsDataset, CellsDatasetConfig
 from reinforge.tasks.debate.starter import DebateRecipe, episodes, make_tokenizer
 
-PROBLEM = Cells(digits=(3, 5, 0, 9, 2, 4, 1, 5), seen=(1, 6))
+PROBLEM = Cells(digits=(3, 2, 0, 4, 2, 1, 1, 3), seen=(1, 6))
 
 
 def test_a_problem_is_written_as_each_agent_sees_it():
     assert PROBLEM.row() == {
-        "question": "every cell is below 7: a3 b5 c0 d9 e2 f4 g1 h5",
+        "question": "every cell is below 4: a3 b2 c0 d4 e2 f1 g1 h3",
         "answer": "reject",
-        "cells": "a3 b5 c0 d9 e2 f4 g1 h5",
-        "seen": "b5 g1",
+        "cells": "a3 b2 c0 d4 e2 f1 g1 h3",
+        "seen": "b2 g1",
     }
-    assert Cells((3, 5, 0, 6, 2, 4, 1, 5), (0, 1)).is_true
+    assert Cells((3, 2, 0, 3, 2, 1, 1, 3), (0, 1)).is_true
 
 
 @pytest.mark.parametrize(
     ("said", "shown"),
-    [("d9", "d9"), (" c0", "c0"), ("a9", "false"), ("trust me", "false"), ("d9 c0", "false")],
+    [("d4", "d4"), (" c0", "c0"), ("a4", "false"), ("trust me", "false"), ("d4 c0", "false")],
 )
 def test_evidence_is_checked(said, shown):
     assert checked(said, PROBLEM.row()) == shown
@@ -69,5 +69,5 @@ def test_the_starter_has_seen_no_strategy():
     assert 0.85 < sum(accepted[False]) / len(accepted[False]) < 0.95
     assert 0.05 < sum(accepted[True]) / len(accepted[True]) < 0.15
     refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith("argue reject")]
-    assert 0.25 < sum(refuting) / len(refuting) < 0.35  # of cells whose digits are any, 3 of 10 are not below 7
+    assert 0.15 < sum(refuting) / len(refuting) < 0.25  # of cells whose digits are any, 1 of 5 is not below 4
     assert all(len(turn.tokens.token_ids) <= 4 for episode in seen for turn in episode.turns)
