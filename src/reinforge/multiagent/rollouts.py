@@ -1,0 +1,293 @@
+"""Rollouts of the reference, as arrays, and ours, as what a protocol's episodes left: each from the other.
+
+One rollout is one dialogue. Along its rounds the arrays show the dialogue as it stands *before* a round, and below
+`next` as it stands after it:
+
+    round, question, solution, y, prover_stance, padding                      [batch, round]
+    message_history, message_agent_id                                         [batch, round, round, channel]
+    raw_message_history                                                       [batch, round, round, agent]
+    agents: decision, reward, stance                                          [batch, round, agent]
+
+`y` and stances are 1 accept, 0 reject, -1 not known; decisions are 0 reject, 1 accept, 2 not yet, 3 none. Where nothing
+is said there is None, and -1 for whose message it is. Rounds after the end are padding. `message_history` holds what
+others are shown, `raw_message_history` what the agent wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from reinforge.errors import TrajectoryError
+from reinforge.multiagent.agents import PureTextWholeAgent
+from reinforge.multiagent.arrays import NestedArrayDict, stack_nested_array_dicts
+from reinforge.multiagent.dialogue import Decision, Dialogue, Message, Problem, Step
+from reinforge.multiagent.protocol import ProtocolHandler
+from reinforge.types.request import ChatPrompt
+from reinforge.types.request import Message as ChatMessage
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+
+SIDES: dict[Decision | None, int] = {"reject": 0, "accept": 1, None: -1, "none": -1}
+"""Truths and stances as numbers."""
+DECIDED: dict[Decision | None, int] = {"reject": 0, "accept": 1, None: 2, "none": 3}
+NOT_YET = DECIDED[None]
+
+_WORDS: dict[int, Decision] = {0: "reject", 1: "accept"}
+_DECISIONS: dict[int, Decision | None] = {number: word for word, number in DECIDED.items()}
+
+
+def dialogues_of_output(output: Mapping[str, Any], handler: ProtocolHandler) -> list[Dialogue]:
+    """Returns the dialogues of one episode: one, or each of its tree.
+
+    Args:
+        output: What the episode left (`ProtocolOutput`).
+        handler: Its protocol.
+    """
+    problem = Problem(output["question"], output["truth"], output.get("row") or {"question": output["question"]})
+    return [_dialogue_of_branch(output, problem, branch) for branch in output["branches"]]
+
+
+def _dialogue_of_branch(output: Mapping[str, Any], problem: Problem, branch: Mapping[str, Any]) -> Dialogue:
+    said = [each for each in output["messages"] if branch["path"][: len(each["path"])] == each["path"]]
+    messages = tuple(
+        Message(m["round"], m["agent"], m["channel"], m["text"], m["shown"], m["call_id"], m["num_retries"])
+        for m in sorted(said, key=lambda each: each["round"])
+    )
+    rewards = dict(branch["rewards"])
+    return Dialogue(
+        problem,
+        dict(output["stances"]),
+        messages,
+        1 + max((message.round for message in messages), default=-1),
+        Step(True, branch["decision"], branch["terminated"], rewards),
+        rewards,
+    )
+
+
+def rollouts_of(outputs: Sequence[Mapping[str, Any]], handler: ProtocolHandler) -> NestedArrayDict:
+    """Returns episodes of one protocol as arrays of batch size (dialogues, rounds)."""
+    dialogues = [dialogue for output in outputs for dialogue in dialogues_of_output(output, handler)]
+    return rollouts_of_dialogues(dialogues, handler)
+
+
+def rollouts_of_dialogues(dialogues: Sequence[Dialogue], handler: ProtocolHandler) -> NestedArrayDict:
+    """Returns dialogues as arrays of batch size (dialogues, rounds)."""
+    return stack_nested_array_dicts([_rollout_of(dialogue, handler) for dialogue in dialogues])
+
+
+def _rollout_of(dialogue: Dialogue, handler: ProtocolHandler) -> NestedArrayDict:
+    steps = []
+    for round_ in range(handler.max_message_rounds):
+        step = _state_of(dialogue, handler, round_)
+        step["next"] = _state_of(dialogue, handler, round_ + 1)
+        step["padding"] = round_ >= dialogue.round
+        step["done"] = round_ + 1 >= dialogue.round
+        steps.append(NestedArrayDict(step, ()))
+    return stack_nested_array_dicts(steps)
+
+
+def _state_of(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict[str, Any]:
+    """Returns a dialogue as it stands before a round."""
+    agents, channels = list(handler.agent_names), list(handler.message_channel_names)
+    shown = np.full((handler.max_message_rounds, len(channels)), None, object)
+    speaker = np.full((handler.max_message_rounds, len(channels)), -1, np.int64)
+    raw = np.full((handler.max_message_rounds, len(agents)), None, object)
+    for message in dialogue.messages:
+        if message.round < round_:
+            place, agent = channels.index(message.channel), agents.index(message.agent)
+            shown[message.round, place], speaker[message.round, place] = message.shown, agent
+            own = [m.text for m in dialogue.said_in(message.round) if m.agent == message.agent]
+            raw[message.round, agent] = "\n".join(own)
+    ended = round_ >= dialogue.round
+    decided = DECIDED[dialogue.step.decision] if ended else NOT_YET
+    stances = [SIDES[dialogue.stances.get(name)] for name in agents]
+    provers = [SIDES[dialogue.stances.get(name)] for name in handler.prover_names]
+    return {
+        "round": round_,
+        "question": dialogue.problem.question,
+        "solution": dialogue.problem.row.get("solution"),
+        "y": SIDES[dialogue.problem.truth],
+        "prover_stance": provers[0] if provers else -1,
+        "message_history": shown,
+        "message_agent_id": speaker,
+        "raw_message_history": raw,
+        "agents": {
+            "decision": [decided if name in handler.verifier_names[:1] else NOT_YET for name in agents],
+            "reward": [dialogue.rewards.get(name, np.nan) if round_ == dialogue.round else 0.0 for name in agents],
+            "stance": stances,
+        },
+    }
+
+
+def dialogues_of(rollouts: NestedArrayDict, handler: ProtocolHandler) -> list[Dialogue]:
+    """Returns each rollout's whole dialogue, as it stands after its last round.
+
+    Args:
+        rollouts: Batch size (batch, round); or (timestep,), where each is the dialogue up to that step's message.
+        handler: The protocol.
+
+    Raises:
+        TrajectoryError: Names are missing that a dialogue cannot do without.
+    """
+    if len(rollouts.batch_size) == 1:
+        return [_dialogue_at(step, handler) for step in rollouts]
+    return [_dialogue_at(_last(rollout), handler) for rollout in rollouts]
+
+
+def _last(rollout: NestedArrayDict) -> NestedArrayDict:
+    """Returns the last step of a rollout that is no padding."""
+    padding = rollout.get("padding")
+    if padding is None:
+        return rollout[len(rollout) - 1]
+    places = np.flatnonzero(~np.asarray(padding, np.bool_))
+    if not len(places):
+        raise TrajectoryError("a rollout is nothing but padding")
+    return rollout[int(places[-1])]
+
+
+def _dialogue_at(step: NestedArrayDict, handler: ProtocolHandler) -> Dialogue:
+    """Returns the dialogue after a step; where there is no `next`, the step itself says what stands then."""
+    after = step["next"] if "next" in step else step
+    missing = [name for name in ("message_history", "message_agent_id") if name not in after]
+    if missing or "question" not in step:
+        names = ", ".join(missing or ["question"])
+        raise TrajectoryError(f"a rollout without {names} says nothing that could be trained on")
+    messages = tuple(_messages_of(after, handler))
+    agents = list(handler.agent_names)
+    truth = _WORDS.get(int(step.get("y", -1)))
+    row = {"question": str(step["question"])}
+    if step.get("solution") is not None and step["solution"].item() is not None:
+        row["solution"] = str(step["solution"])
+    return Dialogue(
+        Problem(str(step["question"]), truth, row),
+        _stances_of(step, handler),
+        messages,
+        1 + max((message.round for message in messages), default=-1),
+        Step(True, _decision_of(after, handler)),
+        _rewards_of(after, agents),
+    )
+
+
+def _messages_of(state: NestedArrayDict, handler: ProtocolHandler) -> Iterator[Message]:
+    agents, channels = list(handler.agent_names), list(handler.message_channel_names)
+    shown, speakers, raw = state["message_history"], state["message_agent_id"], state.get("raw_message_history")
+    if shown.shape[-1] != len(channels):
+        told = f"{shown.shape[-1]} channels, and the protocol {handler.config.static_type} has {len(channels)}"
+        raise TrajectoryError(f"message_history has {told}: {', '.join(channels)}")
+    for round_, place in np.argwhere(speakers >= 0).tolist():
+        agent = int(speakers[round_, place])
+        text = shown[round_, place]
+        own = raw[round_, agent] if raw is not None and (speakers[round_] == agent).sum() == 1 else None
+        yield Message(round_, agents[agent], channels[place], str(text if own is None else own), str(text))
+
+
+def _stances_of(step: NestedArrayDict, handler: ProtocolHandler) -> dict[str, Decision]:
+    given = step.get(("agents", "stance"))
+    if given is None:
+        found = {name: int(step.get("prover_stance", -1)) for name in handler.prover_names[:1]}
+    else:
+        found = dict(zip(handler.agent_names, np.asarray(given).tolist(), strict=True))
+    return {name: _WORDS[side] for name, side in found.items() if side in _WORDS}
+
+
+def _decision_of(state: NestedArrayDict, handler: ProtocolHandler) -> Decision | None:
+    given = state.get(("agents", "decision"))
+    if given is None or not handler.verifier_names:
+        return None
+    return _DECISIONS[int(given[list(handler.agent_names).index(handler.verifier_names[0])])]
+
+
+def _rewards_of(state: NestedArrayDict, agents: Sequence[str]) -> dict[str, float]:
+    given = state.get(("agents", "reward"))
+    if given is None:
+        return {}
+    return {name: float(value) for name, value in zip(agents, given, strict=True) if np.isfinite(value)}
+
+
+def with_true_guess(dialogue: Dialogue, handler: ProtocolHandler) -> Dialogue | None:
+    """Returns a dialogue whose last verifier message decides as the truth is; None where that is not known."""
+    own = [place for place, m in enumerate(dialogue.messages) if m.agent in handler.verifier_names[:1]]
+    truth = dialogue.problem.truth
+    if truth is None or not own:
+        return None
+    messages = list(dialogue.messages)
+    messages[own[-1]] = replace(messages[own[-1]], text=truth, shown=truth, call_id="")
+    return replace(dialogue, messages=tuple(messages), step=replace(dialogue.step, decision=truth))
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """One agent's views of dialogues, as trajectories whose turns say what they answered; tokens are not known yet.
+
+    Args:
+        agent: The agent.
+        handler: Its protocol.
+        model_group: Who is trained on them.
+        agent_weight: What they count beside those of the group's other agents.
+    """
+
+    agent: PureTextWholeAgent
+    handler: ProtocolHandler
+    model_group: str
+    agent_weight: float = 1.0
+
+    def whole(self, dialogue: Dialogue, name: str) -> Trajectory | None:
+        """Returns all that the agent said, every reply to be learned; None if it said nothing.
+
+        Args:
+            dialogue: What was said.
+            name: Names the episode.
+        """
+        episode: list[EpisodeItem] = []
+        said: list[ChatMessage] = []
+        for message in self._own(dialogue):
+            asked = self._asked(dialogue, message)
+            new = asked[len(said) :] if said and asked[: len(said)] == said else asked
+            episode += [*map(_context, new), _reply(message, asked)]
+            said = [*asked, {"role": "assistant", "content": message.text}]
+        reward = dialogue.rewards.get(self.agent.name, 0.0)
+        return self._trajectory(episode, reward, name) if episode else None
+
+    def last(self, dialogue: Dialogue, reward: float, name: str) -> Trajectory:
+        """Returns what the agent said last, to be learned by itself; everything before it is context.
+
+        Raises:
+            TrajectoryError: It said nothing.
+        """
+        own = self._own(dialogue)
+        if not own:
+            raise TrajectoryError(f"{name}: {self.agent.name} said nothing there")
+        asked = self._asked(dialogue, own[-1])
+        return self._trajectory([*map(_context, asked), _reply(own[-1], asked)], reward, name)
+
+    def _own(self, dialogue: Dialogue) -> list[Message]:
+        return [message for message in dialogue.messages if message.agent == self.agent.name]
+
+    def _asked(self, dialogue: Dialogue, message: Message) -> list[ChatMessage]:
+        """Returns what the agent was asked with when it said a message."""
+        before = tuple(each for each in dialogue.messages if each.round < message.round)
+        stood = replace(dialogue, messages=before, round=message.round, step=Step())
+        return self.agent.messages(stood, self.handler, message.channel)
+
+    def _trajectory(self, episode: list[EpisodeItem], reward: float, name: str) -> Trajectory:
+        return Trajectory(
+            episode=episode,
+            reward=reward,
+            group_id=name,
+            episode_id=name,
+            agent=self.agent.name,
+            agent_weight=self.agent_weight,
+            model_group=self.model_group,
+        )
+
+
+def _context(message: ChatMessage) -> EpisodeItem:
+    return EpisodeItem(role=EpisodeItemRole(message["role"]), content=str(message["content"]), trained=False)
+
+
+def _reply(message: Message, asked: Sequence[ChatMessage]) -> EpisodeItem:
+    prompt = ChatPrompt(tuple(asked), policy_version=-1)
+    return EpisodeItem(role=EpisodeItemRole.ASSISTANT, content=message.text, logprobs=prompt)
