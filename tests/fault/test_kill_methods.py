@@ -17,8 +17,8 @@ CHAINS = {
     "two adapters": ("rollout.after_journal:70", "step.after_optim:7", "ckpt.after_rename:1"),
     "ppo": ("step.after_optim:6", "ckpt.after_rename:1", "publish.before:1"),
 }
-"""One place in the middle of a job at least, and one around what the next process begins from. Of two adapters, with two
-steps each in a job, the seventh step is the second one's first: the other has learnt already."""
+"""One place in the middle of a job at least, and one around what the next process begins from. Two adapters make two
+steps each in a job: at the seventh step one has learnt already, and the other has not."""
 PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file" in method) != ("export.mid", True)]
 """Rows of a file are no episodes that could be exported."""
 
