@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from reinforge.adapters.training import StepsRefused, Training
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, OutOfMemory, Problem, ReinforgeError, StorageError
+from reinforge.files import damage
 from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.llms import adapters_of
@@ -27,6 +31,12 @@ BACKEND = "local"
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Trains in this process; model, optimizer and batches are the blocks of `finetuning.policy`."""
+
+    fine_tune_from_scratch: bool = Field(
+        default=False,
+        description="Each job begins with the weights that the run began with, not with those of the job before; for "
+        "algorithms that imitate or compare, such as expert_iteration and malt.",
+    )
 
 
 @dataclass(slots=True)
@@ -56,6 +66,11 @@ class LocalAdapter(TrainerAdapter):
         algorithm: Which tokens earn which credit, and the name of the loss.
         model: Folder or id of the model; replaces `finetuning.policy.model`.
         adapters: Names of the LoRA adapters that are trained apart, as `llms` names them; none: one policy.
+        folder_of: Where the weights go that a job makes, by its key: they are served once `restore` loads them, and a
+            job whose folder is there has been done. None: they are served from the next `publish` on.
+
+    Attributes:
+        algorithm: May be set anew between jobs; the first one says what the engine keeps.
     """
 
     def __init__(
@@ -64,14 +79,24 @@ class LocalAdapter(TrainerAdapter):
         algorithm: Algorithm,
         model: str | None = None,
         adapters: Sequence[str] = (),
+        folder_of: Callable[[str], Path] | None = None,
     ):
         super().__init__(adapter_config)
-        self.algorithm, self.model, self.adapters = algorithm, model, tuple(adapters)
+        self.model, self.adapters, self.folder_of = model, tuple(adapters), folder_of
         self.engine: Engine | None = None
-        self._training = Training(algorithm)
+        self._training = Training(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
         self._jobs: dict[str, _Job] = {}
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Which tokens earn which credit, and the name of the loss."""
+        return self._training.algorithm
+
+    @algorithm.setter
+    def algorithm(self, algorithm: Algorithm) -> None:
+        self._training.algorithm = algorithm
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Loads the model, once.
@@ -94,6 +119,7 @@ class LocalAdapter(TrainerAdapter):
                 device=run_config.device,
                 deterministic=run_config.deterministic,
                 keep_reference=self.algorithm.needs.ref_logprobs,
+                keep_initial=self.adapter_config.fine_tune_from_scratch or self.folder_of is not None,
                 critic=self.algorithm.needs.values,
                 adapters=self.adapters if len(self.adapters) > 1 else (),  # one is the policy under a name
             ),
@@ -106,6 +132,11 @@ class LocalAdapter(TrainerAdapter):
 
         policy = self._policy_config(run_config)
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
+        if self.adapter_config.fine_tune_from_scratch and not self.algorithm.offline:
+            message = f"{type(self.algorithm).__name__} weighs tokens by the weights that drew them"
+            fix = "leave it out, or use an algorithm that imitates or compares, such as expert_iteration"
+            where = f"trainer_adapters.{run_config.trainer_adapter}.fine_tune_from_scratch"
+            problems.append(Problem(where, message, fix))
         if policy.model is None:
             fix = "give a folder, a hub id or bundled:NAME"
             return [Problem("finetuning.policy.model", "no model is named", fix), *problems]
@@ -134,8 +165,12 @@ class LocalAdapter(TrainerAdapter):
             status = TrainingJobStatus(
                 run_id=ref.run_id, backend=BACKEND, status=TrainingStatusEnum.PENDING, progress=0.0
             )
-            self._jobs[key] = _Job(ref, status, asyncio.Event())
-            task = asyncio.create_task(self._run(self._jobs[key], trajectories))
+            job = self._jobs[key] = _Job(ref, status, asyncio.Event())
+            folder = self.folder_of(key) if self.folder_of is not None else None
+            if folder is not None and damage(folder) is None:
+                job.move(TrainingStatusEnum.COMPLETED, "trained before")
+                return ref
+            task = asyncio.create_task(self._run(job, trajectories, folder))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return self._jobs[key].ref
@@ -162,31 +197,14 @@ class LocalAdapter(TrainerAdapter):
         Of several adapters each has a folder of its own below it, which PEFT loads.
         """
         engine = self._loaded()
-
-        def write() -> None:
-            for name in engine.policies:
-                engine.write(_place(folder, engine, name), version, name)
-
-        await in_daemon_thread(write, "engine-save")
+        await in_daemon_thread(lambda: _write(engine, folder, version), "engine-save")
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:
         """Loads a checkpoint's weights and serves them as `version`; of several adapters all, or none."""
-        engine, policy = self._loaded(), self.policy()
-
-        def load() -> None:
-            engine.begin_job(*engine.policies)
-            try:
-                for name in engine.policies:
-                    engine.load_weights(_place(folder, engine, name), name)
-            except BaseException:
-                engine.rollback()
-                raise
-            engine.end_job()
-
-        await in_daemon_thread(load, "engine-restore")
-        assert policy is not None  # it is loaded
-        await policy.publish(version)
+        await self._serve(
+            version, lambda engine, name: engine.load_weights(_place(folder, engine, name), name)
+        )
         return True
 
     async def cleanup(self) -> None:
@@ -209,14 +227,47 @@ class LocalAdapter(TrainerAdapter):
             raise BackendError("the local adapter is not initialised")
         return self.engine
 
-    async def _run(self, job: _Job, trajectories: TrajectoryCollection) -> None:
-        """Runs one job; whatever goes wrong is the job's failure, with its reason."""
+    async def reset(self, version: int) -> None:
+        """Serves the weights that the engine was loaded with as `version`.
+
+        Raises:
+            EngineError: They are not kept: the adapter has no `folder_of`, and trains on from job to job.
+        """
+        await self._serve(version, lambda engine, name: engine.reset(name))
+
+    async def _serve(self, version: int, load: Callable[[Engine, str], None]) -> None:
+        """Serves other weights; of several adapters all, or none."""
+        engine, policy = self._loaded(), self.policy()
+
+        def load_all() -> None:
+            engine.begin_job(*engine.policies)
+            try:
+                for name in engine.policies:
+                    load(engine, name)
+            except BaseException:
+                engine.rollback()
+                raise
+            engine.end_job()
+
+        await in_daemon_thread(load_all, "engine-restore")
+        assert policy is not None  # it is loaded
+        await policy.publish(version)
+
+    async def _run(self, job: _Job, trajectories: TrajectoryCollection, folder: Path | None) -> None:
+        """Runs one job; whatever goes wrong is the job's failure, with its reason.
+
+        Args:
+            job: The job.
+            trajectories: What it trains on.
+            folder: Where the weights go, if not into what is served.
+        """
         async with self._one_at_a_time:
             job.move(TrainingStatusEnum.RUNNING, "training")
             try:
                 engine = self._loaded()
+                keep = None if folder is None else partial(_keep, engine, folder)
                 metadata = await in_daemon_thread(
-                    lambda: self._training.run(engine, trajectories, self.run_config), "engine-job"
+                    lambda: self._training.run(engine, trajectories, self.run_config, keep), "engine-job"
                 )
             except asyncio.CancelledError:
                 job.move(TrainingStatusEnum.CANCELED, "the run was stopped")
@@ -228,6 +279,19 @@ class LocalAdapter(TrainerAdapter):
                 job.move(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **told})
             else:
                 job.move(TrainingStatusEnum.COMPLETED, "trained", metadata)
+
+
+def _keep(engine: Engine, folder: Path) -> None:
+    """Writes what a job made, whole or not at all."""
+    from reinforge.engine.checkpoint import commit
+
+    version = engine.policy.version + 1
+    commit(folder, lambda staged: _write(engine, staged, version), version=version)
+
+
+def _write(engine: Engine, folder: Path, version: int) -> None:
+    for name in engine.policies:
+        engine.write(_place(folder, engine, name), version, name)
 
 
 def _place(folder: Path, engine: Engine, name: str) -> Path:

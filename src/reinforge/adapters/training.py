@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -106,13 +106,20 @@ class Training:
 
     Args:
         algorithm: Which tokens earn which credit, and the name of the loss.
+        from_scratch: Each job begins with the weights that the engine was loaded with.
     """
 
-    def __init__(self, algorithm: Algorithm):
-        self.algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, *, from_scratch: bool = False):
+        self.algorithm, self.from_scratch = algorithm, from_scratch
         self._refused_in_a_row: Counter[str] = Counter()
 
-    def run(self, engine: Engine, trajectories: TrajectoryCollection, config: FinetuneConfig) -> dict[str, Any]:
+    def run(
+        self,
+        engine: Engine,
+        trajectories: TrajectoryCollection,
+        config: FinetuneConfig,
+        keep: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
         """Trains on a collection and returns the job's metrics; of several adapters also each one's, as `groups`.
 
         An adapter without anything to learn from keeps its weights. Where one fails, none has changed.
@@ -121,6 +128,8 @@ class Training:
             engine: What is trained.
             trajectories: On what.
             config: The run's.
+            keep: Writes the weights that came of it, which are then put back to what they were; None: they stay, and
+                are served from the next `publish` on.
 
         Raises:
             JobFailed: Nothing could be trained, or too many steps were refused.
@@ -141,10 +150,15 @@ class Training:
                     idle[name] = str(reason)
             if not done:
                 raise JobFailed("; ".join(idle.values() if len(parts) == 1 else (f"{n}: {r}" for n, r in idle.items())))
+            if keep is not None:
+                keep()
         except BaseException:
             engine.rollback()
             raise
-        engine.end_job()
+        if keep is None:
+            engine.end_job()
+        else:
+            engine.rollback()
         found = totals_of(list(done.values())).as_dict(
             num_tokens_left_out=num_left_out(trajectories.groups),
             num_tokens_of_other_choices=num_of_other_choices(trajectories.groups),
@@ -179,7 +193,9 @@ class Training:
         if not any(sample.weight > 0 for sample in samples):
             raise NothingToLearn("nothing to learn: every sample's weight is zero (overlong_filtering)")
         start, end = progress_of(part.epoch, config.num_epochs)
-        watched = _watched(engine, part, config.seed)
+        if self.from_scratch:
+            engine.reset(part.adapter)
+        watched = _watched(engine, part, config.seed, drawn_by_these=not self.from_scratch)
         report = engine.update(
             samples, self.algorithm.loss, progress_start=start, progress_end=end, epoch=part.epoch, adapter=part.adapter
         )
@@ -284,12 +300,21 @@ def episodes_of(groups: Sequence[TrajectoryGroup], samples: list[TrainingSample]
     return list(dict.fromkeys(episodes[samples[index].trajectory_index] for index in indices))
 
 
-def _watched(engine: Engine, part: Part, seed: int) -> list[tuple[TrainingSample, FloatArray]]:
-    """Returns samples whose log-probs are looked at again after the job, with what they are before it."""
+def _watched(
+    engine: Engine, part: Part, seed: int, *, drawn_by_these: bool
+) -> list[tuple[TrainingSample, FloatArray]]:
+    """Returns samples whose log-probs are looked at again after the job, with what they are before it.
+
+    Args:
+        engine: What is trained.
+        part: Of the job.
+        seed: The run's.
+        drawn_by_these: The weights that the job begins with are those that drew what was sampled.
+    """
     samples = [sample for sample in part.samples if sample.weight > 0 and sample.is_finite]
     chosen = watched_samples(samples, stable_random(seed, "direction", part.epoch))
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
-    if any(np.isnan(logprobs).any() for logprobs in before):  # nobody sampled these
+    if not drawn_by_these or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: nobody sampled these
         before = engine.logprobs(chosen, part.adapter)
     return list(zip(chosen, before, strict=True))
 

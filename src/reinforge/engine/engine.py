@@ -69,6 +69,7 @@ class Engine:
         seed: int,
         adapters: Sequence[str] = (DEFAULT,),
         keep_reference: bool = False,
+        keep_initial: bool = False,
         critic: bool = False,
         deterministic: bool = False,
     ):
@@ -105,6 +106,8 @@ class Engine:
         self._learners = {
             name: self._call(lambda: Learner(model, config, seed, self._masks, self.critic), name) for name in adapters
         }
+        kept = self._learners.items() if keep_initial else ()
+        self._initial = {name: self._call(partial(Snapshot, learner), name) for name, learner in kept}
         self._fingerprints = Fingerprints(
             model, [p for each in self._learners.values() for p in each.parameters.values()]
         )
@@ -122,6 +125,7 @@ class Engine:
         seed: int,
         device: str = "auto",
         keep_reference: bool = False,
+        keep_initial: bool = False,
         critic: bool = False,
         deterministic: bool = False,
         adapters: Sequence[str] = (),
@@ -133,6 +137,7 @@ class Engine:
             seed: Of the weights drawn, the draws of replies, and the order of samples.
             device: `auto`, `cpu`, `cuda` or `mps`.
             keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
+            keep_initial: Keep what is trained as it is now, for `reset`.
             critic: Train a value head for `Needs.values`.
             deterministic: The same bits whatever else is drawn at the same time: one thread, each prompt read alone.
             adapters: Names of adapters that sample together and learn apart, by `policy.lora`; none: one policy.
@@ -154,6 +159,7 @@ class Engine:
             tokenizer,
             seed=seed,
             keep_reference=keep_reference,
+            keep_initial=keep_initial,
             critic=critic,
             deterministic=deterministic,
             adapters=names,
@@ -454,6 +460,24 @@ class Engine:
         checkpoint.restore_rng(state)
         self._sampler.num_begun = max(self._sampler.num_begun, state.num_begun)
         return state.version
+
+    def reset(self, adapter: str | None = None) -> None:
+        """Puts weights and optimizer to what they were when the engine was loaded, within a job.
+
+        Args:
+            adapter: Which of the job's adapters; None: its first.
+
+        Raises:
+            EngineError: No job of the adapter is open, or what was loaded is not kept.
+        """
+        name = self._in_job("reset", adapter)
+        if name not in self._initial:
+            raise EngineError("reset: load the engine with keep_initial=True")
+        self._call(lambda: self._reset(name), name)
+
+    def _reset(self, name: str) -> None:
+        self._changing(name)
+        self._initial[name].restore()
 
     def fingerprint(self, adapter: str | None = None) -> str:
         """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, other adapters left out."""

@@ -155,8 +155,10 @@ def _joined(parts: Sequence[NestedArrayDict], dim: int, join: Callable[..., Arra
     Raises:
         TrajectoryError: There are none, or their names differ.
     """
+    if not parts:
+        raise TrajectoryError("there is nothing to join")
     names = [part.keys(nested=True) for part in parts]
-    if not parts or any(each != names[0] for each in names):
+    if any(each != names[0] for each in names):
         missing = sorted({".".join(path) for each in names for path in set.union(*names) - each})
         raise TrajectoryError(f"{len(parts)} dicts cannot be joined: not all of them have {', '.join(missing)}")
     shape = join([np.empty(part.batch_size, np.bool_) for part in parts], axis=dim).shape

@@ -81,9 +81,9 @@ class PureTextAgentParameters(_Parameters):
     agent_weight: float = Field(default=1.0, gt=0)
 
     @property
-    def lora_alpha(self) -> float | None:
+    def lora_alpha(self) -> int | None:
         """Alpha of the group's adapter; None where all weights are trained."""
-        return None if self.lora_rank is None else self.lora_rank * self.lora_alpha_factor
+        return None if self.lora_rank is None else round(self.lora_rank * self.lora_alpha_factor)
 
 
 @dataclass(config=_CHECKED)
@@ -254,6 +254,7 @@ class ExperimentSettings(_Parameters):
         logger: Where a group says what its jobs do; None: the module's own.
         test_run: Run everything once, as small as it can be.
         output_dir: Folder of the run folders.
+        groups_dir: Folder in which shared-model groups that are used by themselves keep their jobs.
     """
 
     UNHONOURED = {"num_api_generation_timeouts": "use finetuning.limits.episode_timeout_s and outcomes.retries"}
@@ -265,6 +266,7 @@ class ExperimentSettings(_Parameters):
     logger: Any = None
     test_run: bool = False
     output_dir: Path = Path(".reinforge/runs")
+    groups_dir: Path = Path(".reinforge/groups")
 
 
 def refuse_unhonoured(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:

@@ -7,10 +7,13 @@ One rollout is one dialogue. Along its rounds the arrays show the dialogue as it
     message_history, message_agent_id                                         [batch, round, round, channel]
     raw_message_history                                                       [batch, round, round, agent]
     agents: decision, reward, stance                                          [batch, round, agent]
+    said: text, shown                                                         [batch, round, round, agent, channel]
+    row: the example's columns                                                [batch, round]
 
 `y` and stances are 1 accept, 0 reject, -1 not known; decisions are 0 reject, 1 accept, 2 not yet, 3 none. Where nothing
 is said there is None, and -1 for whose message it is. Rounds after the end are padding. `message_history` holds what
-others are shown, `raw_message_history` what the agent wrote.
+others are shown, `raw_message_history` what the agent wrote. Where several agents speak in a channel at once these two
+cannot tell them apart; `said`, which is ours, can, and is what is read where it is there.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import numpy as np
 
 from reinforge.errors import TrajectoryError
 from reinforge.multiagent.agents import PureTextWholeAgent
-from reinforge.multiagent.arrays import NestedArrayDict, stack_nested_array_dicts
+from reinforge.multiagent.arrays import Array, NestedArrayDict, stack_nested_array_dicts
 from reinforge.multiagent.dialogue import Decision, Dialogue, Message, Problem, Step
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.types.request import ChatPrompt
@@ -39,37 +42,46 @@ _WORDS: dict[int, Decision] = {0: "reject", 1: "accept"}
 _DECISIONS: dict[int, Decision | None] = {number: word for word, number in DECIDED.items()}
 
 
-def dialogues_of_output(output: Mapping[str, Any], handler: ProtocolHandler) -> list[Dialogue]:
+def dialogues_of_output(output: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> list[Dialogue]:
     """Returns the dialogues of one episode: one, or each of its tree.
 
     Args:
         output: What the episode left (`ProtocolOutput`).
-        handler: Its protocol.
+        row: The example's columns.
     """
-    problem = Problem(output["question"], output["truth"], output.get("row") or {"question": output["question"]})
+    problem = Problem(output["question"], output["truth"], {"question": output["question"], **(row or {})})
     return [_dialogue_of_branch(output, problem, branch) for branch in output["branches"]]
 
 
 def _dialogue_of_branch(output: Mapping[str, Any], problem: Problem, branch: Mapping[str, Any]) -> Dialogue:
     said = [each for each in output["messages"] if branch["path"][: len(each["path"])] == each["path"]]
-    messages = tuple(
-        Message(m["round"], m["agent"], m["channel"], m["text"], m["shown"], m["call_id"], m["num_retries"])
-        for m in sorted(said, key=lambda each: each["round"])
-    )
+    names = ("round", "agent", "channel", "text", "shown", "call_id", "num_retries")
+    messages = [Message(**{name: each[name] for name in names}) for each in said]
     rewards = dict(branch["rewards"])
     return Dialogue(
         problem,
         dict(output["stances"]),
-        messages,
+        tuple(sorted(messages, key=lambda message: message.round)),
         1 + max((message.round for message in messages), default=-1),
         Step(True, branch["decision"], branch["terminated"], rewards),
         rewards,
     )
 
 
-def rollouts_of(outputs: Sequence[Mapping[str, Any]], handler: ProtocolHandler) -> NestedArrayDict:
-    """Returns episodes of one protocol as arrays of batch size (dialogues, rounds)."""
-    dialogues = [dialogue for output in outputs for dialogue in dialogues_of_output(output, handler)]
+def rollouts_of(
+    outputs: Sequence[Mapping[str, Any]],
+    handler: ProtocolHandler,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+) -> NestedArrayDict:
+    """Returns episodes of one protocol as arrays of batch size (dialogues, rounds).
+
+    Args:
+        outputs: What the episodes left (`ProtocolOutput`).
+        handler: The protocol.
+        rows: The example of each, where role prompts ask for more of its columns than the question.
+    """
+    of_rows = [None] * len(outputs) if rows is None else rows
+    dialogues = [each for pair in zip(outputs, of_rows, strict=True) for each in dialogues_of_output(*pair)]
     return rollouts_of_dialogues(dialogues, handler)
 
 
@@ -92,34 +104,51 @@ def _rollout_of(dialogue: Dialogue, handler: ProtocolHandler) -> NestedArrayDict
 def _state_of(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict[str, Any]:
     """Returns a dialogue as it stands before a round."""
     agents, channels = list(handler.agent_names), list(handler.message_channel_names)
-    shown = np.full((handler.max_message_rounds, len(channels)), None, object)
-    speaker = np.full((handler.max_message_rounds, len(channels)), -1, np.int64)
-    raw = np.full((handler.max_message_rounds, len(agents)), None, object)
+    rounds = handler.max_message_rounds
+    text, shown = (np.full((rounds, len(agents), len(channels)), None, object) for _ in range(2))
+    speaker = np.full((rounds, len(channels)), -1, np.int64)
     for message in dialogue.messages:
         if message.round < round_:
-            place, agent = channels.index(message.channel), agents.index(message.agent)
-            shown[message.round, place], speaker[message.round, place] = message.shown, agent
-            own = [m.text for m in dialogue.said_in(message.round) if m.agent == message.agent]
-            raw[message.round, agent] = "\n".join(own)
+            place = message.round, agents.index(message.agent), channels.index(message.channel)
+            text[place], shown[place] = message.text, message.shown
+            speaker[message.round, place[-1]] = place[1]
     ended = round_ >= dialogue.round
     decided = DECIDED[dialogue.step.decision] if ended else NOT_YET
-    stances = [SIDES[dialogue.stances.get(name)] for name in agents]
     provers = [SIDES[dialogue.stances.get(name)] for name in handler.prover_names]
     return {
         "round": round_,
         "question": dialogue.problem.question,
-        "solution": dialogue.problem.row.get("solution"),
+        "solution": _cell(dialogue.problem.row.get("solution")),
         "y": SIDES[dialogue.problem.truth],
         "prover_stance": provers[0] if provers else -1,
-        "message_history": shown,
+        "message_history": _one_of(shown, axis=1),
         "message_agent_id": speaker,
-        "raw_message_history": raw,
+        "raw_message_history": _one_of(text, axis=2),
+        "said": {"text": text, "shown": shown},
         "agents": {
             "decision": [decided if name in handler.verifier_names[:1] else NOT_YET for name in agents],
             "reward": [dialogue.rewards.get(name, np.nan) if round_ == dialogue.round else 0.0 for name in agents],
-            "stance": stances,
+            "stance": [SIDES[dialogue.stances.get(name)] for name in agents],
         },
+        "row": {name: _cell(value) for name, value in dialogue.problem.row.items()},
     }
+
+
+def _cell(value: Any) -> Array:
+    """Returns any object as an array without dimensions."""
+    cell = np.empty((), object)
+    cell[()] = value
+    return cell
+
+
+def _one_of(texts: Array, axis: int) -> Array:
+    """Returns what is said along an axis as one text each: None where nothing is, one line each where several speak."""
+    moved = np.moveaxis(texts, axis, -1)
+    joined = np.full(moved.shape[:-1], None, object)
+    for place in np.ndindex(joined.shape):
+        said = [str(text) for text in moved[place] if text is not None]
+        joined[place] = "\n".join(said) if said else None
+    return joined
 
 
 def dialogues_of(rollouts: NestedArrayDict, handler: ProtocolHandler) -> list[Dialogue]:
@@ -156,32 +185,52 @@ def _dialogue_at(step: NestedArrayDict, handler: ProtocolHandler) -> Dialogue:
         names = ", ".join(missing or ["question"])
         raise TrajectoryError(f"a rollout without {names} says nothing that could be trained on")
     messages = tuple(_messages_of(after, handler))
-    agents = list(handler.agent_names)
-    truth = _WORDS.get(int(step.get("y", -1)))
-    row = {"question": str(step["question"])}
-    if step.get("solution") is not None and step["solution"].item() is not None:
-        row["solution"] = str(step["solution"])
+    rewards = _rewards_of(after, handler.agent_names)
     return Dialogue(
-        Problem(str(step["question"]), truth, row),
+        Problem(str(step["question"]), _WORDS.get(int(step.get("y", -1))), _row_of(step)),
         _stances_of(step, handler),
         messages,
         1 + max((message.round for message in messages), default=-1),
-        Step(True, _decision_of(after, handler)),
-        _rewards_of(after, agents),
+        Step(True, _decision_of(after, handler), rewards=rewards),
+        rewards,
     )
 
 
+def _row_of(step: NestedArrayDict) -> dict[str, Any]:
+    row: dict[str, Any] = {"question": str(step["question"])}
+    if step.get("solution") is not None and step["solution"].item() is not None:
+        row["solution"] = str(step["solution"])
+    given = step.get("row")
+    return row if given is None else row | {name: value.item() for name, value in given.items()}
+
+
 def _messages_of(state: NestedArrayDict, handler: ProtocolHandler) -> Iterator[Message]:
+    """Yields what was said, in the order of rounds, and within one of speakers."""
     agents, channels = list(handler.agent_names), list(handler.message_channel_names)
-    shown, speakers, raw = state["message_history"], state["message_agent_id"], state.get("raw_message_history")
-    if shown.shape[-1] != len(channels):
-        told = f"{shown.shape[-1]} channels, and the protocol {handler.config.static_type} has {len(channels)}"
-        raise TrajectoryError(f"message_history has {told}: {', '.join(channels)}")
-    for round_, place in np.argwhere(speakers >= 0).tolist():
-        agent = int(speakers[round_, place])
-        text = shown[round_, place]
-        own = raw[round_, agent] if raw is not None and (speakers[round_] == agent).sum() == 1 else None
-        yield Message(round_, agents[agent], channels[place], str(text if own is None else own), str(text))
+    if state["message_history"].shape[-1] != len(channels):
+        told = f"{state['message_history'].shape[-1]} channels, and the protocol {handler.config.static_type} has"
+        raise TrajectoryError(f"message_history has {told} {len(channels)}: {', '.join(channels)}")
+    text, shown = _said_of(state, len(agents))
+    for round_ in range(len(text)):
+        turns = handler.speakers(round_)
+        spoken = [(agents[a], channels[c]) for a, c in np.argwhere(np.not_equal(text[round_], None)).tolist()]
+        for turn in sorted(spoken, key=lambda turn: turns.index(turn) if turn in turns else len(turns)):
+            place = round_, agents.index(turn[0]), channels.index(turn[1])
+            yield Message(round_, *turn, str(text[place]), str(shown[place]))
+
+
+def _said_of(state: NestedArrayDict, num_agents: int) -> tuple[Array, Array]:
+    """Returns what was written and what was shown, both `[round, agent, channel]`."""
+    if ("said", "text") in state:
+        return state["said", "text"], state["said", "shown"]
+    history, speakers, raw = state["message_history"], state["message_agent_id"], state.get("raw_message_history")
+    text, shown = (np.full((len(history), num_agents, history.shape[-1]), None, object) for _ in range(2))
+    for round_, channel in np.argwhere(speakers >= 0).tolist():
+        agent = int(speakers[round_, channel])
+        shown[round_, agent, channel] = history[round_, channel]
+        is_all = raw is not None and raw[round_, agent] is not None and (speakers[round_] == agent).sum() == 1
+        text[round_, agent, channel] = raw[round_, agent] if is_all else history[round_, channel]
+    return text, shown
 
 
 def _stances_of(step: NestedArrayDict, handler: ProtocolHandler) -> dict[str, Decision]:
