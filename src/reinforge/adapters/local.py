@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reinforge.algorithms.samples import num_left_out, num_of_other_choices
+from reinforge.algorithms.samples import num_left_out, num_of_other_choices, weigh_agents
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed, OutOfMemory, Problem, ReinforgeError, StorageError
 from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
@@ -236,6 +236,7 @@ class LocalAdapter(TrainerAdapter):
                 "took none: no turn has token ids that may be trained, or none is good enough (min_reward, min_margin)"
                 f"{unrecorded if left_out else ''}"
             )
+        weigh_agents(samples)
         engine.begin_job()
         try:
             engine.score(samples, self.algorithm.needs)
@@ -244,7 +245,7 @@ class LocalAdapter(TrainerAdapter):
             if not any(np.any(sample.advantages) for sample in samples):
                 raise JobFailed("nothing to learn: every token's credit is zero")
             if not any(sample.weight > 0 for sample in samples):
-                raise JobFailed("nothing to learn: every sample's weight is zero (overlong_filtering)")
+                raise JobFailed("nothing to learn: every sample's weight is zero (overlong_filtering, agent_weights)")
             start, end = self._progress(trajectories.epoch)
             watched = self._watched(engine, samples, trajectories.epoch or 0)
             report = engine.update(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,16 @@ class RunContext:
             return None
         self._count(record)
         return record
+
+    def recorded(self, epoch: int, items: Mapping[str, EvalInputItem]) -> list[EpisodeRecord]:
+        """Returns the collected episodes of an epoch that is over, in the order of their keys.
+
+        Args:
+            epoch: From 0.
+            items: Every example by its id.
+        """
+        found = [json.loads(data) for _, data in sorted(self.store.recorded_episodes("collect", epoch).items())]
+        return [episode_of(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
     def _is_of_served_weights(self, record: EpisodeRecord) -> bool:
         tokens = [reply.tokens for call in record.calls for reply in call.choices]

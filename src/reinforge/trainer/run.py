@@ -290,6 +290,7 @@ class _Run:
             draws={"confirm": config.gate.draws},
             held_out_evaluators=parts.held_out_evaluators,
             recall=self.context.recall,
+            journalled=self.context.recorded,
         )
         self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer need not look at it
         await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)
