@@ -31,7 +31,7 @@ from reinforge.config.schema import (
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
-from reinforge.errors import BackendError, EvaluationError
+from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
@@ -379,6 +379,20 @@ class PolicyServer(ABC):
     def chat_template(self) -> str | None:
         """The template's text, which tells how the model writes tool calls; None: not known."""
         return None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the policies that this server trains and serves apart, in one version; empty: it is the only one."""
+        return ()
+
+    def named(self, name: str) -> PolicyServer:
+        """Returns one of those policies: what `llms.<entry>.adapter: name` resolves to.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        message = f"{type(self).__name__} serves one policy, and none that is named {name}"
+        raise ConfigError(Problem("llms", message, "leave `adapter` out, or use the trainer adapter `_type: local`"))
 
     @abstractmethod
     async def sample(self, request: ModelRequest) -> ModelReply:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,16 +151,31 @@ def restore_rng(state: TrainingState) -> None:
 
 
 def copy_model(checkpoint: Path, target: Path) -> None:
-    """Copies the model's files of a checkpoint, not the training's, to `target`.
+    """Copies the model's files of a checkpoint, not the training's, to `target`; each adapter's, where it has several.
 
     Raises:
         StorageError: They cannot be copied.
     """
-    temporary = staging_folder(target.parent)
+    ignored = shutil.ignore_patterns(TRAINING, MANIFEST)
     with writing(target):
-        try:
-            shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(TRAINING, MANIFEST))
-            commit_folder(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        commit(target, lambda staged: shutil.copytree(checkpoint, staged, ignore=ignored))
+
+
+def commit(target: Path, fill: Callable[[Path], Any], **facts: Any) -> None:
+    """Makes a folder that is whole or not there; what stands there is replaced.
+
+    Args:
+        target: Its name.
+        fill: Makes the folder that it is given, and writes its files.
+        facts: Further entries of the manifest.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    staged = staging_folder(target.parent)
+    try:
+        fill(staged)
+        commit_folder(staged, target, **facts)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise

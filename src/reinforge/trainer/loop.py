@@ -36,12 +36,11 @@ from reinforge.registry import register_trainer
 from reinforge.rollout.episode import find_tokens
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
-from reinforge.trainer.canary import short_prompts
+from reinforge.trainer.canary import Prompts, prompts_of
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.refusals import refuse_identical, refuse_untrainable, why_empty
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -77,7 +76,7 @@ class EpochTrainer(Trainer):
         self.too_little: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("too_little", lambda groups: None)
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
-        self._prompts: list[list[Message]] = []
+        self._prompts: Prompts = {}
         self._run_id: str | None = None
         self._reward_history: list[dict[str, Any]] = []
         self._validation_history: list[dict[str, Any]] = []
@@ -136,7 +135,7 @@ class EpochTrainer(Trainer):
     async def _commit(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Makes the epoch durable, now or, between checkpoints, when the run is stopped before the next job."""
         context = self.context
-        self._prompts = short_prompts(self._selection.kept)
+        self._prompts = prompts_of(self._selection.kept)
         if context is None:
             return
         policy = self.trainer_adapter.policy()
@@ -175,7 +174,8 @@ class EpochTrainer(Trainer):
         included = set(state["curriculum"]["included_groups"])
         self._curriculum_state = {**state["curriculum"], "included_groups": included}
         self._sparing.mean_rewards = dict(state["mean_rewards"])
-        self._prompts = state["prompts"]
+        prompts = state["prompts"]  # a list: of a run from before adapters had names
+        self._prompts = prompts if isinstance(prompts, dict) else {"": prompts}
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
         jobs = [job for job in context.store.jobs() if job.epoch <= epoch and job.ref and job.status]
         self._job_refs = [job.ref for job in jobs if job.ref]
@@ -275,7 +275,7 @@ class EpochTrainer(Trainer):
         used = builder.examples_of(epoch)
         asked = len(used) - len(self._sparing.spared)
         for round_ in range(1, limits.max_refills + 1):
-            if len(chosen.groups) >= limits.min_groups * asked:
+            if len(chosen.groups) >= limits.min_groups * asked * builder.groups_per_example:
                 break
             extra = builder.further_examples(epoch, set(used), asked)
             if not extra:
@@ -329,7 +329,7 @@ class EpochTrainer(Trainer):
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
         told = status.metadata or {}
-        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k == "skipped_episodes"}
+        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k in ("skipped_episodes", "groups")}
         self._reward_history[-1].update(metrics)
         self._end_stage(metrics)
         return status

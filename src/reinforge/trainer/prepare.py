@@ -18,6 +18,7 @@ from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, Evaluator, Needs, Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.capture import ChatModel
+from reinforge.rollout.llms import PolicyLLM, adapters_of
 from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.components import BUNDLED, Builder
@@ -143,6 +144,7 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
         found = trajectory_builder.problems(algorithm, builder.config.workflow)
         path = f"trajectory_builders.{config.trajectory_builder}"
         attempt.add(builder.placed(problem, path) for problem in found)
+    attempt.add(_several_adapters(builder, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
@@ -191,6 +193,22 @@ async def _held_out_evaluators(
     return {name: await other.get_evaluator(name) for name in names}
 
 
+def _several_adapters(builder: Builder, trajectory_builder: Any) -> list[Problem]:
+    """Returns what cannot be done for several adapters."""
+    names = list(dict.fromkeys(adapters_of(builder.config.llms).values()))
+    if len(names) < 2:
+        return []
+    problems, config = [], builder.config.finetuning
+    if isinstance(trajectory_builder, DatasetTrajectoryBuilder):
+        message = f"the rows of a dataset do not say which adapter is to learn them: {', '.join(names)}"
+        path, fix = f"trajectory_builders.{config.trajectory_builder}", "train one adapter on them, in a run of its own"
+        problems.append(Problem(path, message, fix))
+    if config.curriculum_learning.collect_only_included:
+        message = f"an example makes a group for each adapter ({', '.join(names)}): one may be included, another not"
+        problems.append(Problem("finetuning.curriculum_learning.collect_only_included", message, "set it to false"))
+    return problems
+
+
 def _called_by_nobody(builder: Builder, trajectory_builder: Any) -> list[Problem]:
     """Returns the problem of a model that is trained while every call of the agent goes elsewhere."""
     names = [f"{name} is {llm.static_type}" for name, llm in builder.config.llms.items()]
@@ -208,6 +226,10 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     optimizer, batch = config.policy.optimizer, config.policy.batch
     steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
+    adapters: dict[str, list[str]] = {}
+    for name, llm in parts.llms.items():
+        if isinstance(llm, PolicyLLM) and llm.adapter is not None:
+            adapters.setdefault(llm.adapter, []).append(name)
     file = config.run_configuration.validation_config_file if config.run_configuration else None
     validated = f"by {', '.join(parts.held_out_evaluators)} on the examples of {file}" if file else None
     algorithm = getattr(parts.algorithm, "config", None)
@@ -217,6 +239,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
         *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
         *([("sends to", ", ".join(remote))] if remote else []),
+        *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
         *([("validate", validated)] if validated else []),
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (

@@ -16,6 +16,7 @@ import click
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import replace_file, writing
+from reinforge.trainer.saved import adapters_in
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.trajectory import Outcome
 
@@ -114,7 +115,9 @@ class RunSummary:
             ("report", f"{folder / 'report.md'}, {folder / 'reward_plot.png'}"),
         ]
         if self.promoted:
-            pairs.append(("model", f"{folder / 'model'} (from_pretrained loads it)"))
+            several = ", ".join(adapters_in(folder / "model"))
+            loads = f"the adapters {several}: from_pretrained loads each" if several else "from_pretrained loads it"
+            pairs.append(("model", f"{folder / 'model'} ({loads})"))
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))
         if self.is_cut_short:

@@ -38,7 +38,9 @@ class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
         """Returns the siblings of each branching point; what counts is the reward marked on each reply."""
         back_up = self.trajectory_builder_config.back_up
         return [
-            siblings for record, _ in scored for siblings in groups_from_tree(record, self._targets(record), back_up)
+            siblings
+            for record, _ in scored
+            for siblings in groups_from_tree(record, self._targets(record), back_up, self.policies)
         ]
 
 

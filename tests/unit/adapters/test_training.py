@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from reinforge.adapters.local import watched_samples
+from reinforge.adapters.training import watched_samples
 from reinforge.types.sample import TrainingSample
 
 
