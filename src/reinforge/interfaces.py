@@ -317,7 +317,7 @@ class EvaluationRunner(ABC):
         raise EvaluationError(f"{type(self).__name__} does not hand out its examples")
 
     def recorded(self, epoch: int) -> list[EpisodeRecord]:
-        """Returns the collected episodes of an epoch that is over, as the journal holds them, in the order of their keys.
+        """Returns the collected episodes of an epoch that is over, from the journal, in the order of their keys.
 
         Raises:
             EvaluationError: This runner keeps no journal.
@@ -344,7 +344,7 @@ class Algorithm(ABC):
         return True
 
     def too_little(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """Returns why a job of these groups would train on too little, so that the epoch is empty; None: it would not."""
+        """Returns why a job of these groups would train on too little, so the epoch is empty; None: it is enough."""
         return None
 
     @abstractmethod

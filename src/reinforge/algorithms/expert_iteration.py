@@ -3,7 +3,7 @@
 `threshold` keeps every trajectory that reaches a reward (for language models arXiv:2403.04642), which is rejection
 sampling with a least reward. `weighted_sampling` draws trajectories of each agent, the better the likelier:
 
-    w_i = max(r_i, minimum) - minimum        p_i ~ w_i / sum_j w_j + epsilon / n        minimum: the least r unless given
+    w_i = max(r_i, minimum) - minimum, p_i ~ w_i / sum_j w_j + epsilon / n; the minimum is the least r unless given
     rewards 0, 1, 3, epsilon 0.01  ->  w / sum 0, 1/4, 3/4  ->  p ~ 0.0033, 0.2533, 0.7533, over 1.01
 
 Differs from the paper: there is no search; the expert is the selection. Equal rewards are drawn alike.
@@ -44,7 +44,7 @@ class ExpertIterationConfig(ImitationConfig, name="expert_iteration"):
         default=True, description="weighted_sampling: a trajectory may be drawn again and then counts as often."
     )
     weighting_epsilon: float = Field(
-        default=0.01, ge=0, description="weighted_sampling: what all are drawn alike with, beside weights that add to 1."
+        default=0.01, ge=0, description="weighted_sampling: share drawn alike, added to weights of sum 1."
     )
     min_examples: int = Field(
         default=1, ge=1, description="An epoch of which fewer trajectories would be trained on trains nothing."

@@ -31,9 +31,7 @@ class ImitationConfig(AlgorithmConfig):
 class RejectionSamplingConfig(ImitationConfig, name="rejection_sampling"):
     """Settings of rejection sampling: the best of each group."""
 
-    best_k: int | None = Field(
-        default=1, ge=1, description="Siblings kept of each group, the best first; null: all."
-    )
+    best_k: int | None = Field(default=1, ge=1, description="Siblings kept of each group, the best first; null: all.")
     min_reward: float | None = Field(default=None, description="Least reward of what is kept; null: any.")
 
     @model_validator(mode="after")

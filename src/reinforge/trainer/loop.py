@@ -459,4 +459,5 @@ class EpochTrainer(Trainer):
 async def epoch_trainer(config: EpochTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
     """Yields the loop."""
     algorithm = await builder.get_algorithm()
-    yield EpochTrainer(config, compares=algorithm.needs_groups, teaches=algorithm.teaches, too_little=algorithm.too_little)
+    told = {"teaches": algorithm.teaches, "too_little": algorithm.too_little}
+    yield EpochTrainer(config, compares=algorithm.needs_groups, **told)

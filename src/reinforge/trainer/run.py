@@ -140,6 +140,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         store = RunStore.open(folder) if options.resume else RunStore(folder)
         options.folder = folder
         context = RunContext(folder.name, store, options.progress or SilentProgress(), config.limits)
+        context.transcripts = config.transcripts
         run = _Run(loaded, parts, context, options)
         with _run_log(folder):
             try:
