@@ -81,6 +81,10 @@ class TrajectoryBuilder(ABC):
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Waits for the collection and returns every group, with or without signal."""
 
+    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
+        """Returns the mean reward of each example of an epoch's groups; empty where rewards are no scores."""
+        return [group.mean_reward for group in groups] if self.rewards_are_scores else []
+
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:
         """Returns the reward of one scored example, or None where the score is missing (never 0.0 for unknown)."""
         score = output_item.score
@@ -312,6 +316,14 @@ class EvaluationRunner(ABC):
         """
         raise EvaluationError(f"{type(self).__name__} does not hand out its examples")
 
+    def recorded(self, epoch: int) -> list[EpisodeRecord]:
+        """Returns the collected episodes of an epoch that is over, from the journal, in the order of their keys.
+
+        Raises:
+            EvaluationError: This runner keeps no journal.
+        """
+        raise EvaluationError(f"{type(self).__name__} keeps no journal of what was collected before")
+
     def captured(self, call_id: str) -> ModelCall | None:
         """Returns a model call of this epoch's episodes by the id of its completion, or None if it is not known."""
         return None
@@ -330,6 +342,10 @@ class Algorithm(ABC):
     def teaches(self, group: TrajectoryGroup) -> bool:
         """Returns False for a group of which nothing would be taken; an epoch of such is empty, no failed job."""
         return True
+
+    def too_little(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """Returns why a job of these groups would train on too little, so the epoch is empty; None: it is enough."""
+        return None
 
     @abstractmethod
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reinforge.algorithms.samples import num_left_out, num_of_other_choices
+from reinforge.algorithms.samples import num_left_out, num_of_other_choices, weigh_agents
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import JobFailed
 from reinforge.interfaces import Algorithm
@@ -185,13 +185,14 @@ class Training:
         samples = part.samples
         if not samples:
             raise NothingToLearn(f"nothing to train: {type(self.algorithm).__name__} took none of its trajectories")
+        weigh_agents(samples)
         engine.score(samples, self.algorithm.needs, part.adapter)
         for sample, advantages in zip(samples, self.algorithm.credit(samples), strict=True):
             sample.advantages = advantages
         if not any(np.any(sample.advantages) for sample in samples):
             raise NothingToLearn("nothing to learn: every token's credit is zero")
         if not any(sample.weight > 0 for sample in samples):
-            raise NothingToLearn("nothing to learn: every sample's weight is zero (overlong_filtering)")
+            raise NothingToLearn("nothing to learn: every sample's weight is zero (overlong_filtering, agent_weights)")
         start, end = progress_of(part.epoch, config.num_epochs)
         if self.from_scratch:
             engine.reset(part.adapter)

@@ -98,6 +98,10 @@ class ProtocolHandler(ABC):
         found = re.findall(r"\b(accept|reject|none)\b", text.lower())
         return found[-1] if found else None
 
+    def decision_text(self, decision: Decision) -> str:
+        """Returns what a verifier says to decide: `decision_of` reads it back."""
+        return decision
+
     def refuse(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
         """Returns why a reply is invalid, so that another is drawn; None: it is valid."""
         if not text.strip():

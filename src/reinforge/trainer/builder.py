@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import TrajectoryBuilderConfig
-from reinforge.errors import EvaluationError
-from reinforge.interfaces import TrajectoryBuilder
+from reinforge.errors import EvaluationError, Problem
+from reinforge.interfaces import Algorithm, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import is_target, trajectories_of
 from reinforge.rollout.llms import adapters_of
@@ -34,8 +34,12 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     Args:
         trajectory_builder_config: Its configuration.
         policies: Entries of `llms` that are trained, with the adapter that each names.
+
+    Attributes:
+        siblings_setting: What says how many siblings there are, for messages.
     """
 
+    siblings_setting = "num_generations"
     trajectory_builder_config: GroupTrajectoryBuilderConfig
 
     def __init__(
@@ -84,9 +88,30 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         finally:
             self.evaluation_runs.pop(run_id, None)
         self.last_records = records
+        groups = await self._grouped(records, meta or {})
+        return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
+
+    def problems(self, algorithm: Algorithm, workflow_config: Any) -> list[Problem]:
+        """Returns why an algorithm cannot learn from what is collected here; paths are below the builder's.
+
+        Args:
+            algorithm: The run's.
+            workflow_config: The configuration of the agent that runs.
+        """
+        if not algorithm.needs_groups or self.num_siblings(workflow_config) > 1:
+            return []
+        message = "1 gives groups of one: there is nothing that a group-relative algorithm could compare"
+        fix = "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft"
+        return [Problem(self.siblings_setting, message, fix)]
+
+    def num_siblings(self, workflow_config: Any) -> int:
+        """Returns the most trajectories that are compared with each other."""
+        return self.trajectory_builder_config.num_generations
+
+    async def _grouped(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
         rewards = [await self._reward(record, meta) for record in records]
         scored = [(record, reward) for record, reward in zip(records, rewards, strict=True) if reward is not None]
-        return TrajectoryCollection(trajectories=self._groups(scored), run_id=run_id, epoch=(meta or {}).get("epoch"))
+        return self._groups(scored)
 
     def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
         """Returns the siblings of each example and adapter, of episodes that are not missing with their rewards."""

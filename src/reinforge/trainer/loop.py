@@ -63,7 +63,7 @@ class EpochTrainer(Trainer):
     Args:
         trainer_config: Its configuration.
         kwargs: Kept for the reference's callers; `compares` says whether the algorithm compares siblings, `teaches`
-            of which groups it takes something.
+            of which groups it takes something, `too_little` why a job of some groups would train on too little.
     """
 
     trainer_config: EpochTrainerConfig
@@ -73,6 +73,7 @@ class EpochTrainer(Trainer):
         self.context: RunContext | None = None
         self.compares: bool = kwargs.get("compares", True)
         self.teaches: Callable[[TrajectoryGroup], bool] | None = kwargs.get("teaches")
+        self.too_little: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("too_little", lambda groups: None)
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
         self._prompts: Prompts = {}
@@ -201,6 +202,9 @@ class EpochTrainer(Trainer):
         self._stage("SELECT", epoch)
         chosen = self.apply_curriculum_learning(collection, epoch)
         collection, chosen = await self._refill(epoch, run_id, collection, chosen)
+        if chosen.groups and (reason := self.too_little(chosen.groups)) is not None:
+            self._selection = replace(self._selection, kept=[], too_little=reason)
+            chosen = TrajectoryCollection(trajectories=[], run_id=run_id, epoch=epoch)
         self._reward_history.append(self._reward_row(epoch, collection, chosen))
         self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups)})
         crash_point("batch.sealed")
@@ -369,12 +373,10 @@ class EpochTrainer(Trainer):
             )
 
     def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
-        are_scores = self.trajectory_builder.rewards_are_scores
-        means = [group.mean_reward for group in collection.groups] if are_scores else []
+        selection, builder = self._selection, self.trajectory_builder
+        means = builder.example_rewards(collection.groups)
         average, low, high = mean_interval(means) if means else (None, None, None)
-        filtered = [group.mean_reward for group in chosen.groups] if are_scores else []
-        selection = self._selection
-        builder = self.trajectory_builder
+        filtered = builder.example_rewards(chosen.groups)
         return {
             "epoch": epoch,
             "avg_reward": average,
@@ -457,4 +459,5 @@ class EpochTrainer(Trainer):
 async def epoch_trainer(config: EpochTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
     """Yields the loop."""
     algorithm = await builder.get_algorithm()
-    yield EpochTrainer(config, compares=algorithm.needs_groups, teaches=algorithm.teaches)
+    told = {"teaches": algorithm.teaches, "too_little": algorithm.too_little}
+    yield EpochTrainer(config, compares=algorithm.needs_groups, **told)

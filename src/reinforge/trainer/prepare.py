@@ -24,7 +24,6 @@ from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.components import BUNDLED, Builder
 from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.run_settings import refuse_run_settings
-from reinforge.trainer.tree_builder import TreeTrajectoryBuilder
 from reinforge.types.evaluation import EvalInputItem
 
 VALIDATION_FILE = "finetuning.run_configuration.validation_config_file"
@@ -141,7 +140,10 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     held_out: Any = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators)) if validation else None
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
-    attempt.add(_single_generation(config, builder.config.workflow, algorithm, trajectory_builder))
+    if isinstance(trajectory_builder, GroupTrajectoryBuilder) and algorithm is not None:
+        found = trajectory_builder.problems(algorithm, builder.config.workflow)
+        path = f"trajectory_builders.{config.trajectory_builder}"
+        attempt.add(builder.placed(problem, path) for problem in found)
     attempt.add(_several_adapters(builder, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
@@ -189,26 +191,6 @@ async def _held_out_evaluators(
             message = f'the run is judged by the evaluator "{name}", and that file has only {", ".join(names)}'
             raise ConfigError(other.placed(Problem("eval.evaluators", message, f"add {name} there, or leave all out")))
     return {name: await other.get_evaluator(name) for name in names}
-
-
-def _single_generation(
-    config: FinetuneConfig, workflow_config: Any, algorithm: Any, trajectory_builder: Any
-) -> list[Problem]:
-    settings = getattr(trajectory_builder, "trajectory_builder_config", None)
-    if algorithm is None or not algorithm.needs_groups or getattr(settings, "num_generations", None) != 1:
-        return []
-    path = f"trajectory_builders.{config.trajectory_builder}.num_generations"
-    if isinstance(trajectory_builder, TreeTrajectoryBuilder):  # siblings are the branches of a tree
-        if getattr(workflow_config, "width", None) != 1:
-            return []
-        path = "workflow.width"
-    return [
-        Problem(
-            path,
-            "1 gives groups of one: there is nothing that a group-relative algorithm could compare",
-            "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft",
-        )
-    ]
 
 
 def _several_adapters(builder: Builder, trajectory_builder: Any) -> list[Problem]:

@@ -27,7 +27,12 @@ class TreeTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="tree"):
 class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
     """Collects trees and returns a group for each of their branching points."""
 
+    siblings_setting = "workflow.width"
     trajectory_builder_config: TreeTrajectoryBuilderConfig
+
+    def num_siblings(self, workflow_config: Any) -> int:
+        """Returns the replies to a prompt as far as the agent's configuration tells: siblings are branches."""
+        return getattr(workflow_config, "width", 2)
 
     def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
         """Returns the siblings of each branching point; what counts is the reward marked on each reply."""

@@ -130,6 +130,9 @@ class Trajectory(BaseModel):
     group_id: str | None = Field(default=None, description="Group whose rewards may be compared.")
     episode_id: str | None = Field(default=None, description="Names the episode in the run's journal.")
     agent: str | None = Field(default=None, description="The agent whose view this is.")
+    agent_weight: float = Field(
+        default=1.0, ge=0, description="What that agent counts in a job beside others, however much it says."
+    )
     model_group: str | None = Field(default=None, description="The shared-model group that is trained on it.")
     outcome: Outcome = Field(default=Outcome.OK, description="How the episode ended.")
 
