@@ -202,9 +202,7 @@ class LocalAdapter(TrainerAdapter):
 
     async def restore(self, folder: Path, version: int) -> bool:
         """Loads a checkpoint's weights and serves them as `version`; of several adapters all, or none."""
-        await self._serve(
-            version, lambda engine, name: engine.load_weights(_place(folder, engine, name), name)
-        )
+        await self._serve(version, lambda engine, name: engine.load_weights(_place(folder, engine, name), name))
         return True
 
     async def cleanup(self) -> None:

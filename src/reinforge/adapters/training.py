@@ -301,9 +301,7 @@ def episodes_of(groups: Sequence[TrajectoryGroup], samples: list[TrainingSample]
     return list(dict.fromkeys(episodes[samples[index].trajectory_index] for index in indices))
 
 
-def _watched(
-    engine: Engine, part: Part, seed: int, *, drawn_by_these: bool
-) -> list[tuple[TrainingSample, FloatArray]]:
+def _watched(engine: Engine, part: Part, seed: int, *, drawn_by_these: bool) -> list[tuple[TrainingSample, FloatArray]]:
     """Returns samples whose log-probs are looked at again after the job, with what they are before it.
 
     Args:

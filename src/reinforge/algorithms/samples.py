@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, TrainingSample
+from reinforge.types.seeding import stable_random
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import OTHER_CHOICES, Trajectory, TrajectoryGroup
 
@@ -175,6 +176,33 @@ def weigh_agents(samples: Sequence[TrainingSample]) -> None:
     for sample in samples:
         if sample.agent in wanted:
             sample.weight *= wanted[sample.agent] / counts[sample.agent] * scale
+
+
+def balanced(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[list[Trajectory]]:
+    """Returns as many groups as leave each agent its share: for backends that cannot weigh what they train on.
+
+    Equal ones count once. Which of an agent's stay depends on the seed alone, and all stay in their order.
+
+    Example: a prover's 9 groups and a verifier's 3, weights 1 -> 3 and 3; with an `agent_weight` of 2 and 1 -> 6 and 3.
+
+    Args:
+        groups: Of one agent each.
+        seed: The run's.
+    """
+    by_agent: dict[str, dict[str, int]] = {}
+    weights: dict[str, float] = {}
+    for place, siblings in enumerate(groups):
+        first = siblings[0]
+        if first.agent_weight > 0:
+            said = repr([(each.reward, [(item.role, item.content) for item in each.episode]) for each in siblings])
+            by_agent.setdefault(first.agent or "", {}).setdefault(said, place)
+            weights[first.agent or ""] = first.agent_weight
+    unit = min((len(found) / weights[agent] for agent, found in by_agent.items()), default=0.0)
+    kept: list[int] = []
+    for agent, found in by_agent.items():
+        count = min(len(found), max(1, round(unit * weights[agent])))
+        kept += stable_random(seed, "balance", agent).sample(list(found.values()), count)
+    return [list(groups[place]) for place in sorted(kept)]
 
 
 def _count_of(sample: TrainingSample) -> float:

@@ -278,7 +278,9 @@ def refuse_unhonoured(hyper_params: HyperParameters, settings: ExperimentSetting
     problems = [*_unread("hyper_params", hyper_params), *_unread("settings", settings)]
     for name, owner in _OF_TRAINERS.items():
         if hyper_params.trainer != owner:
-            problems += _changed(hyper_params, name, f"belongs to the trainer {owner}, and this is a run of another one")
+            problems += _changed(
+                hyper_params, name, f"belongs to the trainer {owner}, and this is a run of another one"
+            )
     for name, protocol in _OF_PROTOCOLS.items():
         if hyper_params.interaction_protocol != protocol:
             problems += _changed(hyper_params, name, f"belongs to the protocol {protocol}, and another one is spoken")

@@ -179,7 +179,7 @@ def _last(rollout: NestedArrayDict) -> NestedArrayDict:
 
 def _dialogue_at(step: NestedArrayDict, handler: ProtocolHandler) -> Dialogue:
     """Returns the dialogue after a step; where there is no `next`, the step itself says what stands then."""
-    after = step["next"] if "next" in step else step
+    after = step.get("next", step)
     missing = [name for name in ("message_history", "message_agent_id") if name not in after]
     if missing or "question" not in step:
         names = ", ".join(missing or ["question"])
@@ -262,8 +262,8 @@ def with_true_guess(dialogue: Dialogue, handler: ProtocolHandler) -> Dialogue | 
     truth = dialogue.problem.truth
     if truth is None or not own:
         return None
-    messages = list(dialogue.messages)
-    messages[own[-1]] = replace(messages[own[-1]], text=truth, shown=truth, call_id="")
+    text, messages = handler.decision_text(truth), list(dialogue.messages)
+    messages[own[-1]] = replace(messages[own[-1]], text=text, shown=text, call_id="")
     return replace(dialogue, messages=tuple(messages), step=replace(dialogue.step, decision=truth))
 
 

@@ -238,7 +238,8 @@ class PureTextSharedModelGroup(ABC):
             await self._wait_until_ready()
 
     async def _wait_until_ready(self) -> None:
-        """Waits without end; there is nothing to wait for unless overridden."""
+        """Waits without end; unless overridden there is nothing to wait for."""
+        return
 
     # State.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,20 @@ def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     return ModelReply(
         data["reply"], data["finish_reason"], tokens, data["num_prompt_tokens"], data["num_completion_tokens"]
     )
+
+
+def tokens_json(tokens: TokenLogprobs) -> dict[str, Any]:
+    """Returns the exact tokens of one reply, ready for JSON; the texts of single tokens are left out."""
+    supports = None if tokens.supports is None else _supports_json(tokens.supports)
+    return {**asdict(replace(tokens, texts=(), supports=None)), "supports": supports}
+
+
+def tokens_of(data: dict[str, Any]) -> TokenLogprobs:
+    """Returns tokens as `tokens_json` wrote them; JSON has no NaN, which says that nobody sampled a token."""
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+    lists["logprobs"] = tuple(math.nan if value is None else value for value in data["logprobs"])
+    supports = None if data["supports"] is None else _supports_of(data["supports"])
+    return TokenLogprobs(**{**data, **lists, "supports": supports})
 
 
 def _supports_json(supports: Supports) -> dict[str, str]:
