@@ -38,6 +38,7 @@ from reinforge.engine.preflight import check_adapters
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.replies import Replies, score_replies
 from reinforge.engine.sampler import Sampler
+from reinforge.engine.snapshot import Snapshot
 from reinforge.errors import ConfigError, EngineError, OutOfMemory
 from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs

@@ -62,7 +62,9 @@ class PureTextAgentParameters(_Parameters):
             much each of them says.
     """
 
-    UNHONOURED = {"use_dummy_api": "script a policy server of your own (tests/doubles.py is one)"}
+    UNHONOURED: ClassVar[Mapping[str, str]] = {
+        "use_dummy_api": "script a policy server of your own (tests/doubles.py is one)"
+    }
 
     model_name: str
     shared_model_group: str | None = None
@@ -98,7 +100,9 @@ class RlParameters(_Parameters):
         num_test_iterations: Not honoured.
     """
 
-    UNHONOURED = {"num_test_iterations": "the verdict draws finetuning.gate.draws episodes of each held-out example"}
+    UNHONOURED: ClassVar[Mapping[str, str]] = {
+        "num_test_iterations": "the verdict draws finetuning.gate.draws episodes of each held-out example"
+    }
 
     rollouts_per_iteration: int | None = None
     num_iterations: int = 1000
@@ -215,7 +219,7 @@ class HyperParameters(_Parameters):
     """One experiment.
 
     Attributes:
-        scenario: What it is about; it begins the run's name, and the role prompts are the agents'.
+        scenario: What it is about, for people; the role prompts are the agents'.
         trainer: `pure_text_ei` is expert iteration, `pure_text_malt` MALT, `pure_text_grpo` multi-agent GRPO.
         dataset: A file of examples, as `reinforge.finetune` takes it.
         interaction_protocol: The `_type` of a protocol.
@@ -257,7 +261,9 @@ class ExperimentSettings(_Parameters):
         groups_dir: Folder in which shared-model groups that are used by themselves keep their jobs.
     """
 
-    UNHONOURED = {"num_api_generation_timeouts": "use finetuning.limits.episode_timeout_s and outcomes.retries"}
+    UNHONOURED: ClassVar[Mapping[str, str]] = {
+        "num_api_generation_timeouts": "use finetuning.limits.episode_timeout_s and outcomes.retries"
+    }
 
     run_id: str
     num_rollout_workers: int = Field(default=4, ge=1)

@@ -250,6 +250,7 @@ def register_protocol(config_type: type[ProtocolConfig]) -> Callable[[HandlerT],
             yield await protocol_workflow(handler(config), builder)
 
         protocol.__module__, protocol.__qualname__ = handler.__module__, handler.__qualname__
+        protocol.handler = handler  # type: ignore[attr-defined]  # finds the handler of a `_type`
         register_workflow(config_type=config_type)(protocol)
         return handler
 
