@@ -44,6 +44,7 @@ BUILTIN_MODULES = (
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
+    "reinforge.adapters.openai",
     "reinforge.adapters.openpipe_art",
     "reinforge.trainer.builder",
     "reinforge.trainer.dataset_builder",

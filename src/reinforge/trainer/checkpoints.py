@@ -10,7 +10,16 @@ from typing import Any
 
 from reinforge.crash import crash_point
 from reinforge.errors import StorageError
-from reinforge.files import commit_folder, damage, remove_folder, replace_file, staging_folder, to_json, writing
+from reinforge.files import (
+    MANIFEST,
+    commit_folder,
+    damage,
+    remove_folder,
+    replace_file,
+    staging_folder,
+    to_json,
+    writing,
+)
 from reinforge.interfaces import TrainerAdapter
 
 STATE = Path("training") / "run.json"
@@ -99,3 +108,19 @@ class Checkpoints:
         for name in dropped:
             remove_folder(self.run / name)
         return dropped
+
+
+def copy_model(checkpoint: Path, target: Path) -> None:
+    """Copies the model's files of a checkpoint, not the training's, to `target`.
+
+    Raises:
+        StorageError: They cannot be copied.
+    """
+    temporary = staging_folder(target.parent)
+    with writing(target):
+        try:
+            shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(STATE.parent.name, MANIFEST))
+            commit_folder(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise

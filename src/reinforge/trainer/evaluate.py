@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.local import LocalAdapter
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
@@ -227,7 +226,7 @@ async def _adapter(builder: Builder) -> TrainerAdapter:
         fix = "name an entry of trainer_adapters, such as one with `_type: local`"
         raise ConfigError(builder.placed(Problem("finetuning.trainer_adapter", message, fix)))
     adapter = await builder.get_trainer_adapter(config.trainer_adapter)
-    if isinstance(adapter, LocalAdapter) and (problems := adapter.preflight(config)):
+    if problems := adapter.preflight(config):
         raise ConfigError([builder.placed(problem) for problem in problems])
     return adapter
 
