@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.openai_service import OpenAIService
-
 from reinforge.multiagent import (
     Dialogue,
     EmbeddedSharedModelGroup,
@@ -23,6 +21,7 @@ from reinforge.multiagent import (
     protocol_of,
 )
 from reinforge.multiagent.rollouts import rollouts_of_dialogues
+from tests.openai_service import OpenAIService
 
 AGENTS = {"prover": {"prompt": "P $question"}, "verifier": {"prompt": "V $question"}}
 

@@ -74,6 +74,8 @@ class LocalAdapter(TrainerAdapter):
         algorithm: May be set anew between jobs; the first one says what the engine keeps.
     """
 
+    adapter_config: LocalAdapterConfig
+
     def __init__(
         self,
         adapter_config: LocalAdapterConfig,

@@ -22,6 +22,9 @@ from reinforge.types.seeding import stable_random
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import OTHER_CHOICES, Trajectory, TrajectoryGroup
 
+SAID = {"role", "content", "prompt", "chosen_response", "rejected_response"}
+"""What two items must share to be equal."""
+
 
 @dataclass(slots=True)
 class _Row:
@@ -194,7 +197,7 @@ def balanced(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[list[Tra
     for place, siblings in enumerate(groups):
         first = siblings[0]
         if first.agent_weight > 0:
-            said = repr([(each.reward, [(item.role, item.content) for item in each.episode]) for each in siblings])
+            said = str([(t.reward, [item.model_dump(include=SAID) for item in t.episode]) for t in siblings])
             by_agent.setdefault(first.agent or "", {}).setdefault(said, place)
             weights[first.agent or ""] = first.agent_weight
     unit = min((len(found) / weights[agent] for agent, found in by_agent.items()), default=0.0)

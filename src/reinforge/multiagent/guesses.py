@@ -17,7 +17,7 @@ from reinforge.multiagent.dialogue import Decision, Dialogue, Message
 from reinforge.multiagent.dialogue import Problem as Question
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.types.episode import EpisodeRecord, ModelCall
-from reinforge.types.request import ModelRequest
+from reinforge.types.request import ModelRequest, TokenLogprobs
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import Trajectory
 
@@ -99,6 +99,7 @@ async def _replace(
         written = await policy.encode(request, {"role": "assistant", "content": text})
     except ContextOverflow:
         return False
+    assert isinstance(written, TokenLogprobs)  # the policy told those of the decision that it drew
     turn.content, turn.logprobs = text, replace(written, prompt_token_ids=drawn.prompt_token_ids)
     trajectory.reward = handler.rewards(dialogue_of(output), truth)[str(trajectory.agent)]
     trajectory.metadata = {**(trajectory.metadata or {}), "guess_replaced": True}

@@ -19,7 +19,7 @@ from reinforge.files import to_json, write_json, writing
 from reinforge.trainer.records import tokens_json, tokens_of
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.request import ChatPrompt, TokenLogprobs
-from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 
 Method = Literal["supervised", "dpo"]
 
@@ -131,17 +131,18 @@ def _read(path: Path) -> Any:
 def _trajectory_json(trajectory: Trajectory) -> dict[str, Any]:
     """Returns a trajectory with its tokens or prompts, ready for JSON."""
     data = trajectory.model_dump(exclude={"episode"})
-    data["episode"] = [
-        {
-            "role": item.role.value,
-            "content": item.content,
-            "trained": item.trained,
-            "tokens": None if item.tokens is None else tokens_json(item.tokens),
-            "prompt": None if item.prompt is None else asdict(item.prompt),
-        }
-        for item in trajectory.episode
-    ]
-    return json.loads(to_json(data))
+    data["episode"] = [_item_json(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    return dict(json.loads(to_json(data)))
+
+
+def _item_json(item: EpisodeItem) -> dict[str, Any]:
+    return {
+        "role": item.role.value,
+        "content": item.content,
+        "trained": item.trained,
+        "tokens": None if item.tokens is None else tokens_json(item.tokens),
+        "prompt": None if item.prompt is None else asdict(item.prompt),
+    }
 
 
 def _trajectory_of(data: dict[str, Any]) -> Trajectory:

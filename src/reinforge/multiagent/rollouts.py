@@ -213,7 +213,7 @@ def _messages_of(state: NestedArrayDict, handler: ProtocolHandler) -> Iterator[M
     text, shown = _said_of(state, len(agents))
     for round_ in range(len(text)):
         turns = handler.speakers(round_)
-        spoken = [(agents[a], channels[c]) for a, c in np.argwhere(np.not_equal(text[round_], None)).tolist()]
+        spoken = [(agents[a], channels[c]) for a, c in np.argwhere(text[round_] != np.array(None)).tolist()]
         for turn in sorted(spoken, key=lambda turn: turns.index(turn) if turn in turns else len(turns)):
             place = round_, agents.index(turn[0]), channels.index(turn[1])
             yield Message(round_, *turn, str(text[place]), str(shown[place]))

@@ -195,9 +195,9 @@ def _llms(hyper_params: HyperParameters) -> dict[str, dict[str, Any]]:
         groups.setdefault(group_of(name, params), []).append(params)
     trained = [group for group, params in groups.items() if not all(each.freeze_agent for each in params)]
     entries: dict[str, dict[str, Any]] = {}
-    for group, params in groups.items():
+    for group, members in groups.items():
         if group not in trained:
-            entries[group] = {"_type": "local", "model": params[0].model_name}
+            entries[group] = {"_type": "local", "model": members[0].model_name}
         else:
             entries[group] = {"_type": "policy", **({"adapter": group} if len(trained) > 1 else {})}
     return entries
@@ -281,10 +281,8 @@ def _merged(made: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     """
     merged = dict(made)
     for key, value in overrides.items():
-        old = made.get(key)
+        old, merged[key] = made.get(key), value
         both = isinstance(value, Mapping) and isinstance(old, Mapping)
         if both and value.get("_type", old.get("_type")) == old.get("_type"):
             merged[key] = _merged(old, value)
-        else:
-            merged[key] = value
     return merged

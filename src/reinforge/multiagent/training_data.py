@@ -18,7 +18,7 @@ from reinforge.multiagent.arrays import NestedArrayDict
 from reinforge.multiagent.dialogue import DECISIONS
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.multiagent.rollouts import Views, dialogues_of, with_true_guess
-from reinforge.types.trajectory import EpisodeItem, Trajectory
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
 Given = Mapping[str, NestedArrayDict | Sequence[Trajectory]]
 
@@ -138,7 +138,7 @@ class TrainingData:
         if truth not in DECISIONS[:2] or not trajectory.turns:
             raise TrajectoryError(f"{trajectory.episode_id}: metadata {TRUTH!r} is {truth!r}; write accept or reject")
         last = max(place for place, item in enumerate(trajectory.episode) if item in trajectory.turns)
-        right = EpisodeItem(role="assistant", content=self.handler.decision_text(truth), trained=True)  # type: ignore[arg-type]
+        right = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content=self.handler.decision_text(truth), trained=True)
         episode = [*trajectory.episode[:last], right]
         return trajectory.model_copy(update={"episode": episode, "episode_id": f"{trajectory.episode_id}/truth"})
 
