@@ -180,6 +180,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         Raises:
             JobFailed: The job has not succeeded, with the reason.
         """
+        await super().switch_to_next_model()
         if self.is_trainable:
             await self._on_own_loop(self._switch())
 
@@ -318,10 +319,9 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return ("cancelled" if is_cancelled else "failed"), status.model_copy(update={"message": told})
 
     async def _switch(self) -> None:
-        word, status = await self._looked_at()
-        if word != "succeeded" or status is None or self._job is None:
-            why = await self.get_fine_tune_job_error_repr()
-            raise JobFailed(f"{self.group_name}: there is no model to switch to: the job is {word} ({why})")
+        _, status = await self._looked_at()
+        assert self._job is not None  # it has succeeded
+        assert status is not None
         made = self._made_by(self._job, status)
         if made != self._served:
             await self._serve(made)

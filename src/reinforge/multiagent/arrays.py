@@ -69,8 +69,11 @@ class NestedArrayDict:
 
     def _indexed(self, index: Any) -> Self:
         """Returns every array at the same place of the batch."""
-        kept = np.empty(self.batch_size, np.bool_)[index].shape  # refuses what goes beyond the batch
-        return type(self)(self._mapped(lambda array: array[index]), kept)
+        places = index if isinstance(index, tuple) else (index,)
+        if any(place is ... for place in places):
+            raise TypeError("... stands for dimensions of the batch or of the arrays; write each as :")
+        kept = np.empty(self.batch_size, np.bool_)[places].shape  # refuses what goes beyond the batch
+        return type(self)(self._mapped(lambda array: array[*places, ...]), kept)  # ...: an object stays in its array
 
     def _mapped(self, change: Callable[[Array], Array]) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.arrays import NestedArrayDict
 from reinforge.multiagent.parameters import (
@@ -205,13 +205,18 @@ class PureTextSharedModelGroup(ABC):
     async def get_fine_tune_job_error_repr(self) -> str:
         """Returns why the job has failed, or that it has not."""
 
-    @abstractmethod
     async def switch_to_next_model(self) -> None:
         """Serves what the job made; a group whose agents are all frozen keeps the model that it has.
+
+        A group that overrides it sets `fine_tuned_model_name` once the job has succeeded, which this makes sure of.
 
         Raises:
             JobFailed: The job has not succeeded, with the reason.
         """
+        word = await self.get_fine_tune_job_status() if self.is_trainable else "succeeded"
+        if word != "succeeded":
+            why = await self.get_fine_tune_job_error_repr()
+            raise JobFailed(f"{self.group_name}: there is no model to switch to: the job is {word} ({why})")
 
     async def fine_tune_job_failed(self) -> bool:
         """Returns True if no model will come of the job: it failed, was cancelled, or is not there."""
