@@ -151,9 +151,9 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         share = self.trajectory_builder_config.replaced_share(epoch)
         if share > 0:
             assert self.workflow is not None
-            handler = (await self.workflow()).function.handler
+            talk: Any = (await self.workflow()).function
             await replace_guesses(
-                groups, records, handler, share=share, seed=self.run_config.seed, policy=self.policy()
+                groups, records, talk.handler, share=share, seed=self.run_config.seed, policy=self.policy()
             )
         return groups
 
