@@ -46,6 +46,11 @@ def forget_the_adapters():
     checkpoint._load_adapters = lambda folder, model: None
 
 
+def forget_the_second_adapter():
+    load_adapters = checkpoint._load_adapters
+    checkpoint._load_adapters = lambda folder, model: load_adapters(folder, model) if folder.name == "a" else None
+
+
 def forget_the_counters():
     RunContext.restore_counters = lambda context, counters: None
 
