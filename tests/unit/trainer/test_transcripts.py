@@ -140,6 +140,27 @@ def test_a_tree_to_the_letter(store):
     assert path.read_text().split("transcripts:\n")[1] == TREE
 
 
+def test_what_nobody_learns_from_does_not_branch(store):
+    """The first round is said once, and so is what follows each branch: a branch may say several things."""
+    messages = [
+        said("prover", "open", round_=0),
+        said("verifier", "a", [0], 1),
+        said("verifier", "b", [1], 1),
+        said("prover", "to a", [0], 2),
+        said("prover", "to b", [1], 2),
+    ]
+    team = {**ended({"verifier": 1.0}, [0], decision=None), "answer": "42"}
+    record = episode(messages, [team, ended({"verifier": 0.0}, [1])], worth=[None, 1.0, 0.0, None, None])
+    path = write_transcripts(held(store, record), "COLLECT", 0, TranscriptsConfig())
+    [found] = yaml.safe_load(path.read_text())["transcripts"]
+    assert [message["text"] for message in found["said"]] == ["open"]
+    assert [[message["text"] for message in branch["said"]] for branch in found["branches"]] == [
+        ["a", "to a"],
+        ["b", "to b"],
+    ]
+    assert [branch.get("answer", branch.get("decision")) for branch in found["branches"]] == ["42", "accept"]
+
+
 def test_json_says_the_same(store):
     folder = held(store, flat())
     as_json = write_transcripts(folder, "COLLECT", 0, TranscriptsConfig(format="json"))

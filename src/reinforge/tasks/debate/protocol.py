@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from reinforge.multiagent.dialogue import Dialogue
 from reinforge.multiagent.protocol import register_protocol
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig
@@ -10,6 +12,10 @@ from reinforge.tasks.debate.cells import checked
 
 class CellDebateConfig(DebateConfig, name="cell_debate"):
     """A debate in which each prover shows one cell; the dataset is `cells`."""
+
+    randomize_channel_order: bool = Field(
+        default=False, description="The starter has seen the prover that argues for accept first."
+    )
 
 
 @register_protocol(CellDebateConfig)
