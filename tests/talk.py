@@ -31,12 +31,14 @@ class Talk:
 
     Args:
         handler: The protocol.
-        scripts: What each agent's model says: lines, or a function of the request.
+        scripts: What each agent's model says: lines, or a function of the request; one function: they share a model.
         parameters: Of each agent; its role prompt is "I am <name>." where none is given.
     """
 
     def __init__(self, handler, scripts, parameters=None, penalty=-0.5):
         self.handler, parameters = handler, parameters or {}
+        shared = callable(scripts)
+        scripts = {"shared": scripts} if shared else scripts
         given = {name: Lines(*script) if isinstance(script, list) else script for name, script in scripts.items()}
         self.models = {name: PolicyModel(ScriptedPolicy(script)) for name, script in given.items()}
         self.agents = {
@@ -45,7 +47,7 @@ class Talk:
                 AgentParameters(
                     **{"prompt": f"I am {name}.", "num_invalid_generation_retries": 2, **parameters.get(name, {})}
                 ),
-                llm=name,
+                llm="shared" if shared else name,
             )
             for name in handler.agent_names
         }

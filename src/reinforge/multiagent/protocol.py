@@ -152,8 +152,7 @@ class ProtocolHandler(ABC):
 
     def decision_text(self, decision: Decision) -> str:
         """Returns what a verifier says to decide: `decision_of` reads it back."""
-        words = {meant: word for word, meant in reversed(self.config.decision_words.items())}
-        return words[decision]
+        return next((word for word, meant in self.config.decision_words.items() if meant == decision), decision)
 
     def refuse(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
         """Returns why a reply is invalid, so that another is drawn; None: it is valid."""
@@ -328,6 +327,7 @@ def register_protocol(config_type: type[DialogueConfig]) -> Callable[[HandlerT],
             yield await protocol_workflow(handler(config), builder)
 
         protocol.__module__, protocol.__qualname__ = handler.__module__, handler.__qualname__
+        protocol.handler = handler  # type: ignore[attr-defined]  # finds the handler of a `_type`
         register_workflow(config_type=config_type)(protocol)
         return handler
 
