@@ -58,6 +58,7 @@ BUILTIN_MODULES = (
     "reinforge.redteam.evaluators",
     "reinforge.tasks.tic_tac_toe",
     "reinforge.tasks.tickets",
+    "reinforge.tasks.debate",
     "reinforge.tasks.front_desk",
 )
 

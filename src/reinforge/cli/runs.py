@@ -221,10 +221,10 @@ def transcripts_command(
         folder = find_run(run, Path(output_dir))
         found = read_transcripts(folder, phase, epoch, limit)
         if not found["transcripts"]:
-            what = (
-                f"none of its {found['num_episodes']:,} episodes" if found["num_episodes"] else "it has no episode that"
+            which = (
+                f"{found['num_episodes']:,} episodes of phase {phase}{'' if epoch is None else f' and epoch {epoch}'}"
             )
-            message = f"{folder}: {what} of phase {phase}{'' if epoch is None else f' and epoch {epoch}'} is a dialogue"
+            message = f"{folder} has {which}, and none is a dialogue"
             raise ConfigError(Problem("", message, "reinforge runs show tells its stages, and shows any episode"))
         _say(transcripts_text(found, format).rstrip())
 

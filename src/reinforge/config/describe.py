@@ -38,13 +38,16 @@ def field_lines(model: type[BaseModel], above: str = "") -> Iterator[FieldLine]:
     """Yields the keys of a class and of the blocks below it, in their order."""
     for key, field in settable_keys(model).items():
         path = f"{above}{key}"
-        block = _block(field.annotation)
-        if block is None:
+        block, named = _block(field.annotation), _named_block(field.annotation)
+        if block is None and named is None:
             yield FieldLine(path, _kind(field), _default(field), field.description or "")
-            continue
-        if _default(field) in (None, "null"):
-            yield FieldLine(path, "block", _default(field), field.description or "")
-        yield from field_lines(block, f"{path}.")
+        if block is not None:
+            if _default(field) in (None, "null"):
+                yield FieldLine(path, "block", _default(field), field.description or "")
+            yield from field_lines(block, f"{path}.")
+        if named is not None:
+            yield FieldLine(path, "mapping of blocks", _default(field), field.description or "")
+            yield from field_lines(named, f"{path}.NAME.")
 
 
 def _block(annotation: Any) -> type[BaseModel] | None:
@@ -55,6 +58,11 @@ def _block(annotation: Any) -> type[BaseModel] | None:
         members = [member for member in get_args(annotation) if member is not type(None)]
         return _block(members[0]) if len(members) == 1 else None
     return None
+
+
+def _named_block(annotation: Any) -> type[BaseModel] | None:
+    """Returns the class of the values of a field that is a mapping of names to blocks."""
+    return _block(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 OR_NULL = " or null"

@@ -151,9 +151,9 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         share = self.trajectory_builder_config.replaced_share(epoch)
         if share > 0:
             assert self.workflow is not None
-            handler = (await self.workflow()).function.handler
+            talk: Any = (await self.workflow()).function
             await replace_guesses(
-                groups, records, handler, share=share, seed=self.run_config.seed, policy=self.policy()
+                groups, records, talk.handler, share=share, seed=self.run_config.seed, policy=self.policy()
             )
         return groups
 
@@ -214,7 +214,10 @@ def _siblings(
 ) -> list[list[Trajectory]]:
     """Returns an agent's trajectories of one episode: one, or the groups of its tree; none where nothing is known."""
     if len(output["branches"]) > 1:
-        return groups_from_tree(view, trained)
+        known = {mark.call_id for mark in view.marks}  # what nobody can tell the worth of is not worth 0
+        return groups_from_tree(
+            view, [t and call.call_id in known for t, call in zip(trained, view.calls, strict=True)]
+        )
     reward = output["branches"][0]["rewards"].get(agent)
     if reward is None or not view.calls:
         return []

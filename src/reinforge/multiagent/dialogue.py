@@ -15,8 +15,8 @@ from reinforge.types.evaluation import EvalInputItem
 Decision = Literal["accept", "reject", "none"]
 DECISIONS: tuple[Decision, ...] = ("accept", "reject", "none")
 
-_TRUTHS: dict[Any, Decision] = {"accept": "accept", "1": "accept", "true": "accept", "yes": "accept"}
-_TRUTHS |= {"reject": "reject", "0": "reject", "false": "reject", "no": "reject"}
+_TRUTHS: dict[str, Decision] = dict.fromkeys(("accept", "1", "1.0", "true", "yes"), "accept")
+_TRUTHS |= dict.fromkeys(("reject", "0", "0.0", "false", "no"), "reject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Problem:
 
     Attributes:
         question: The example's question.
-        truth: The right decision; None where the dataset does not say.
+        truth: The right decision; None where the dataset does not say, or there is nothing to decide.
         row: The example's columns, for role prompts.
     """
 
@@ -34,20 +34,28 @@ class Problem:
     row: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, item: EvalInputItem) -> Problem:
-        """Returns an example as a problem; `expected_output_obj` is accept or reject, 1 or 0, true or false, or None.
+    def undecided(cls, item: EvalInputItem) -> Problem:
+        """Returns an example as something to talk about and not to decide on."""
+        return cls(str(item.input_obj), None, {"question": item.input_obj, **(item.full_dataset_entry or {})})
+
+    @classmethod
+    def of(cls, item: EvalInputItem, words: Mapping[str, Decision] | None = None) -> Problem:
+        """Returns an example as a problem; `expected_output_obj` says what is right, or is None.
+
+        Args:
+            item: The example; it expects accept or reject, 1 or 0, true or false, yes or no.
+            words: Further words for decisions.
 
         Raises:
             EvaluationError: The expected output is none of these.
         """
-        expected = item.expected_output_obj
-        row = {"question": item.input_obj, **(item.full_dataset_entry or {})}
+        problem, expected = cls.undecided(item), item.expected_output_obj
         if expected is None:
-            return cls(str(item.input_obj), None, row)
-        truth = _TRUTHS.get(str(int(expected) if isinstance(expected, bool | float) else expected).strip().lower())
-        if truth is None:
+            return problem
+        truth = {**_TRUTHS, **(words or {})}.get(str(expected).strip().lower())
+        if truth not in ("accept", "reject"):
             raise EvaluationError(f"the expected output of {item.id} is {expected!r}; write accept or reject")
-        return cls(str(item.input_obj), truth, row)
+        return replace(problem, truth=truth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Step:
         done: The dialogue is over.
         decision: What the verifier decided; None: it has not.
         terminated: It is over since its rounds are, without a decision.
-        rewards: What each agent earned in this round.
+        rewards: What each agent earned in this round; an agent is left out where nobody can tell.
     """
 
     done: bool = False
@@ -101,6 +109,8 @@ class Dialogue:
         round: The round that is next, from 0.
         step: What the last round led to.
         rewards: What each agent has earned so far.
+        absent: Agents that do not speak in this episode.
+        order: Agents in the order in which what they say at the same time is told; empty: that of the round.
     """
 
     problem: Problem
@@ -109,10 +119,18 @@ class Dialogue:
     round: int = 0
     step: Step = field(default_factory=Step)
     rewards: Mapping[str, float] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+    order: tuple[str, ...] = ()
 
     def said_in(self, round_: int) -> list[Message]:
-        """Returns the messages of one round."""
-        return [message for message in self.messages if message.round == round_]
+        """Returns the messages of one round, in the order in which they are told."""
+        said = [message for message in self.messages if message.round == round_]
+        return sorted(said, key=lambda m: self.order.index(m.agent) if m.agent in self.order else -1)
+
+    def before(self, round_: int) -> Dialogue:
+        """Returns the dialogue as it was when a round was about to be said."""
+        said = tuple(message for message in self.messages if message.round < round_)
+        return replace(self, messages=said, round=round_, step=Step(), rewards={})
 
     def after(self, messages: tuple[Message, ...]) -> Dialogue:
         """Returns the dialogue with one more round said, before anybody looks at what it led to."""

@@ -68,3 +68,25 @@ async def verifier_accuracy(config: VerifierAccuracyConfig, builder: Any) -> Asy
 async def agent_reward(config: AgentRewardConfig, builder: Any) -> AsyncIterator[AgentReward]:
     """Yields the evaluator."""
     yield AgentReward(config.agent)
+
+
+class InvalidRepliesConfig(EvaluatorConfig, name="invalid_replies"):
+    """Replies of a dialogue that were refused and drawn anew; fewer is better."""
+
+
+class InvalidReplies(Evaluator):
+    """Counts what the protocol refused."""
+
+    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        """Returns the number of refused replies, in a tree for each of its dialogues."""
+        output = _output(item)
+        if output is None:
+            return missing(item, "no protocol's output")
+        refused, dialogues = output["num_invalid"], len(output["branches"])
+        return EvalOutputItem(id=item.id, score=refused / dialogues, reasoning=f"{refused} in {dialogues} dialogues")
+
+
+@register_evaluator(config_type=InvalidRepliesConfig)
+async def invalid_replies(config: InvalidRepliesConfig, builder: Any) -> AsyncIterator[InvalidReplies]:
+    """Yields the evaluator."""
+    yield InvalidReplies()

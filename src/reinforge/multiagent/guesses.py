@@ -73,13 +73,14 @@ def dialogue_of(output: dict[str, Any]) -> Dialogue:
 
 
 def _decision_call(record: EpisodeRecord, handler: ProtocolHandler) -> ModelCall | None:
-    """Returns the call whose reply was the verifier's decision; None: it has none, or the truth is not known."""
+    """Returns the call whose reply was the verifier's decision; None: there is not one, or the truth is not known."""
     output = record.item.output_obj
     if output["truth"] is None or len(output["branches"]) > 1 or output["branches"][0]["decision"] is None:
         return None
-    said = [message for message in output["messages"] if message["agent"] == handler.verifier_names[0]]
+    last = output["messages"][-1]["round"]
+    said = [m for m in output["messages"] if m["agent"] == handler.verifier_names[0] and m["round"] == last]
     ids = [message["call_id"] for message in said if handler.decision_of(message["text"]) is not None]
-    return next((call for call in record.calls if ids and call.call_id == ids[-1]), None)
+    return next((call for call in record.calls if [call.call_id] == ids), None)
 
 
 async def _replace(

@@ -188,6 +188,8 @@ async def prepare_evaluation(
         attempt.add([Problem("eval.evaluators", "there is none to score with", "add one")])
     workflow: Any = await attempt(builder.get_workflow) if builder.config.workflow is not None else None
     items = await attempt(partial(_examples, builder, split, limit))
+    if workflow is not None and items:
+        attempt.add(workflow.example_problems(items))
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))

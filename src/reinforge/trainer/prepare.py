@@ -135,6 +135,8 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     workflow = await attempt(builder.get_workflow)
     validation = await attempt(builder.get_validation_builder)
     splits: Any = await attempt(lambda: _load_splits(builder, validation)) if validation else None
+    if workflow is not None and splits:
+        attempt.add(workflow.example_problems([item for items in splits.values() for item in items]))
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))

@@ -107,7 +107,8 @@ def transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
     if output["stances"]:
         told["stances"] = _Inline(output["stances"])
     if len(output["branches"]) > 1:
-        return {**told, "branches": _branches(output, [], worth)}
+        before = [_message(message, worth) for message in output["messages"] if not message["path"]]
+        return {**told, **({"said": before} if before else {}), "branches": _branches(output, [], worth)}
     said = [_message(message, worth) for message in output["messages"]]
     return {**told, "dialogue": said, **_end(output["branches"][0])}
 
@@ -146,6 +147,8 @@ def _message(message: dict[str, Any], worth: dict[str, float]) -> dict[str, Any]
 
 def _end(branch: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {"decision": branch["decision"]}
+    if branch.get("answer") is not None:
+        told = {"answer": branch["answer"]}
     if branch["terminated"]:
         told["terminated"] = True
     if branch["failed"]:

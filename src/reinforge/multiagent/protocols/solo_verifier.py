@@ -1,4 +1,7 @@
-"""The verifier alone: what it can tell without anybody's help, against which protocols are measured."""
+"""The verifier alone (arXiv:2412.08897): what it can tell without anybody's help, the measure of all other protocols.
+
+Differs from the paper: it may be given several rounds (`max_message_rounds`), in which it talks to itself.
+"""
 
 from __future__ import annotations
 
