@@ -165,4 +165,4 @@ def document() -> str:
         lines.append("")
     lines += ["## Not there yet", "", "| seed | symbol | will be in |", "|---|---|---|"] if later else []
     lines += [f"| {seed} | `{symbol}` | `{where}` |" for seed, symbol, where, _ in later]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from reinforge.errors import ConfigError, EvaluationError, Problem
 from reinforge.interfaces import ContextOverflow, PolicyServer
-from reinforge.multiagent.dialogue import Decision, Dialogue, Message
-from reinforge.multiagent.dialogue import Problem as Question
+from reinforge.multiagent.dialogue import Decision
 from reinforge.multiagent.protocol import ProtocolHandler
+from reinforge.multiagent.rollouts import dialogues_of_output
 from reinforge.types.episode import EpisodeRecord, ModelCall
 from reinforge.types.request import ModelRequest, TokenLogprobs
 from reinforge.types.seeding import stable_seed
@@ -64,14 +63,6 @@ async def replace_guesses(
     return sum([await _replace(*each, handler, policy) for each in chosen])
 
 
-def dialogue_of(output: dict[str, Any]) -> Dialogue:
-    """Returns the one dialogue of a protocol's output."""
-    names = ("round", "agent", "channel", "text", "shown", "call_id", "num_retries")
-    messages = tuple(Message(**{name: message[name] for name in names}) for message in output["messages"])
-    problem = Question(output["question"], output["truth"])
-    return Dialogue(problem, output["stances"], messages, round=max((m.round for m in messages), default=-1) + 1)
-
-
 def _decision_call(record: EpisodeRecord, handler: ProtocolHandler) -> ModelCall | None:
     """Returns the call whose reply was the verifier's decision; None: there is not one, or the truth is not known."""
     output = record.item.output_obj
@@ -102,6 +93,6 @@ async def _replace(
         return False
     assert isinstance(written, TokenLogprobs)  # the policy told those of the decision that it drew
     turn.content, turn.logprobs = text, replace(written, prompt_token_ids=drawn.prompt_token_ids)
-    trajectory.reward = handler.rewards(dialogue_of(output), truth)[str(trajectory.agent)]
+    trajectory.reward = handler.rewards(dialogues_of_output(output)[0], truth)[str(trajectory.agent)]
     trajectory.metadata = {**(trajectory.metadata or {}), "guess_replaced": True}
     return True

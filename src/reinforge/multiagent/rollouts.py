@@ -6,13 +6,14 @@ One rollout is one dialogue. Along its rounds the arrays show the dialogue as it
     round, question, solution, y, prover_stance, padding                      [batch, round]
     message_history, message_agent_id                                         [batch, round, round, channel]
     raw_message_history                                                       [batch, round, round, agent]
-    agents: decision, reward, stance                                          [batch, round, agent]
+    agents: decision, reward, stance, absent, order                           [batch, round, agent]
     said: text, shown                                                         [batch, round, round, agent, channel]
     row: the example's columns                                                [batch, round]
 
 `y` and stances are 1 accept, 0 reject, -1 not known; decisions are 0 reject, 1 accept, 2 not yet, 3 none. Where nothing
 is said there is None, and -1 for whose message it is. Rounds after the end are padding. `message_history` holds what
-others are shown, `raw_message_history` what the agent wrote. Where several agents speak in a channel at once these two
+others are shown, `raw_message_history` what the agent wrote. `order` is the place of an agent among those who are told
+in an order of their own, else -1. Where several agents speak in a channel at once these two
 cannot tell them apart; `said`, which is ours, can, and is what is read where it is there.
 """
 
@@ -65,6 +66,8 @@ def _dialogue_of_branch(output: Mapping[str, Any], problem: Problem, branch: Map
         1 + max((message.round for message in messages), default=-1),
         Step(True, branch["decision"], branch["terminated"], rewards),
         rewards,
+        frozenset(output.get("absent", ())),
+        tuple(output.get("order", ())),
     )
 
 
@@ -129,6 +132,8 @@ def _state_of(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict
             "decision": [decided if name in handler.verifier_names[:1] else NOT_YET for name in agents],
             "reward": [dialogue.rewards.get(name, np.nan) if round_ == dialogue.round else 0.0 for name in agents],
             "stance": [SIDES[dialogue.stances.get(name)] for name in agents],
+            "absent": [name in dialogue.absent for name in agents],
+            "order": [dialogue.order.index(name) if name in dialogue.order else -1 for name in agents],
         },
         "row": {name: _cell(value) for name, value in dialogue.problem.row.items()},
     }
@@ -193,7 +198,16 @@ def _dialogue_at(step: NestedArrayDict, handler: ProtocolHandler) -> Dialogue:
         1 + max((message.round for message in messages), default=-1),
         Step(True, _decision_of(after, handler), rewards=rewards),
         rewards,
+        *_told_of(step, handler.agent_names),
     )
+
+
+def _told_of(step: NestedArrayDict, agents: Sequence[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Returns who is absent, and in which order those are told who speak at once."""
+    absent, order = step.get(("agents", "absent")), step.get(("agents", "order"))
+    places = {} if order is None else {name: place for name, place in zip(agents, order, strict=True) if place >= 0}
+    gone = () if absent is None else (name for name, is_absent in zip(agents, absent, strict=True) if is_absent)
+    return frozenset(gone), tuple(sorted(places, key=places.__getitem__))
 
 
 def _row_of(step: NestedArrayDict) -> dict[str, Any]:
@@ -317,9 +331,7 @@ class Views:
 
     def _asked(self, dialogue: Dialogue, message: Message) -> list[ChatMessage]:
         """Returns what the agent was asked with when it said a message."""
-        before = tuple(each for each in dialogue.messages if each.round < message.round)
-        stood = replace(dialogue, messages=before, round=message.round, step=Step())
-        return self.agent.messages(stood, self.handler, message.channel)
+        return self.agent.messages(dialogue.before(message.round), self.handler, message.channel)
 
     def _trajectory(self, episode: list[EpisodeItem], reward: float, name: str) -> Trajectory:
         return Trajectory(

@@ -86,7 +86,9 @@ class PureTextSharedModelGroup(ABC):
         group_name: str,
     ):
         refuse_unhonoured(hyper_params, settings)
-        self.hyper_params, self.settings, self.protocol_handler = hyper_params, settings, protocol_handler
+        self.hyper_params = hyper_params
+        self.settings = settings
+        self.protocol_handler = protocol_handler
         self.group_name = group_name
         self.agent_wholes = {agent.name: agent for agent in agent_wholes}
         self.agent_names = tuple(self.agent_wholes)
@@ -198,7 +200,9 @@ class PureTextSharedModelGroup(ABC):
         """
 
     @abstractmethod
-    async def get_fine_tune_job_status(self) -> JobStatus:
+    async def get_fine_tune_job_status(
+        self,
+    ) -> Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]:
         """Returns where the job stands that was created last."""
 
     @abstractmethod

@@ -282,7 +282,8 @@ def _merged(made: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     merged = dict(made)
     for key, value in overrides.items():
         old, merged[key] = made.get(key), value
-        both = isinstance(value, Mapping) and isinstance(old, Mapping)
-        if both and value.get("_type", old.get("_type")) == old.get("_type"):
+        if not (isinstance(value, Mapping) and isinstance(old, Mapping)):
+            continue
+        if value.get("_type", old.get("_type")) == old.get("_type"):
             merged[key] = _merged(old, value)
     return merged

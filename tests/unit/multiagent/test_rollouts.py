@@ -107,6 +107,8 @@ def test_episodes_of_a_tree_are_a_rollout_each():
         "question": "q",
         "truth": "accept",
         "stances": {"prover": "accept"},
+        "absent": [],
+        "order": ["verifier", "prover"],
         "messages": [
             {**said, "path": [0], "round": 0, "text": "accept", "shown": "accept"},
             {**said, "path": [1], "round": 0, "text": "reject", "shown": "reject"},
@@ -122,6 +124,7 @@ def test_episodes_of_a_tree_are_a_rollout_each():
     assert np.isnan(arrays["next", "agents", "reward"][1, 0, 1]), "what nobody knows is no number"
     first, second = dialogues_of(arrays, HANDLER)
     assert first.problem.row["cells"] == [1, 2]
+    assert first.order == ("verifier", "prover")
     assert dict(second.rewards) == {"prover": 0.0}
 
 
