@@ -8,6 +8,7 @@ episode.py builder.py evaluators.py guesses.py  dialogues as a workflow, and eac
 parameters.py trainers.py                       experiments of the reference, as presets of the one loop
 shared_model.py adapter_group.py groups.py      agents that share a model, and its fine-tuning jobs
 arrays.py rollouts.py training_data.py          data of the reference, and the trajectories that are trained on
+collect.py                                      dialogues of groups, for loops of one's own
 
 Names are loaded when they are first used; none of them loads torch.
 """
@@ -24,6 +25,7 @@ _HOMES = {
         "concatenate_nested_array_dicts",
         "stack_nested_array_dicts",
     ),
+    "reinforge.multiagent.collect": ("collect_rollouts",),
     "reinforge.multiagent.dialogue": ("Dialogue", "Message", "Problem", "Step"),
     "reinforge.multiagent.episode": ("ProtocolOutput", "ProtocolWorkflow"),
     "reinforge.multiagent.groups": ("EmbeddedSharedModelGroup", "OpenAISharedModelGroup"),

@@ -73,7 +73,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         group_name: str,
     ):
         super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
-        self.files = GroupFiles(Path(settings.groups_dir, settings.run_id, group_name))
+        self.files = GroupFiles(Path(settings.groups_dir, settings.run_id, group_name).absolute())
         self.adapter, self._run_config = self._make_adapter()
         self._job: JobRecord | None = None
         self._opening: asyncio.Task[None] | None = None
