@@ -2,14 +2,21 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
 from reinforge.errors import ConfigError, JobFailed, TrajectoryError
-from reinforge.multiagent import PureTextSharedModelGroup, PureTextSharedModelGroupState
+from reinforge.multiagent import (
+    ExperimentSettings,
+    PureTextSharedModelGroup,
+    PureTextSharedModelGroupState,
+    agents_of,
+    protocol_of,
+)
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import EpisodeItem, Trajectory
-from tests.groups import Embedded, Hosted, replies, rollouts
+from tests.groups import Embedded, Hosted, experiment, replies, rollouts
 
 ASKED = ModelRequest([{"role": "user", "content": "P q1"}], SamplingParams(temperature=0, max_tokens=3))
 
@@ -175,3 +182,56 @@ def test_what_is_not_honoured_is_refused_by_name(backend):
         ConfigError, match="hyper_params.agents.verifier.use_dummy_api: is True, and nothing here reads"
     ):
         backend.group(params)
+
+
+async def test_a_group_written_to_the_seeds_page_works():
+    """The abstract methods that the page prints, and nothing else: the rest has a default."""
+    params = experiment("m", agents={"verifier": {"shared_model_group": "other"}})
+
+    class Mine(PureTextSharedModelGroup):
+        status = "not_found"
+
+        async def create_supervised_fine_tune_job(self, rollouts_per_agent, guess_replaced_rollouts={}, job_name=None):
+            self.status, self.fine_tune_job_id = "succeeded", "mine"
+
+        async def create_dpo_fine_tune_job(self, positive_examples_per_agent, negative_examples_per_agent, job_name=None):
+            self.status = "failed"
+
+        async def get_fine_tune_job_status(self):
+            return self.status
+
+        async def get_fine_tune_job_error_repr(self):
+            return "too little"
+
+    agents = (agent for agent in agents_of(params).values() if agent.name == "prover")
+    group = Mine(params, ExperimentSettings("r"), protocol_of(params), agents, "both")
+    await group.wait_for_ready()
+    await group.create_supervised_fine_tune_job({})
+    await group.switch_to_next_model()
+    assert group.get_state_dict() == {"fine_tune_job_id": "mine", "fine_tuned_model_name": None}
+    await group.create_dpo_fine_tune_job({}, {})
+    assert await group.fine_tune_job_failed()
+    with pytest.raises(JobFailed, match=r"the job is failed \(too little\)"):
+        await group.switch_to_next_model()
+
+
+async def test_jobs_of_several_groups_run_side_by_side(tmp_path, tiny_model_dir, openai_service):
+    """Four jobs of a service take no more than 1.2 times as long as one."""
+    backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
+    names = ("prover", "verifier")
+    groups = []
+    for number in range(2):
+        params = backend.experiment(agents={name: {"shared_model_group": f"{name}{number}"} for name in names})
+        groups += [(name, backend.group(params, name=f"{name}{number}")) for name in names]
+    openai_service.seconds = 3.0
+    await asyncio.gather(*(group.wait_for_ready(60) for _, group in groups))
+
+    async def train(name, group):
+        await group.create_supervised_fine_tune_job({name: rollouts(backend.experiment())})
+        return await group.wait_for_fine_tune_job(60)
+
+    started = time.monotonic()
+    assert await asyncio.gather(*(train(*each) for each in groups)) == ["succeeded"] * 4
+    assert time.monotonic() - started <= 1.2 * openai_service.seconds
+    assert len(openai_service.jobs) == 4
+    backend.close()

@@ -11,6 +11,15 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.finetuning import (
+    DPOItem,
+    EpisodeItem,
+    Trajectory,
+    TrajectoryBuilder,
+    TrajectoryBuilderConfig,
+    TrajectoryCollection,
+    register_trajectory_builder,
+)
 from reinforge.trainer.store import read_rows
 from tests.hosted import through_the_service
 
@@ -38,6 +47,7 @@ def test_a_run_trains_through_the_service_and_ships_the_better_model(hosted, ser
     result = hosted.finetune()
     assert result.exit_code == 0, result.output
     assert f"{service.url} is sent every prompt of the agent, and the rows that are trained" in result.output
+    assert "openai_model.json names it; the service holds it" in result.output
     summary = hosted.summary
     assert (summary["status"], summary["promoted"]) == ("completed", True), summary["reason"]
     assert summary["improvement"]["ci_low"] > 0
@@ -81,10 +91,12 @@ def test_the_promoted_model_is_evaluated_by_its_name_and_has_no_weights_to_chat_
 
 def test_a_model_that_is_not_good_enough_is_not_shipped(hosted, service):
     hosted.set("finetuning.gate.margin", 0.9)
-    assert hosted.finetune().exit_code == 0
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
     assert hosted.summary["promoted"] is False
     assert not (hosted.run / "model").exists()
     assert len(service.jobs) == 2
+    assert "no update was made" not in result.output, "the service does not tell its steps: unknown is not none"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +132,58 @@ def test_rows_of_a_file_are_sent_as_they_are(hosted, service, algorithm):
         assert sent[0]["messages"][1] == {"role": "assistant", "content": "aeiou", "weight": 1}
     else:
         assert sent[0]["preferred_output"] == [{"role": "assistant", "content": "aeiou"}]
+
+
+class OwnBuilderConfig(TrajectoryBuilderConfig, name="test_own_messages"):
+    """Episodes that a user's builder writes itself."""
+
+    pairs: bool = False
+
+
+class OwnBuilder(TrajectoryBuilder):
+    """Knows of no tokens and of no calls of ours: messages that are said to be trained, or pairs."""
+
+    async def start_run(self, run_id, meta=None):
+        pass
+
+    async def finalize(self, run_id, meta=None):
+        make = self._pair if self.trajectory_builder_config.pairs else self._episode
+        return TrajectoryCollection(trajectories=[[make(number)] for number in range(12)], run_id=run_id)
+
+    def _pair(self, number):
+        pair = DPOItem(prompt=f"say {number}", chosen_response="aeiou", rejected_response="xyz")
+        return Trajectory(episode=[pair], reward=0.0)
+
+    def _episode(self, number):
+        said = [
+            EpisodeItem(role="user", content=f"say {number}"),
+            EpisodeItem(role="assistant", content="hm"),
+            EpisodeItem(role="environment", content="go on"),
+            EpisodeItem(role="assistant", content="aeiou", trained=True),
+        ]
+        return Trajectory(episode=said, reward=1.0)
+
+
+@register_trajectory_builder(config_type=OwnBuilderConfig)
+async def own_builder(config, builder):
+    yield OwnBuilder(config)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_builder_of_ones_own_needs_no_tokens(hosted, service, pairs):
+    hosted.set("trajectory_builders.builder", {"_type": "test_own_messages", "pairs": pairs})
+    hosted.set("finetuning.algorithm", {"_type": "dpo" if pairs else "sft"}).set("finetuning.num_epochs", 1)
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    (job,) = service.jobs.values()
+    first = service.rows_of(job["id"])[0]
+    if pairs:
+        assert first["preferred_output"] == [{"role": "assistant", "content": "aeiou"}]
+    else:
+        assert [(m["role"], m.get("weight")) for m in first["messages"]] == [
+            ("user", None), ("assistant", 0), ("user", None), ("assistant", 1)
+        ]  # fmt: skip
+    assert hosted.summary["policy_versions"][-1]["version"] == 1
 
 
 def test_a_job_that_fails_ends_the_run_with_the_services_words(hosted, service):

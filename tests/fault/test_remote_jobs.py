@@ -51,7 +51,7 @@ def make_toy(tmp_path, tiny_model_dir):
 
     def make(service, name="toy", **settings):
         toy = Toy(tmp_path / name, tiny_model_dir)
-        through_the_service(toy, service, service.key, **settings)
+        through_the_service(toy, service, f"${{STANDIN_KEY:-{service.key}}}", **settings)
         return toy.set("finetuning.num_epochs", NUM_EPOCHS).set("finetuning.gate", {"margin": -1.0})
 
     return make
@@ -86,14 +86,19 @@ def test_a_run_killed_in_any_stage_has_one_job_an_epoch(make_toy, openai_service
     assert_one_job_an_epoch(toy, openai_service)
 
 
-def killed_while(toy, holds, mutation=None):
-    """Kills a run once something holds at the service, and lets it end."""
-    child = toy.start(mutation=mutation)
+def wait_until(holds, child):
+    """Returns once something holds at the service, while the run goes on."""
     deadline = time.monotonic() + 30
     while not holds():
         assert child.process.is_alive(), child.said
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def killed_while(toy, holds, mutation=None):
+    """Kills a run once something holds at the service, and lets it end."""
+    child = toy.start(mutation=mutation)
+    wait_until(holds, child)
     child.send(signal.SIGKILL)
     assert child.wait() == KILLED
     child = toy.resume(mutation=mutation)
@@ -114,6 +119,25 @@ def test_a_run_killed_while_it_waits_has_one_job(make_toy, openai_service):
     killed_while(toy, lambda: openai_service.calls["look"] > 3)
     assert openai_service.calls["create"] == NUM_EPOCHS
     assert_one_job_an_epoch(toy, openai_service)
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_service, cancels):
+    """Left, it is taken up; cancelled, another is made."""
+    openai_service.seconds = 2.0
+    toy = make_toy(openai_service, cancel_on_stop=cancels)
+    child = toy.start()
+    wait_until(lambda: openai_service.calls["look"] > 3, child)
+    child.send(signal.SIGINT)
+    assert child.wait() == 130, child.said
+    (first,) = openai_service.jobs
+    assert (openai_service.status_of(first) == "cancelled") is cancels
+    openai_service.seconds = 0.05
+    child = toy.resume()
+    assert child.wait() == 0, child.said
+    assert toy.summary["status"] == "completed"
+    succeeded = [id_ for id_ in openai_service.jobs if openai_service.status_of(id_) == "succeeded"]
+    assert (len(succeeded), len(openai_service.jobs)) == (NUM_EPOCHS, NUM_EPOCHS + cancels)
 
 
 @pytest.mark.parametrize("fault", [lost, after(fails(503)), after(page(502))], ids=["lost", "503", "html"])
@@ -215,6 +239,7 @@ async def test_a_service_that_asks_for_a_pause_gets_it(openai_service):
 
 @pytest.mark.usefixtures("_no_backoff")
 async def test_a_service_that_stays_away_ends_the_wait_with_its_budget(openai_service):
+    openai_service.seconds = 30
     status, _ = await waited_through(openai_service, [fails(503)] * 1_000, max_wait_s=0.5)
     assert status.status is TrainingStatusEnum.CANCELED
     assert "not done within max_wait_s" in status.message

@@ -106,7 +106,7 @@ def preference_rows(groups: Iterable[TrajectoryGroup], algorithm: Preference) ->
     rows = Rows()
     for group in groups:
         _add_siblings(rows, algorithm.pairs_of(group), f"group {group.group_id}")
-        _add_given(rows, (item for each in group.trajectories for item in each.episode if isinstance(item, DPOItem)))
+        _add_given(rows, (item for trajectory in group.trajectories for item in trajectory.pairs))
     return rows
 
 

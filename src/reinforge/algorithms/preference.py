@@ -55,8 +55,8 @@ class Preference(Algorithm):
         self.config = config
 
     def teaches(self, group: TrajectoryGroup) -> bool:
-        """Returns False where no two siblings are far enough apart."""
-        return bool(self.pairs_of(group))
+        """Returns False where no two siblings are far enough apart, and no pairs are given."""
+        return bool(self.pairs_of(group)) or any(trajectory.pairs for trajectory in group.trajectories)
 
     def pairs_of(self, group: TrajectoryGroup) -> list[tuple[Trajectory, Trajectory]]:
         """Returns the (preferred, other) siblings of each pair, of those that carry loss."""

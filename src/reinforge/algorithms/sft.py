@@ -38,7 +38,7 @@ class SFT(Algorithm):
 
     def teaches(self, group: TrajectoryGroup) -> bool:
         """Returns False where no reward is high enough."""
-        return self.config.min_reward is None or bool(self.keep(group.trajectories))
+        return bool(self.keep(group.trajectories))
 
     def keep(self, siblings: Sequence[Trajectory]) -> list[Trajectory]:
         """Returns the siblings to imitate: those whose reward is high enough."""

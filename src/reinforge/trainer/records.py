@@ -127,18 +127,11 @@ def _call_of(data: dict[str, Any]) -> ModelCall:
 def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     tokens = None
     if data["token_ids"] is not None:
-        supports = data.get("supports")
-        tokens = TokenLogprobs(
-            prompt_token_ids=tuple(data["prompt_token_ids"]),
-            token_ids=tuple(data["token_ids"]),
-            logprobs=tuple(data["logprobs"]),
-            policy_version=data["policy_version"],
-            finish_reason=data["finish_reason"],
-            temperature=sampling.temperature,
-            restricted=data.get("restricted", sampling.restricts_support),
-            processed_logprobs=tuple(data.get("processed_logprobs", ())),
-            supports=None if supports is None else _supports_of(supports),
-        )
+        kept = {name: data[name] for name in ("prompt_token_ids", "token_ids", "logprobs", "policy_version")}
+        drawn = {"finish_reason": data["finish_reason"], "temperature": sampling.temperature}
+        cut = {name: data[name] for name in ("restricted", "processed_logprobs") if name in data}
+        given = {"restricted": sampling.restricts_support, "supports": data.get("supports"), **cut}
+        tokens = tokens_of({**kept, **drawn, **given})
     return ModelReply(
         data["reply"],
         data["finish_reason"],

@@ -36,6 +36,8 @@ def refuse_untrainable(
         EvaluationError: No episode called the model, no turn has its tokens, or no call is one that is trained.
     """
     trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
+    if trains_on == "messages" and any(trajectory.pairs for trajectory in trajectories):
+        return
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     if trajectories and not turns:
         raise EvaluationError(
@@ -80,7 +82,8 @@ def refuse_identical(collection: TrajectoryCollection, *, epoch: int, epochs_bef
     Raises:
         EvaluationError: In the first epoch all groups are so, or nearly all are in too many epochs in a row.
     """
-    groups = [group for group in collection.groups if len(group.trajectories) > 1]
+    several = [group for group in collection.groups if len(group.trajectories) > 1]
+    groups = [group for group in several if not any(trajectory.pairs for trajectory in group.trajectories)]
     if not groups:
         return epochs_before
     share = sum(map(_all_equal, groups)) / len(groups)

@@ -159,6 +159,11 @@ class Trajectory(BaseModel):
         ]
 
     @property
+    def pairs(self) -> list[DPOItem]:
+        """The preference pairs that stand in place of an episode."""
+        return [item for item in self.episode if isinstance(item, DPOItem)]
+
+    @property
     def is_trainable(self) -> bool:
         """True if at least one turn carries loss."""
         return any(turn.is_trained for turn in self.turns)

@@ -141,3 +141,13 @@ async def test_a_missing_key_of_openais_own_endpoint_is_refused(tmp_path: Any, m
     run.settings["trainer_adapters"]["adapter"] = {"_type": "openai", "base_model": "gpt-test"}
     report = await check_config(build_config(run.settings))
     assert "trainer_adapters.adapter.api_key" in [problem.path for problem in report.problems]
+
+
+async def test_a_key_that_stands_in_the_file_is_warned_about(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run = ScriptedRun(tmp_path)
+    block = {"_type": "openai", "base_model": "m", "base_url": "http://far.example/v1", "api_key": "sk-canary-1"}
+    run.settings["trainer_adapters"]["adapter"] = block
+    await check_config(build_config(run.settings))
+    assert "trainer_adapters.adapter.api_key stands in the configuration itself" in caplog.text
+    assert "trainer_adapters.adapter: the key goes to far.example without encryption" in caplog.text
+    assert "sk-canary" not in caplog.text
