@@ -69,6 +69,7 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         policy: Returns the policy that writes replaced decisions as tokens.
     """
 
+    groups_are_examples = False
     trajectory_builder_config: AgentsTrajectoryBuilderConfig
 
     def __init__(
