@@ -125,10 +125,10 @@ def test_what_does_not_fit_is_refused_before_anything_runs(talk):
     result = talk({"_type": "malt"}).finetune()
     assert result.exit_code == 2
     assert "workflow.num_responses" in result.output
-    result = talk(
-        {"_type": "grpo"}, builder={"fine_tune_on_all_previous_rollouts": True, "agent_weights": {"judge": 2}}
-    )
-    (result.folder / "run.yml").unlink()
-    output = result.finetune().output
+    run = talk({"_type": "grpo"}, builder={"fine_tune_on_all_previous_rollouts": True, "agent_weights": {"judge": 2}})
+    run.set("finetuning.curriculum_learning.collect_only_included", True)
+    (run.folder / "run.yml").unlink()
+    output = run.finetune().output
     assert "trajectory_builders.builder.fine_tune_on_all_previous_rollouts" in output
     assert "the protocol has no agent judge" in output
+    assert "collect_only_included" in output
