@@ -83,14 +83,10 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     assert sorted(path.name for path in (team.run / "model").iterdir()) == ["a", "b", "manifest.json"]
     assert invoke("runs", "verify", str(team.run)).exit_code == 0
 
-    plain, tuned, again = (
-        invoke("eval", "run.yml", "--json", "--split", "confirm", *more)
-        for more in ((), ("--model", "r"), ("--model", "runs/r/model"))
-    )
-    assert (plain.exit_code, tuned.exit_code, again.exit_code) == (0, 0, 0), tuned.output
-    found = [json.loads(each.stdout)["metrics"]["vowels"] for each in (plain, tuned, again)]
-    assert found[1]["mean"] > summary["confirm_base"]["ci_high"] > found[0]["mean"], "the adapters are used"
-    assert found[1] == found[2], "the same weights, the same draws"
+    tuned = invoke("eval", "run.yml", "--json", "--split", "confirm", "--model", "r")
+    assert tuned.exit_code == 0, tuned.output
+    mean = json.loads(tuned.stdout)["metrics"]["vowels"]["mean"]
+    assert mean > summary["confirm_base"]["ci_high"], "the adapters are used"
 
     part = team.run / "checkpoints" / "step-000005" / "b" / "adapter_model.safetensors"
     whole = part.read_bytes()
@@ -117,7 +113,7 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     assert "holds the adapters a, b, and not c" in invoke("eval", "run.yml", "--model", "r").output
     other["worker"]["adapter"] = other["planner"]["adapter"] = "b"
     (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
-    one = invoke("eval", "run.yml", "--model", "r", "--limit", "2", "--json")
+    one = invoke("eval", "run.yml", "--model", "runs/r/model", "--limit", "2", "--json")
     assert (one.exit_code, "model/b" in one.stdout) == (0, True), one.output
 
 
