@@ -74,7 +74,8 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
         assert row["num_groups"] == 24, "twelve examples, two adapters"
         assert row["num_updates"] == sum(groups[name]["num_updates"] for name in "ab") == 8
         assert row["num_tokens"] == sum(groups[name]["num_tokens"] for name in "ab")
-        assert all(groups[name]["direction"] > 0 for name in "ab"), "each adapter moved the right way"
+    directions = {name: sum(row["groups"][name]["direction"] for row in rows(team)) for name in "ab"}
+    assert min(directions.values()) > 0, "each adapter moved the right way"
     after = load_file(tiny_model_dir / "model.safetensors")
     assert all(np.array_equal(base[name], after[name]) for name in base)
     assert "a: planner; b: worker" in result.output
@@ -82,14 +83,18 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     assert sorted(path.name for path in (team.run / "model").iterdir()) == ["a", "b", "manifest.json"]
     assert invoke("runs", "verify", str(team.run)).exit_code == 0
 
-    plain, tuned, again = (
-        invoke("eval", "run.yml", "--json", "--split", "confirm", *more)
-        for more in ((), ("--model", "r"), ("--model", "runs/r/model"))
-    )
-    assert (plain.exit_code, tuned.exit_code, again.exit_code) == (0, 0, 0), tuned.output
-    found = [json.loads(each.stdout)["metrics"]["vowels"] for each in (plain, tuned, again)]
-    assert found[1]["mean"] > summary["confirm_base"]["ci_high"] > found[0]["mean"], "the adapters are used"
-    assert found[1] == found[2], "the same weights, the same draws"
+    tuned = invoke("eval", "run.yml", "--json", "--split", "confirm", "--model", "r")
+    assert tuned.exit_code == 0, tuned.output
+    mean = json.loads(tuned.stdout)["metrics"]["vowels"]["mean"]
+    assert mean > summary["confirm_base"]["ci_high"], "the adapters are used"
+
+    part = team.run / "checkpoints" / "step-000005" / "b" / "adapter_model.safetensors"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    damaged = invoke("runs", "verify", str(team.run))
+    assert damaged.exit_code != 0
+    assert "b/adapter_model.safetensors has" in damaged.output
+    part.write_bytes(whole)
 
     refused = invoke("chat", "r", "--output_dir", "runs", input="x\n")
     assert refused.exit_code == 2
@@ -108,7 +113,7 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     assert "holds the adapters a, b, and not c" in invoke("eval", "run.yml", "--model", "r").output
     other["worker"]["adapter"] = other["planner"]["adapter"] = "b"
     (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
-    one = invoke("eval", "run.yml", "--model", "r", "--limit", "2", "--json")
+    one = invoke("eval", "run.yml", "--model", "runs/r/model", "--limit", "2", "--json")
     assert (one.exit_code, "model/b" in one.stdout) == (0, True), one.output
 
 
