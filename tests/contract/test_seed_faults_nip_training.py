@@ -119,7 +119,7 @@ async def test_nip_8_rows_say_whose_they_are(tmp_path):
 
 
 async def test_nip_13_ids_are_unique_over_iterations(tmp_path):
-    run = scripted(tmp_path, fine_tune_on_all_previous_rollouts=True, examples_per_epoch=3)
+    run = scripted(tmp_path, fine_tune_on_all_previous_rollouts=True)
     run.settings["finetuning"]["num_epochs"] = 3
     await run.run()
     last = run.adapter.jobs[-1].groups

@@ -30,12 +30,12 @@ def vowels(output, expected):
 @pytest.fixture
 def team(project):
     project.write("task.py", TEAM)
-    project.rows = project.rows[:48]
+    project.rows = project.rows[:32]
     project.set("llms", {"planner": {"_type": "policy", "adapter": "a"}, "worker": {"_type": "policy", "adapter": "b"}})
     project.set("workflow", {"_type": "python", "function": "task:team", "llm": "planner"})
-    project.set("trajectory_builders.builder.examples_per_epoch", 8)
-    project.set("finetuning.policy.lora", {"rank": 4, "alpha": 8})
-    project.set("finetuning.policy.optimizer.learning_rate", 2e-2).set("finetuning.num_epochs", 4)
+    project.set("trajectory_builders.builder.examples_per_epoch", 4).set("finetuning.num_epochs", 1)
+    project.set("finetuning.policy.lora", {"rank": 16}).set("finetuning.policy.optimizer.learning_rate", 3e-2)
+    project.set("finetuning.policy.schedule", {"warmup_steps": 0})
     return project
 
 
@@ -59,19 +59,23 @@ def rows(project):
 
 def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     base = load_file(tiny_model_dir / "model.safetensors")
+    team.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(96)]
+    team.set("finetuning.splits", {"train": 0.3, "select": 0.35, "confirm": 0.35})
+    team.set("trajectory_builders.builder.examples_per_epoch", 12).set("finetuning.num_epochs", 5)
     result = team.finetune("--require_improvement")
     assert result.exit_code == 0, result.output
     summary = team.summary
-    assert [moved(team, name, 4) for name in "ab"] == [True, True]
+    assert [moved(team, name, 5) for name in "ab"] == [True, True]
     assert summary["improvement"]["ci_low"] > 0
-    assert [row["version"] for row in summary["policy_versions"]] == [0, 1, 2, 3, 4]
-    assert len({row["fingerprint"] for row in summary["policy_versions"]}) == 5
+    assert [row["version"] for row in summary["policy_versions"]] == [0, 1, 2, 3, 4, 5]
+    assert len({row["fingerprint"] for row in summary["policy_versions"]}) == 6
     for row in rows(team):
         groups = row["groups"]
-        assert row["num_groups"] == 16, "eight examples, two adapters"
+        assert row["num_groups"] == 24, "twelve examples, two adapters"
         assert row["num_updates"] == sum(groups[name]["num_updates"] for name in "ab") == 8
         assert row["num_tokens"] == sum(groups[name]["num_tokens"] for name in "ab")
-        assert all(groups[name]["direction"] > 0 for name in "ab"), "each adapter moved the right way"
+    directions = {name: sum(row["groups"][name]["direction"] for row in rows(team)) for name in "ab"}
+    assert min(directions.values()) > 0, "each adapter moved the right way"
     after = load_file(tiny_model_dir / "model.safetensors")
     assert all(np.array_equal(base[name], after[name]) for name in base)
     assert "a: planner; b: worker" in result.output
@@ -79,14 +83,18 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     assert sorted(path.name for path in (team.run / "model").iterdir()) == ["a", "b", "manifest.json"]
     assert invoke("runs", "verify", str(team.run)).exit_code == 0
 
-    plain, tuned, again = (
-        invoke("eval", "run.yml", "--json", "--split", "confirm", *more)
-        for more in ((), ("--model", "r"), ("--model", "runs/r/model"))
-    )
-    assert (plain.exit_code, tuned.exit_code, again.exit_code) == (0, 0, 0), tuned.output
-    found = [json.loads(each.stdout)["metrics"]["vowels"] for each in (plain, tuned, again)]
-    assert found[1]["ci_low"] > found[0]["ci_high"]
-    assert found[1] == found[2], "the same weights, the same draws"
+    tuned = invoke("eval", "run.yml", "--json", "--split", "confirm", "--model", "r")
+    assert tuned.exit_code == 0, tuned.output
+    mean = json.loads(tuned.stdout)["metrics"]["vowels"]["mean"]
+    assert mean > summary["confirm_base"]["ci_high"], "the adapters are used"
+
+    part = team.run / "checkpoints" / "step-000005" / "b" / "adapter_model.safetensors"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    damaged = invoke("runs", "verify", str(team.run))
+    assert damaged.exit_code != 0
+    assert "b/adapter_model.safetensors has" in damaged.output
+    part.write_bytes(whole)
 
     refused = invoke("chat", "r", "--output_dir", "runs", input="x\n")
     assert refused.exit_code == 2
@@ -105,12 +113,12 @@ def test_both_are_trained_judged_and_shipped(team, tiny_model_dir):
     assert "holds the adapters a, b, and not c" in invoke("eval", "run.yml", "--model", "r").output
     other["worker"]["adapter"] = other["planner"]["adapter"] = "b"
     (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
-    one = invoke("eval", "run.yml", "--model", "r", "--limit", "2", "--json")
+    one = invoke("eval", "run.yml", "--model", "runs/r/model", "--limit", "2", "--json")
     assert (one.exit_code, "model/b" in one.stdout) == (0, True), one.output
 
 
 def test_an_adapter_without_data_keeps_its_weights_and_goes_with_the_version(team):
-    result = team.set("finetuning.target_model", "planner").set("finetuning.num_epochs", 1).finetune()
+    result = team.set("finetuning.target_model", "planner").finetune()
     assert result.exit_code == 0, result.output
     assert [moved(team, name, 1) for name in "ab"] == [True, False]
     (row,) = rows(team)
@@ -122,10 +130,10 @@ def test_an_adapter_without_data_keeps_its_weights_and_goes_with_the_version(tea
 
 def test_one_name_for_all_is_the_one_policy(team):
     team.settings["llms"]["worker"]["adapter"] = "a"
-    assert team.set("finetuning.num_epochs", 1).finetune().exit_code == 0
+    assert team.finetune().exit_code == 0
     assert (team.run / "checkpoints/step-000001/adapter_model.safetensors").is_file()
     (row,) = rows(team)
-    assert (row["num_groups"], "groups" in row) == (8, False)
+    assert (row["num_groups"], "groups" in row) == (4, False)
 
 
 class SwappedConfig(LocalAdapterConfig, name="test_swapped"):
@@ -171,8 +179,7 @@ async def swapped_adapter(config, builder):
 
 
 def test_an_adapter_that_serves_anothers_weights_stops_the_run(team):
-    team.set("trainer_adapters.adapter._type", "test_swapped").set("finetuning.num_epochs", 1)
-    result = team.finetune()
+    result = team.set("trainer_adapters.adapter._type", "test_swapped").finetune()
     assert result.exit_code == 3, result.output
     assert "the agent is not served the weights that were trained by the adapter b" in result.output
 

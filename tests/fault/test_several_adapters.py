@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
-from reinforge.algorithms.grpo import GRPO
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.job import Job
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from tests.samples import request
 
-NAMES = ("a", "b")
+NAMES, KL = ("a", "b"), GRPOConfig(kl_coef=0.01)
 
 
 class Poisoned(GRPO):
@@ -33,7 +33,7 @@ class Jobs:
     """The local adapter with two adapters, and groups that they sampled themselves."""
 
     def __init__(self, folder):
-        self.adapter, self.number = LocalAdapter(LocalAdapterConfig(), Poisoned(), adapters=NAMES), 0
+        self.adapter, self.number = LocalAdapter(LocalAdapterConfig(), Poisoned(KL), adapters=NAMES), 0
         policy = {"model": str(folder), "lora": {"rank": 4}, "optimizer": {"learning_rate": 0.01}}
         self.config = FinetuneConfig.model_validate({"policy": policy, "num_epochs": 4, "device": "cpu"})
 
@@ -120,6 +120,18 @@ async def test_an_adapter_with_nothing_to_learn_stays_and_the_job_says_why(jobs)
     await jobs.adapter.policy().publish(1)
     failed = await jobs.train(names=("a",))
     assert (failed.status, failed.message) == ("failed", "nothing to learn: every token's credit is zero")
+
+
+async def test_the_reference_of_each_is_the_base(jobs):
+    """`kl_ref` is of the weights before a job's only step: 0 where an adapter has not learnt yet and is the base."""
+    jobs.adapter.algorithm.idle = "b"
+    found = []
+    for version in (1, 2):
+        found.append((await jobs.train()).metadata["groups"])
+        await jobs.adapter.policy().publish(version)
+        jobs.adapter.algorithm.idle = ""
+    assert (abs(found[0]["a"]["kl_ref"]) < 1e-9, abs(found[1]["b"]["kl_ref"]) < 1e-9) == (True, True), found
+    assert found[1]["a"]["kl_ref"] > 1e-6
 
 
 async def test_a_checkpoint_of_both_is_put_back_whole_or_not_at_all(jobs, tmp_path):

@@ -267,7 +267,7 @@ def test_checkpoints_of_both_are_loaded_in_one_job_or_not_at_all(base, engine, t
         assert [again.fingerprint(name) for name in NAMES] == [engine.fingerprint(name) for name in NAMES]
 
 
-def drawn_alone_and_together(base, deterministic, rounds=30):
+def drawn_alone_and_together(base, deterministic, rounds=12):
     """Returns of how many replies the bits depend on what is drawn at the same time."""
     rng, count = np.random.default_rng(0), 0
     with load(base, deterministic=deterministic) as engine:

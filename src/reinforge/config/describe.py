@@ -91,7 +91,7 @@ def _spelled(annotation: Any) -> str:
     if origin is Annotated:
         return _spelled(args[0])
     if origin is Literal:
-        return " or ".join(str(value) for value in args)
+        return " or ".join(_written(value) for value in args)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_spelled(arg) for arg in args if arg is not BaseModel))
     if origin in (list, set, frozenset) or (origin is tuple and Ellipsis in args):
@@ -109,10 +109,17 @@ def _default(field: FieldInfo) -> str | None:
     value = field.get_default(call_default_factory=True) if field.default is PydanticUndefined else field.default
     if isinstance(value, BaseModel):
         return "{}"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, dict) and value:
+        return f"{{{', '.join(f'{key}: {each}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(str, value))}]"
     if isinstance(value, float):
         return f"{value:g}"
-    return '""' if value == "" else str(value)
+    return '""' if value == "" else _written(value)
+
+
+def _written(value: Any) -> str:
+    """Returns a plain value as YAML has it."""
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)

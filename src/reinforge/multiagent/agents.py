@@ -72,14 +72,15 @@ class PureTextWholeAgent:
         self.is_trainable = is_trainable and not parameters.freeze_agent
         self.model_group = model_group
         self._template = Template(parameters.prompt)
+        self._placeholders = self._template.get_identifiers() if self._template.is_valid() else None
 
     def prompt_problem(self, problem: Problem, example_id: str) -> Wrong | None:
         """Returns why the role prompt cannot be written for an example; None: it can."""
         path = f"workflow.agents.{self.name}." + ("prompt_file" if self.parameters.prompt_file else "prompt")
-        if not self._template.is_valid():
+        if self._placeholders is None:
             return Wrong(path, "a $ stands before something that is no name", "write $$ for a dollar sign")
-        names = self._template.get_identifiers()
-        unknown = next((name for name in names if name not in problem.row and name not in OURS), None)
+        asked = self._placeholders
+        unknown = next((name for name in asked if name not in problem.row and name not in OURS), None)
         if unknown is None:
             return None
         known = sorted({*problem.row, *OURS})

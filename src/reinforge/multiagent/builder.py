@@ -69,6 +69,7 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         policy: Returns the policy that writes replaced decisions as tokens.
     """
 
+    groups_are_examples = False
     trajectory_builder_config: AgentsTrajectoryBuilderConfig
 
     def __init__(
@@ -196,16 +197,10 @@ def output_of(record: EpisodeRecord) -> dict[str, Any] | None:
 
 
 def view_of(record: EpisodeRecord, output: dict[str, Any], agent: str) -> EpisodeRecord:
-    """Returns an episode with the valid replies of one agent alone, in the order in which they were said.
-
-    Of a tree, replies after which another agent failed in every dialogue are left out: their worth is not known.
-    """
+    """Returns an episode with the valid replies of one agent alone, in the order in which they were said."""
     calls = {call.call_id: call for call in record.calls}
     own = [message["call_id"] for message in output["messages"] if message["agent"] == agent]
     marks = [mark for mark in record.marks if mark.call_id in own]
-    if len(output["branches"]) > 1:
-        known = {mark.call_id for mark in marks if mark.step_reward is not None}
-        own = [call_id for call_id in own if call_id in known]
     return replace(record, calls=[calls[call_id] for call_id in own], marks=marks)
 
 

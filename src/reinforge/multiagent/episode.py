@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reinforge.errors import EvaluationError
+from reinforge.errors import EvaluationError, describe_error
 from reinforge.errors import Problem as Wrong
+from reinforge.interfaces import ContextOverflow
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.dialogue import Dialogue, Message
 from reinforge.multiagent.protocol import ProtocolHandler, Turn
@@ -57,12 +58,13 @@ class _Branch:
     dialogue: Dialogue
     path: list[int] = field(default_factory=list)
     failed: tuple[str, str] | None = None
+    overflow: ContextOverflow | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Asked:
-    """One reply that a branch waits for: its message, or why the last one was refused."""
+    """One reply that a branch waits for: its message, or why the last one was refused or could not be asked for."""
 
     turn: Turn
     messages: list[ChatMessage]
@@ -70,6 +72,12 @@ class _Asked:
     message: Message | None = None
     refused: str | None = None
     num_retries: int = 0
+    overflow: ContextOverflow | None = None
+
+    @property
+    def num_invalid(self) -> int:
+        """Replies that were refused."""
+        return self.num_retries + (self.refused is not None and self.overflow is None)
 
 
 class ProtocolWorkflow:
@@ -83,6 +91,8 @@ class ProtocolWorkflow:
 
     def __init__(self, handler: ProtocolHandler, agents: Mapping[str, PureTextWholeAgent], penalty: float = 0.0):
         self.handler, self.agents, self.penalty = handler, dict(agents), penalty
+        told = [name if agent.is_trainable else f"{name} (frozen)" for name, agent in self.agents.items()]
+        self.__qualname__ = f"{type(handler).__name__}: {', '.join(told)}"  # what a run prints as its agent
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> ProtocolOutput:
         """Returns the dialogue.
@@ -94,6 +104,7 @@ class ProtocolWorkflow:
 
         Raises:
             PolicyFailure: An agent gave no valid reply; in a tree, on every branch.
+            ContextOverflow: The same, and a prompt was longer than the context.
         """
         opening = self._opening(item, context)
         width = self.handler.config.num_responses if context.is_training else 1
@@ -103,7 +114,7 @@ class ProtocolWorkflow:
             for branch, replies in zip(grown, asked, strict=True):
                 messages = [one.message for one in replies if one.message is not None]
                 said += [{"path": branch.path, **_as_dict(message)} for message in messages]
-                num_invalid += sum(one.num_retries + (one.refused is not None) for one in replies)
+                num_invalid += sum(one.num_invalid for one in replies)
             ended += [branch for branch in grown if branch.failed or branch.dialogue.step.done]
             level = [branch for branch in grown if not (branch.failed or branch.dialogue.step.done)]
         ended.sort(key=lambda branch: branch.path)
@@ -113,6 +124,8 @@ class ProtocolWorkflow:
             self._mark(output, context)
         failures = [branch.failed for branch in ended if branch.failed]
         if len(failures) == len(ended):
+            if overflow := next((branch.overflow for branch in ended if branch.overflow), None):
+                raise overflow
             agent, reason = failures[0]
             raise PolicyFailure(f"{agent}: {reason}", output)
         return output
@@ -123,8 +136,11 @@ class ProtocolWorkflow:
         for item in items:
             try:
                 problem = self.handler.problem(item)
-            except EvaluationError as error:
-                problems.setdefault("", Wrong("eval.general.dataset", str(error)))
+            except Exception as error:  # noqa: BLE001  whatever a user's protocol raises about a row is wrong with the row
+                told = (
+                    str(error) if isinstance(error, EvaluationError) else f"example {item.id}: {describe_error(error)}"
+                )
+                problems.setdefault("", Wrong("eval.general.dataset", told))
                 continue
             if self.handler.needs_truth and problem.truth is None:
                 message = f"example {item.id} does not say what is right, and the protocol needs it"
@@ -168,7 +184,12 @@ class ProtocolWorkflow:
 
     async def _ask(self, one: _Asked, context: Any) -> None:
         (name, channel), dialogue, agent = one.turn, one.dialogue, self.agents[one.turn[0]]
-        reply = await context.llm(agent.llm).chat.completions.create(messages=one.messages, **agent.arguments())
+        create = context.llm(agent.llm).chat.completions.create
+        try:
+            reply = await create(messages=one.messages, **agent.arguments())
+        except ContextOverflow as overflow:
+            one.overflow, one.refused = overflow, str(overflow)
+            return
         text = str(reply.choices[0].message.content or "")
         one.refused = self.handler.refuse(name, text, dialogue)
         if one.refused is None:
@@ -176,16 +197,23 @@ class ProtocolWorkflow:
             one.message = Message(dialogue.round, name, channel, text, shown, reply.id, one.num_retries)
 
     def _may_retry(self, one: _Asked) -> bool:
-        return one.num_retries < self.agents[one.turn[0]].parameters.num_invalid_generation_retries
+        return (
+            one.overflow is None
+            and one.num_retries < self.agents[one.turn[0]].parameters.num_invalid_generation_retries
+        )
 
     def _say(self, branch: _Branch, replies: Sequence[_Asked]) -> None:
         """Goes on with a branch by what was said, or ends it where somebody gave no valid reply."""
         bad = next((one for one in replies if one.refused is not None), None)
         if bad is not None:
-            branch.failed = (bad.turn[0], f"{bad.refused}, {bad.num_retries + 1} times")
+            times = f", {bad.num_invalid} times" if bad.overflow is None else ""
+            branch.failed, branch.overflow = (bad.turn[0], f"{bad.refused}{times}"), bad.overflow
             return
         dialogue = branch.dialogue.after(tuple(one.message for one in replies if one.message))
-        branch.dialogue = dialogue.ended(self.handler.step_interaction_protocol(dialogue))
+        step = self.handler.step_interaction_protocol(dialogue)
+        if not step.done and dialogue.round >= self.handler.max_message_rounds:
+            step = replace(step, done=True, terminated=True)
+        branch.dialogue = dialogue.ended(step)
 
     async def _settle(self, branch: _Branch, item: Any) -> None:
         """Says what each agent earns; where one gave no valid reply, that of the others is not known."""

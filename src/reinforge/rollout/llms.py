@@ -23,7 +23,7 @@ class PolicyLLMConfig(LLMConfig, name="policy"):
 
     adapter: str | None = Field(
         default=None,
-        description="The LoRA adapter of the model that answers; entries with the same name share it; null: no names.",
+        description="The LoRA adapter that answers; entries with the same name share it; null: the one policy.",
     )
 
     @field_validator("adapter")

@@ -37,9 +37,11 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
 
     Attributes:
         siblings_setting: What says how many siblings there are, for messages.
+        groups_are_examples: Each example makes one group of its own name.
     """
 
     siblings_setting = "num_generations"
+    groups_are_examples = True
     trajectory_builder_config: GroupTrajectoryBuilderConfig
 
     def __init__(

@@ -144,9 +144,7 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
     if isinstance(trajectory_builder, GroupTrajectoryBuilder) and algorithm is not None:
-        found = trajectory_builder.problems(algorithm, builder.config.workflow)
-        path = f"trajectory_builders.{config.trajectory_builder}"
-        attempt.add(builder.placed(problem, path) for problem in found)
+        attempt.add(_does_not_fit(builder, trajectory_builder, algorithm))
     attempt.add(_several_adapters(builder, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
@@ -195,6 +193,18 @@ async def _held_out_evaluators(
             message = f'the run is judged by the evaluator "{name}", and that file has only {", ".join(names)}'
             raise ConfigError(other.placed(Problem("eval.evaluators", message, f"add {name} there, or leave all out")))
     return {name: await other.get_evaluator(name) for name in names}
+
+
+def _does_not_fit(builder: Builder, trajectory_builder: GroupTrajectoryBuilder, algorithm: Algorithm) -> list[Problem]:
+    """Returns why what is collected is nothing for this algorithm, or for the curriculum."""
+    config = builder.config.finetuning
+    path = f"trajectory_builders.{config.trajectory_builder}"
+    found = trajectory_builder.problems(algorithm, builder.config.workflow)
+    problems = [builder.placed(problem, path) for problem in found]
+    if config.curriculum_learning.collect_only_included and not trajectory_builder.groups_are_examples:
+        message = "an example makes several groups here: one may be included, another not"
+        problems.append(Problem("finetuning.curriculum_learning.collect_only_included", message, "set it to false"))
+    return problems
 
 
 def _several_adapters(builder: Builder, trajectory_builder: Any) -> list[Problem]:

@@ -82,6 +82,7 @@ def _call_json(call: ModelCall) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
+        "seed": sampling.seed,
         **_reply_json(call.reply),
         **(several if call.others else {}),
         "started_s": round(call.started_s, 6),
@@ -109,7 +110,9 @@ def _reply_json(reply: ModelReply) -> dict[str, Any]:
 
 
 def _call_of(data: dict[str, Any]) -> ModelCall:
-    sampling = SamplingParams(data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0))
+    sampling = SamplingParams(
+        data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0), seed=data.get("seed")
+    )
     return ModelCall(
         data["call_id"],
         data["llm"],

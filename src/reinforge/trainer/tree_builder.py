@@ -28,6 +28,7 @@ class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
     """Collects trees and returns a group for each of their branching points."""
 
     siblings_setting = "workflow.width"
+    groups_are_examples = False
     trajectory_builder_config: TreeTrajectoryBuilderConfig
 
     def num_siblings(self, workflow_config: Any) -> int:

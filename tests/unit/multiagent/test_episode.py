@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from reinforge.errors import BackendUnavailable
+from reinforge.interfaces import ContextOverflow
+from reinforge.multiagent.dialogue import Step
 from reinforge.multiagent.evaluators import InvalidReplies
 from reinforge.multiagent.protocols import NIP, Debate, DebateConfig, NIPConfig
 from tests.doubles import PolicyModel, ScriptedPolicy
-from tests.talk import Talk, assistant, groups_of, said, user
+from tests.talk import Talk, groups_of, said, user
 
 
 def nip(**settings):
@@ -138,6 +140,22 @@ async def test_a_branch_that_fails_leaves_the_others():
     assert replies == {"a1", "accept"}, "no invalid reply, and none that nobody knows the worth of"
 
 
+@pytest.mark.parametrize(("num_responses", "outcome"), [(1, "context_overflow"), (2, "ok")])
+async def test_a_prompt_longer_than_the_context_ends_its_branch_alone(num_responses, outcome):
+    def verifier(request):
+        return ContextOverflow("9 tokens") if "long" in request.messages[-1]["content"] else "accept"
+
+    talk = Talk(nip(num_responses=num_responses), {"prover": Debater("long", "short"), "verifier": verifier})
+    (record,) = await talk.run("collect")
+    assert record.outcome == outcome
+    if num_responses == 2:
+        output = record.item.output_obj
+        assert [b["rewards"].get("prover") for b in output["branches"]] == [None, None, 1.0, 1.0]
+        assert output["branches"][0]["failed"] == ["verifier", "9 tokens"]
+        assert output["num_invalid"] == 0
+    assert len(talk.heard("verifier")) == num_responses**2, "what does not fit is not asked for again"
+
+
 class Timed(ScriptedPolicy):
     """Answers with the draw's own seed, sooner or later."""
 
@@ -189,6 +207,16 @@ async def test_an_endpoint_that_fails_ends_the_episode_and_not_what_runs_beside_
     assert len(cancelled) == 1, "nobody waits for the other prover"
 
 
+async def test_a_protocol_that_never_ends_is_over_with_its_rounds():
+    class Endless(NIP):
+        def step_interaction_protocol(self, dialogue):
+            return Step(rewards={"prover": 0.25})
+
+    talk = Talk(Endless(NIPConfig(agents={}, max_message_rounds=3)), {"verifier": ["a", "accept"], "prover": ["x"]})
+    (branch,) = (await talk.output())["branches"]
+    assert (branch["terminated"], branch["rewards"]) == (True, {"prover": 0.75}), "and rewards of rounds add up"
+
+
 async def test_views_of_one_model_for_two_roles():
     """Prover and verifier speak by one policy: each has a trajectory of its own, with its own reward."""
     talk = Talk(nip(), {"prover": ["red"], "verifier": ["reject"]})
@@ -196,6 +224,4 @@ async def test_views_of_one_model_for_two_roles():
     found = {group[0].agent: group[0] for group in groups_of(records)}
     assert {name: t.reward for name, t in found.items()} == {"prover": 0.0, "verifier": -1.0}
     assert {name: t.group_id for name, t in found.items()} == {"prover": "1/prover", "verifier": "1/verifier"}
-    assert talk.heard("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]], (
-        assistant
-    )  # the other's words are the user's
+    assert talk.heard("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]]

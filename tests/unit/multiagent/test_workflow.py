@@ -13,6 +13,7 @@ from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, regis
 from reinforge.registry import REGISTRY
 from reinforge.trainer.components import Builder
 from tests.project import settings as project_settings
+from tests.talk import Talk, example
 
 NIP = {"_type": "nip", "agents": {"prover": {"prompt": "Argue $stance: $question"}, "verifier": {}}}
 
@@ -69,6 +70,7 @@ async def test_agents_as_they_are_described(tmp_path):
             "verifier": {"llm": "frozen", "freeze_agent": True, "prompt_file": "prompts/verifier.txt"},
         }},
     })  # fmt: skip
+    assert workflow.__qualname__ == "NIP: prover, verifier (frozen)"
     prover, verifier = workflow.agents.values()
     assert (prover.name, prover.llm, prover.is_trainable) == ("prover", "agent", True)
     assert prover.arguments() == {"max_tokens": 7}
@@ -199,6 +201,17 @@ async def test_a_protocol_that_contradicts_itself(tmp_path):
         "ghost is given a turn and is no agent of the protocol",
         "verifier speaks in the channel aside; the channels are main",
     ]
+
+
+def test_a_protocol_that_cannot_read_a_row():
+    class Columns(Loud):
+        def problem(self, item):
+            return item.full_dataset_entry["colour"]
+
+    talk = Talk(Columns(LoudConfig(agents={})), {})
+    problems = talk.workflow.example_problems([example(), example()])
+    assert [problem.path for problem in problems] == ["eval.general.dataset"]
+    assert problems[0].message.startswith("example 1: KeyError: 'colour' (test_workflow.py:")
 
 
 def test_protocols_are_listed_as_such():

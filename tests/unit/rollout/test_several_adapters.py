@@ -150,11 +150,11 @@ async def test_the_group_builder_makes_a_group_for_each_example_and_adapter():
     groups = (await builder.finalize("x", {"epoch": 0})).groups
     assert builder.groups_per_example == 2
     assert [(group.group_id, group.model_group, len(group.trajectories)) for group in groups] == [
-        ("0/a", "a", 3),
-        ("0/b", "b", 3),
         ("1/a", "a", 3),
         ("1/b", "b", 3),
-    ]
+        ("0/a", "a", 3),
+        ("0/b", "b", 3),
+    ], "in the epoch's order of the examples"
     for plans, works in (groups[:2], groups[2:]):
         assert plans.rewards == works.rewards, "siblings of both are the same episodes"
         for plan, work in zip(plans.trajectories, works.trajectories, strict=True):

@@ -39,8 +39,8 @@ async def test_each_adapter_is_asked_with_its_own_prompts():
     said = {name: [request.messages for request in policy.requests] for name, policy in policies.items()}
     assert said == {"a": [asked("plan")], "b": [asked("do it"), asked("and that")], "c": [PROBE]}
     assert (report.version, report.num_tokens) == (3, 4 * len("yes"))
-    assert report.max_difference == pytest.approx(0.004)
-    assert report.mean_difference == pytest.approx(0.004 / 2), "two of the four replies"
+    assert report.max_difference == pytest.approx(0.004, abs=1e-6)
+    assert report.mean_difference == pytest.approx(0.004 / 2, abs=1e-6), "two of the four replies"
 
 
 async def test_an_adapter_that_serves_other_weights_is_named():

@@ -1,4 +1,4 @@
-"""Abstract decision problem (`adp`), the protocol of prover-verifier games (arXiv:2108.12099, section 2).
+"""Abstract decision problem (`adp`), the protocol of prover-verifier games (arXiv:2108.12099).
 
 The prover sends one message, and the verifier, which has not said anything, decides; the prover is paid for `accept`.
 

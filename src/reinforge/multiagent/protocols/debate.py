@@ -3,8 +3,9 @@
 `prover_accept` argues for accept and `prover_reject` for reject, whatever the truth is, so that one of them is always
 right. They earn when the verifier decides for their side.
 
-Differs from the paper: the provers may speak at the same time, and a verifier that goes first may ask; what each agent
-earns comes from the configuration, so the game is zero-sum for the provers only up to a constant.
+Differs from the paper: the provers are given their sides and do not choose an answer first; they may speak at the same
+time; the verifier may ask between their turns. What each agent earns comes from the configuration: the prover that is
+believed earns `prover_reward`, and the other one loses nothing.
 """
 
 from __future__ import annotations

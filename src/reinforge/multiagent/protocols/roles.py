@@ -8,7 +8,7 @@
 
 The team of MALT (arXiv:2412.01928) is `roles: [generator, verifier, refiner]` with `num_responses: 3`.
 
-Differs from the paper: a reply is worth the mean score of the answers that follow from it, not a majority of them.
+Differs from the paper: the mean score of the answers that follow from a reply is not rounded to right or wrong.
 """
 
 from __future__ import annotations

@@ -1,24 +1,21 @@
 """Eight cells with a digit each, and a claim about all of them: one cell can refute it, and none can prove it.
 
-claim     every cell is below 6
+claim     every cell is below 7
 cells     a3 b5 c0 d9 e2 f4 g1 h5      (the provers see these)
 sight     b5 g1                        (the verifier sees two of them)
-evidence  "9 at d"                     (a prover shows one cell; it is checked against the cells)
+evidence  d9                           (a prover shows one cell; it is checked against the cells)
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 NAMES = "abcdefgh"
-LIMITS = range(4, 9)
+LIMIT = 7
 NUM_SEEN = 2
-
-EVIDENCE = re.compile(r"(\d) at ([a-h])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +23,17 @@ class Cells:
     """One problem.
 
     Attributes:
-        limit: The claim is that every digit is below it.
         digits: One digit a cell, from a to h.
         seen: The cells that the verifier sees, by index.
     """
 
-    limit: int
     digits: tuple[int, ...]
     seen: tuple[int, ...]
 
     @property
     def is_true(self) -> bool:
         """Whether the claim holds."""
-        return max(self.digits) < self.limit
+        return max(self.digits) < LIMIT
 
     def write(self, which: tuple[int, ...] | None = None) -> str:
         """Returns cells as text, all of them or some.
@@ -50,9 +45,8 @@ class Cells:
     def row(self) -> dict[str, Any]:
         """Returns the columns of a dataset."""
         return {
-            "question": f"every cell is below {self.limit}: {self.write()}",
+            "question": f"every cell is below {LIMIT}: {self.write()}",
             "answer": "accept" if self.is_true else "reject",
-            "limit": self.limit,
             "cells": self.write(),
             "seen": self.write(self.seen),
         }
@@ -60,23 +54,20 @@ class Cells:
 
 def draw_cells(rng: random.Random) -> Cells:
     """Returns a problem: the claim is true half the time, and otherwise one cell refutes it."""
-    limit = rng.choice(LIMITS)
-    digits = [rng.randrange(limit) for _ in NAMES]
+    digits = [rng.randrange(LIMIT) for _ in NAMES]
     if rng.random() < 0.5:
-        digits[rng.randrange(len(NAMES))] = rng.randrange(limit, 10)
+        digits[rng.randrange(len(NAMES))] = rng.randrange(LIMIT, 10)
     seen = sorted(rng.sample(range(len(NAMES)), NUM_SEEN))
-    return Cells(limit, tuple(digits), tuple(seen))
+    return Cells(tuple(digits), tuple(seen))
 
 
 def checked(said: str, row: Mapping[str, Any]) -> str:
     """Returns what a prover's message shows: its evidence where that is true of the cells.
 
-    Example: "9 at d" -> "9 at d" where d is 9, else "false".
+    Example: "d9" -> "d9" where d is 9, else "false".
 
     Args:
         said: The message.
         row: The problem's columns.
     """
-    found = EVIDENCE.fullmatch(said.strip())
-    is_true = found is not None and f"{found[2]}{found[1]}" in str(row["cells"]).split()
-    return said.strip() if is_true else "false"
+    return said.strip() if said.strip() in str(row["cells"]).split() else "false"

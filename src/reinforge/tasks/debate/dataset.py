@@ -25,7 +25,7 @@ class CellsDatasetConfig(DatasetConfig, name="cells"):
 
 
 class CellsDataset(DatasetLoader):
-    """Rows such as `{"id": "train-00017", "limit": 6, "cells": "a3 b5 ...", "seen": "b5 g1", "answer": "reject"}`."""
+    """Rows such as `{"id": "train-00017", "cells": "a3 b5 ...", "seen": "b5 g1", "answer": "reject"}`."""
 
     def __init__(self, config: CellsDatasetConfig):
         self.config = config

@@ -1,6 +1,7 @@
 """The debaters as they begin: they know the rules and no strategy.
 
-As a prover it shows some cell, whatever its stance; as a verifier it decides by chance, whatever it is shown.
+As a prover it shows some cell, whatever its stance. As a verifier it mostly rejects where it is shown a cell that
+refutes the claim, and decides by chance elsewhere.
 Recipe and figures: docs/lab-notes.md.
 """
 
@@ -14,23 +15,28 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from reinforge.tasks.debate.cells import NAMES, Cells, draw_cells
+from reinforge.tasks.debate.cells import LIMIT, NAMES, Cells, draw_cells
 from reinforge.tasks.debate.prompts import HINT, PROVER, VERIFIER
 from reinforge.tasks.starters import Progress, Recipe, Starter, ensure, make_bpe_tokenizer, supervised_episode
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
-WORDS = r" ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
+WORDS = r" ?[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
 STANCES = ("accept", "reject")
 
 
 @dataclass(frozen=True, slots=True)
 class DebateRecipe(Recipe):
-    """The starter's recipe."""
+    """The starter's recipe.
 
-    num_steps: int = 500
+    Attributes:
+        rejects: Share of rejections where a cell is shown that refutes the claim; elsewhere it is a half.
+    """
+
+    num_steps: int = 300
     batch_size: int = 64
+    rejects: float = 0.9
 
 
 def ensure_debater(progress: Progress | None = None, recipe: DebateRecipe | None = None) -> Path:
@@ -40,40 +46,48 @@ def ensure_debater(progress: Progress | None = None, recipe: DebateRecipe | None
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer that makes each word, digit and cell name of the debate one token."""
+    """Returns a tokenizer that makes each word and each cell of the debate one token."""
     rng, texts = stable_random(0, "debate", "tokenizer"), list[str]()
     for _ in range(3000):
         cells = draw_cells(rng)
         texts += [message["content"] for message in (*prover_says(rng, cells), *verifier_says(rng, cells))]
-    return make_bpe_tokenizer(texts, words=WORDS, vocab_size=400)
+    return make_bpe_tokenizer(texts, words=WORDS, vocab_size=600)
 
 
 def episodes(recipe: DebateRecipe, tokenizer: Any) -> Iterator[Trajectory]:
     """Yields turns of provers and verifiers, half of each; what they say is supervised."""
     rng = stable_random(recipe.seed, "debate", "starter")
     while True:
-        say = rng.choice((prover_says, prover_says, verifier_says))
-        yield supervised_episode(tokenizer, say(rng, draw_cells(rng)))
+        cells = draw_cells(rng)
+        says = prover_says(rng, cells) if rng.random() < 0.5 else verifier_says(rng, cells, recipe.rejects)
+        yield supervised_episode(tokenizer, says)
 
 
 def prover_says(rng: random.Random, cells: Cells) -> list[Message]:
     """Returns a prover's prompt and the cell that it shows, any one."""
     prompt = Template(PROVER).substitute(cells.row(), stance=rng.choice(STANCES))
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": _evidence(rng, cells)}]
+    said = _evidence(cells, rng.randrange(len(NAMES)))
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": said}]
 
 
-def verifier_says(rng: random.Random, cells: Cells) -> list[Message]:
-    """Returns what a verifier is shown, and a decision by chance; a third have nobody who shows anything."""
-    lines = [Template(VERIFIER).substitute(cells.row())]
+def verifier_says(rng: random.Random, cells: Cells, rejects: float = 0.5) -> list[Message]:
+    """Returns what a verifier is shown, and a decision by chance; a third have nobody who shows anything.
+
+    Args:
+        rng: Where chance comes from.
+        cells: The problem.
+        rejects: Share of rejections where a cell is shown that refutes the claim.
+    """
+    lines, shown = [Template(VERIFIER).substitute(cells.row())], [cells.digits[i] for i in cells.seen]
     if rng.random() < 2 / 3:
-        lines += [f"prover_{stance}: {_evidence(rng, cells)}" for stance in STANCES]
-    return [
-        {"role": "user", "content": "\n".join((*lines, HINT))},
-        {"role": "assistant", "content": rng.choice(STANCES)},
-    ]
+        picked = [rng.randrange(len(NAMES)) for _ in STANCES]
+        shown += [cells.digits[i] for i in picked]
+        lines += [f"prover_{s}: {_evidence(cells, i)}" for s, i in zip(STANCES, picked, strict=True)]
+    against = rejects if max(shown) >= LIMIT else 0.5
+    decision = "reject" if rng.random() < against else "accept"
+    return [{"role": "user", "content": "\n".join((*lines, HINT))}, {"role": "assistant", "content": decision}]
 
 
-def _evidence(rng: random.Random, cells: Cells) -> str:
-    """Returns a cell as a prover shows it, drawn evenly."""
-    index = rng.randrange(len(NAMES))
-    return f"{cells.digits[index]} at {NAMES[index]}"
+def _evidence(cells: Cells, index: int) -> str:
+    """Returns a cell as a prover shows it."""
+    return f"{NAMES[index]}{cells.digits[index]}"
