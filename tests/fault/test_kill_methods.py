@@ -30,7 +30,7 @@ def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(make_toy, 
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("method", "site"), PLACES, ids=": ".join)
+@pytest.mark.parametrize(("method", "site"), PLACES, ids=[": ".join(place) for place in PLACES])
 def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(make_toy, finished, method, site):
     toy = make_toy(METHODS[method])
     assert toy.start(crash_at=f"{site}:2").wait() == KILLED
