@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
@@ -191,10 +190,14 @@ async def test_a_group_written_to_the_seeds_page_works():
     class Mine(PureTextSharedModelGroup):
         status = "not_found"
 
-        async def create_supervised_fine_tune_job(self, rollouts_per_agent, guess_replaced_rollouts={}, job_name=None):
+        async def create_supervised_fine_tune_job(
+            self, rollouts_per_agent, guess_replaced_rollouts=None, job_name=None
+        ):
             self.status, self.fine_tune_job_id = "succeeded", "mine"
 
-        async def create_dpo_fine_tune_job(self, positive_examples_per_agent, negative_examples_per_agent, job_name=None):
+        async def create_dpo_fine_tune_job(
+            self, positive_examples_per_agent, negative_examples_per_agent, job_name=None
+        ):
             self.status = "failed"
 
         async def get_fine_tune_job_status(self):
@@ -216,7 +219,7 @@ async def test_a_group_written_to_the_seeds_page_works():
 
 
 async def test_jobs_of_several_groups_run_side_by_side(tmp_path, tiny_model_dir, openai_service):
-    """Four jobs of a service take no more than 1.2 times as long as one."""
+    """All four jobs are created before the first of them ends: together they take as long as the slowest."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
     names = ("prover", "verifier")
     groups = []
@@ -230,8 +233,8 @@ async def test_jobs_of_several_groups_run_side_by_side(tmp_path, tiny_model_dir,
         await group.create_supervised_fine_tune_job({name: rollouts(backend.experiment())})
         return await group.wait_for_fine_tune_job(60)
 
-    started = time.monotonic()
     assert await asyncio.gather(*(train(*each) for each in groups)) == ["succeeded"] * 4
-    assert time.monotonic() - started <= 1.2 * openai_service.seconds
-    assert len(openai_service.jobs) == 4
+    jobs = openai_service.jobs.values()
+    assert len(jobs) == 4
+    assert max(job["created_at"] for job in jobs) < min(job["finished_at"] for job in jobs)
     backend.close()

@@ -7,10 +7,8 @@ from reinforge.types.trajectory import EpisodeItem, Trajectory
 
 
 def said(agent, count, weight=1.0, text="{}"):
-    return [
-        [Trajectory(episode=[EpisodeItem(role="assistant", content=text.format(number))], reward=1.0, agent=agent, agent_weight=weight)]
-        for number in range(count)
-    ]
+    episodes = [[EpisodeItem(role="assistant", content=text.format(number))] for number in range(count)]
+    return [[Trajectory(episode=each, reward=1.0, agent=agent, agent_weight=weight)] for each in episodes]
 
 
 def counts(groups):
@@ -22,7 +20,9 @@ def test_who_has_more_gives_up_the_rest():
     assert counts(balanced(said("prover", 9, 2.0) + said("verifier", 3), 0)) == {"prover": 6, "verifier": 3}
     assert counts(balanced(said("prover", 4, 2.0) + said("verifier", 3), 0)) == {"prover": 4, "verifier": 2}
     assert counts(balanced(said("prover", 9), 0)) == {"prover": 9}
-    assert counts(balanced(said("prover", 9) + said("verifier", 3, 0.0), 0)) == {"prover": 9}, "a weight of 0 is nothing"
+    assert counts(balanced(said("prover", 9) + said("verifier", 3, 0.0), 0)) == {"prover": 9}, (
+        "a weight of 0 is nothing"
+    )
     assert balanced([], 0) == []
 
 
