@@ -218,9 +218,9 @@ async def test_a_group_written_to_the_seeds_page_works():
         await group.switch_to_next_model()
 
 
-async def test_jobs_of_several_groups_run_side_by_side(tmp_path, tiny_model_dir, openai_service):
+@pytest.mark.parametrize("backend", [Hosted], ids=["openai"], indirect=True)
+async def test_jobs_of_several_groups_run_side_by_side(backend, openai_service):
     """All four jobs are created before the first of them ends: together they take as long as the slowest."""
-    backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
     names = ("prover", "verifier")
     groups = []
     for number in range(2):
@@ -237,4 +237,3 @@ async def test_jobs_of_several_groups_run_side_by_side(tmp_path, tiny_model_dir,
     jobs = openai_service.jobs.values()
     assert len(jobs) == 4
     assert max(job["created_at"] for job in jobs) < min(job["finished_at"] for job in jobs)
-    backend.close()
