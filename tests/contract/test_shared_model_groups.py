@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
-from reinforge.errors import ConfigError, JobFailed, TrajectoryError
+from reinforge.errors import ConfigError, JobFailed, StorageError, TrajectoryError
 from reinforge.multiagent import (
     ExperimentSettings,
     PureTextSharedModelGroup,
@@ -237,3 +238,41 @@ async def test_jobs_of_several_groups_run_side_by_side(backend, openai_service):
     jobs = openai_service.jobs.values()
     assert len(jobs) == 4
     assert max(job["created_at"] for job in jobs) < min(job["finished_at"] for job in jobs)
+
+
+@pytest.mark.parametrize("from_scratch", [True, False])
+async def test_the_next_job_begins_with_the_base_model_or_with_the_one_that_serves(
+    backend, from_scratch, openai_service
+):
+    shared = {name: {"fine_tune_from_scratch": from_scratch} for name in ("prover", "verifier")}
+    params = backend.experiment(agents=shared)
+    group = backend.group(params)
+    ids = []
+    for claim in ("one", "two"):
+        ids.append(await group.create_supervised_fine_tune_job({"prover": rollouts(params, claim=claim)}))
+        assert await group.wait_for_fine_tune_job(60) == "succeeded"
+        await group.switch_to_next_model()
+    if isinstance(backend, Hosted):
+        begun_with = openai_service.jobs[ids[1]]["model"]
+        assert (begun_with == backend.model) is from_scratch
+        return
+    alone = backend.group(params, run_id="alone")
+    await alone.create_supervised_fine_tune_job({"prover": rollouts(params, claim="two")})
+    await alone.wait_for_fine_tune_job(60)
+    await alone.switch_to_next_model()
+    files = [Path(each.model_name, "adapter_model.safetensors") for each in (group, alone)]
+    assert (files[0].read_bytes() == files[1].read_bytes()) is from_scratch
+
+
+@pytest.mark.parametrize("backend", [Embedded], ids=["embedded"], indirect=True)
+async def test_a_damaged_model_is_not_served(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    await group.create_supervised_fine_tune_job({"prover": rollouts(params)})
+    await group.wait_for_fine_tune_job(60)
+    await group.switch_to_next_model()
+    file = Path(group.model_name, "adapter_model.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    again = backend.group(params)
+    with pytest.raises(StorageError, match="is damaged and not served: adapter_model.safetensors was changed"):
+        await again.sample(ASKED)

@@ -314,8 +314,10 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             return WORDS[status.status], status
         is_cancelled = status.status is TrainingStatusEnum.CANCELED
         told = status.message or ("it was cancelled" if is_cancelled else "it made no optimizer step")
-        self._job = job.but(failed=told, cancelled=is_cancelled)
-        self.files.write_job(self._job)
+        ended = job.but(failed=told, cancelled=is_cancelled)
+        self.files.write_job(ended)
+        if self._job == job:  # another one may have been created while this was asked
+            self._job = ended
         return ("cancelled" if is_cancelled else "failed"), status.model_copy(update={"message": told})
 
     async def _switch(self) -> None:

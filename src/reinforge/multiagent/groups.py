@@ -11,7 +11,8 @@ from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.algorithms.samples import balanced
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, StorageError
+from reinforge.files import MANIFEST, damage
 from reinforge.multiagent.adapter_group import ALGORITHMS, AdapterSharedModelGroup
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.job_files import JobRecord
@@ -75,17 +76,20 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
         return job.name
 
     def _forgets(self, job: JobRecord) -> bool:
-        return True
+        begins_here = self.shared_agent_params.fine_tune_from_scratch or job.starts_from == self.model_name
+        return begins_here or damage(self._folder_of(job.name)) is None
 
     def _made_by(self, job: JobRecord, status: TrainingJobStatus) -> str:
         return str(self._folder_of(job.name))
 
     async def _serve(self, model_name: str) -> None:
-        version = self._policy().version + 1
+        version, folder = self._policy().version + 1, Path(model_name)
         if model_name == self.base_model_name:
             await self.adapter.reset(version)
-        else:
-            await self.adapter.restore(Path(model_name), version)
+            return
+        if (folder / MANIFEST).is_file() and (reason := damage(folder)) is not None:
+            raise StorageError(f"{folder} is damaged and not served: {reason}")
+        await self.adapter.restore(folder, version)
 
 
 class OpenAISharedModelGroup(AdapterSharedModelGroup):
@@ -150,6 +154,8 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
 
     def _prepare(self, job: JobRecord) -> None:
         super()._prepare(job)
+        policy = self.adapter.policy()
+        policy.stage(policy.served_model)  # a job begins with what serves, whatever was waited for before
         if job.job_name is not None:
             update = {"suffix": job.job_name[:64]}
             self.adapter.adapter_config = self.adapter.adapter_config.model_copy(update=update)

@@ -132,7 +132,7 @@ def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     if data["token_ids"] is not None:
         kept = {name: data[name] for name in ("prompt_token_ids", "token_ids", "logprobs", "policy_version")}
         drawn: dict[str, Any] = {"finish_reason": data["finish_reason"], "temperature": sampling.temperature}
-        cut = {name: data[name] for name in ("restricted", "processed_logprobs") if name in data}
+        cut: dict[str, Any] = {name: data[name] for name in ("restricted", "processed_logprobs") if name in data}
         given: dict[str, Any] = {"restricted": sampling.restricts_support, "supports": data.get("supports"), **cut}
         tokens = tokens_of({**kept, **drawn, **given})
     return ModelReply(
