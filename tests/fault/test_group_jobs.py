@@ -13,16 +13,24 @@ import signal
 import pytest
 
 from reinforge import crash
+from tests.fault import mutations
 from tests.fault.kit import KILLED, PATIENCE_S, SERVER, start_server
 from tests.groups import Embedded, Hosted, rollouts
 from tests.openai_service import OpenAIService
 
 FINISHED = "finished"
 CREATED = ("submit.after_intent", "submit.after_send", "submit.after_id")
-STAGES = [
-    (Embedded, stage) for stage in (*CREATED, "step.after_optim", "ckpt.after_tensor", "ckpt.after_manifest", FINISHED)
+STAGES = {
+    Embedded: (*CREATED, "step.after_optim", "ckpt.after_tensor", "ckpt.after_manifest", FINISHED),
+    Hosted: (*CREATED, FINISHED),
+}
+QUICK = {(Embedded, "submit.after_intent"), (Embedded, "step.after_optim"), (Embedded, FINISHED)}
+QUICK |= {(Hosted, "submit.after_send"), (Hosted, FINISHED)}
+CASES = [
+    pytest.param((kind, stage), id=f"{kind.name}-{stage}", marks=() if (kind, stage) in QUICK else pytest.mark.fault)
+    for kind, stages in STAGES.items()
+    for stage in stages
 ]
-STAGES += [(Hosted, stage) for stage in (*CREATED, FINISHED)]
 
 
 class Address:
@@ -32,24 +40,30 @@ class Address:
         self.url, self.key = url, key
 
 
-@pytest.fixture(params=STAGES, ids=lambda each: f"{each[0].name}-{each[1]}")
+@pytest.fixture(params=CASES)
 def killed(request, tmp_path, tiny_model_dir):
     """A backend in whose folder a process began a job and was killed."""
     kind, stage = request.param
     with OpenAIService() as service:
         backend = kind(tmp_path / "killed", tiny_model_dir, service)
-        start_server()
-        child = SERVER.Process(
-            target=begin, args=(kind, backend.folder, tiny_model_dir, service.url, service.key, stage), daemon=True
-        )
-        child.start()
-        child.join(PATIENCE_S)
-        assert child.exitcode == KILLED
+        kill(backend, tiny_model_dir, stage)
         yield backend, stage
         backend.close()
 
 
-def begin(kind, folder, model, url, key, stage):
+def kill(backend, model, stage, mutation=None):
+    """Begins a job in a process that dies at a stage."""
+    start_server()
+    where = (type(backend), backend.folder, model, backend.service.url, backend.service.key)
+    child = SERVER.Process(target=begin, args=(*where, stage, mutation), daemon=True)
+    child.start()
+    child.join(PATIENCE_S)
+    assert child.exitcode == KILLED
+
+
+def begin(kind, folder, model, url, key, stage, mutation):
+    if mutation is not None:
+        mutation()
     backend = kind(folder, model, Address(url, key))
     group = backend.group()
     group.sync.wait_for_ready()
@@ -109,3 +123,31 @@ def test_others_go_on_with_a_job_that_the_service_still_trains(tmp_path, tiny_mo
         assert again.model_name == elsewhere.model_name
         assert len(service.jobs) == 1
         backend.close()
+
+
+def test_without_its_notes_a_group_knows_of_no_job(tmp_path, tiny_model_dir, openai_service):
+    """The mutation: nothing is noted before and after the job is sent."""
+    backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
+    kill(backend, tiny_model_dir, "submit.after_id", mutations.note_no_job_of_a_group)
+    assert asyncio.run(backend.group().get_fine_tune_job_status()) == "not_found"
+    backend.close()
+
+
+def test_without_names_by_content_a_job_is_created_twice(tmp_path, tiny_model_dir, openai_service):
+    """The mutation: a job is named by the process that asked for it."""
+    backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
+    for _ in range(2):
+        kill(backend, tiny_model_dir, FINISHED, mutations.give_each_job_a_name_of_its_own)
+    assert len(openai_service.jobs) == 2
+
+
+def test_without_a_look_at_its_folder_a_job_is_trained_twice(tmp_path, tiny_model_dir, openai_service):
+    """The mutation: whoever goes on does not look whether the model is there."""
+    backend = Embedded(tmp_path / "groups", tiny_model_dir, openai_service)
+    kill(backend, tiny_model_dir, FINISHED)
+    [model] = backend.folder.glob("**/model/manifest.json")
+    made_at = model.stat().st_mtime_ns
+    kill(backend, tiny_model_dir, FINISHED)
+    assert model.stat().st_mtime_ns == made_at
+    kill(backend, tiny_model_dir, FINISHED, mutations.train_what_is_there)
+    assert model.stat().st_mtime_ns != made_at
