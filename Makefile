@@ -1,11 +1,12 @@
 # Two commands: `make demo` makes an agent better and shows the proof; `make test` passes the tests.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+OPENAI ?= 1.109.1 2.8.0 3.54.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-long test test-slow fault check fix install bench clean
+.PHONY: demo demo-long test test-slow fault check fix install bench clients clean
 
 install: $(STAMP)
 
@@ -43,9 +44,17 @@ bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,data,dev,bench]"
 	@sed -n 's/^ *python benchmarks/$(subst /,\/,$(BIN))\/python benchmarks/p' benchmarks/*.py
 
+# the official clients, each in an environment of its own, against our stand-in of the service
+clients: $(STAMP)
+	for version in $(OPENAI); do \
+		$(PYTHON) -m venv .clients/openai-$$version && \
+		.clients/openai-$$version/bin/python -m pip install --quiet --disable-pip-version-check openai==$$version && \
+		$(BIN)/python -m tests.clients .clients/openai-$$version/bin/python || exit 1; \
+	done
+
 fix: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) .clients build dist *.egg-info src/*.egg-info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
 from tests.models import make_tiny_model
+from tests.openai_service import OpenAIService
 
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Llama (hidden 64, 2 layers, vocabulary 320), its tokenizer and a chat template."""
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture
+def openai_service() -> Iterator[OpenAIService]:
+    """OpenAI's API on the loopback: files, fine-tuning jobs, chat completions; see tests/openai_service.py."""
+    with OpenAIService() as service:
+        yield service

@@ -20,7 +20,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from reinforge.config.schema import (
 from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
-from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -96,7 +96,14 @@ class TrajectoryBuilder(ABC):
 
 
 class TrainerAdapter(ABC):
-    """Sends trajectories to a training backend and reports on the jobs."""
+    """Sends trajectories to a training backend and reports on the jobs.
+
+    Attributes:
+        trains_on: What it needs of a trained turn: `tokens`, the sampler's own, or `messages`, what exactly was asked
+            and answered, from samplers that tell no tokens.
+    """
+
+    trains_on: Literal["tokens", "messages"] = "tokens"
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
         self.adapter_config = adapter_config
@@ -106,6 +113,10 @@ class TrainerAdapter(ABC):
         """Binds the run's configuration and allocates what the adapter needs."""
         self.run_config = run_config
         self.adapter_config.reward = run_config.reward_function
+
+    def preflight(self, run_config: FinetuneConfig) -> list[Problem]:
+        """Returns the settings that this backend cannot honour, before anything is allocated."""
+        return []
 
     @abstractmethod
     async def is_healthy(self) -> bool:
@@ -390,7 +401,7 @@ class PolicyServer(ABC):
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given those before it, at temperature 1: one `[T]` each, 0 for the first."""
 
-    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         """Returns the tokens of a reply that nobody sampled, as if the policy had given it.
 
         Args:
@@ -398,7 +409,8 @@ class PolicyServer(ABC):
             reply: The assistant message, tool calls included.
 
         Returns:
-            The prompt's tokens, and the reply's with its end; log-probs are NaN and the version is -1.
+            The prompt's tokens, and the reply's with its end; log-probs are NaN and the version is -1. A policy that
+            tells no tokens returns the prompt itself.
 
         Raises:
             ContextOverflow: Prompt and reply do not fit the context.

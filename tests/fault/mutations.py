@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
+from reinforge.adapters.openai_service import JOBS, FineTuningService
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
 from reinforge.engine.learner import Learner
@@ -129,6 +130,18 @@ def train_on_what_is_not_finite():
 
 def believe_every_reward():
     trajectory.math = SimpleNamespace(isfinite=lambda value: True)
+
+
+def look_for_no_job():
+    """Makes jobs without asking the service first."""
+    pages = FineTuningService._pages
+
+    async def none(service, path, query):
+        if path != JOBS:
+            async for entry in pages(service, path, query):
+                yield entry
+
+    FineTuningService._pages = none
 
 
 def handle_no_signals():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.adapters.training import StepsRefused, Training
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.engine.policies import NamedPolicies
@@ -109,6 +110,9 @@ class LocalAdapter(TrainerAdapter):
         if policy.model is None:
             fix = "give a folder, a hub id or bundled:NAME"
             return [Problem("finetuning.policy.model", "no model is named", fix), *problems]
+        if (Path(policy.model) / HOSTED_MODEL).is_file():
+            message = f"{policy.model} names a model that a service holds; its weights are not here"
+            return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai"), *problems]
         return [*check_policy(policy), *problems]
 
     def _policy_config(self, run_config: FinetuneConfig) -> PolicyConfig:

@@ -61,11 +61,12 @@ def with_signal(
     """
     selection = Selection()
     for group in groups:
-        if not any(trajectory.is_trainable for trajectory in group.trajectories):
+        given = any(trajectory.pairs for trajectory in group.trajectories)  # compared already, whatever the rewards
+        if not given and not any(trajectory.is_trainable for trajectory in group.trajectories):
             selection.untrainable.append(group)
-        elif compares and group.reward_range <= ZERO_VARIANCE:
+        elif not given and compares and group.reward_range <= ZERO_VARIANCE:
             selection.zero_variance.append(group)
-        elif compares and group.reward_range < min_reward_diff - ZERO_VARIANCE:
+        elif not given and compares and group.reward_range < min_reward_diff - ZERO_VARIANCE:
             selection.low_spread.append(group)
         elif teaches is not None and not teaches(group):
             selection.not_taken.append(group)

@@ -17,7 +17,7 @@ from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import TrajectoryError
 from reinforge.interfaces import Algorithm, Needs
 from reinforge.types.sample import FloatArray, TrainingSample
-from reinforge.types.trajectory import TrajectoryGroup
+from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
 
 class PreferenceConfig(AlgorithmConfig):
@@ -52,9 +52,15 @@ class Preference(Algorithm):
         self.config = config
 
     def teaches(self, group: TrajectoryGroup) -> bool:
-        """Returns False where no two siblings are far enough apart."""
-        rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.is_trainable]
-        return bool(make_pairs(rewards, self.config.pairs, self.config.min_margin))
+        """Returns False where no two siblings are far enough apart, and no pairs are given."""
+        return bool(self.pairs_of(group)) or any(trajectory.pairs for trajectory in group.trajectories)
+
+    def pairs_of(self, group: TrajectoryGroup) -> list[tuple[Trajectory, Trajectory]]:
+        """Returns the (preferred, other) siblings of each pair, of those that carry loss."""
+        siblings = [trajectory for trajectory in group.trajectories if trajectory.is_trainable]
+        rewards = [trajectory.reward for trajectory in siblings]
+        pairs = make_pairs(rewards, self.config.pairs, self.config.min_margin)
+        return [(siblings[chosen], siblings[other]) for chosen, other in pairs]
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns two samples a pair, which share their `pair_id`.

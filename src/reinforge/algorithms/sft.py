@@ -16,7 +16,7 @@ from reinforge.config.schema import AlgorithmConfig
 from reinforge.interfaces import Algorithm
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
-from reinforge.types.trajectory import TrajectoryGroup
+from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
 
 class SFTConfig(AlgorithmConfig, name="sft"):
@@ -36,8 +36,12 @@ class SFT(Algorithm):
 
     def teaches(self, group: TrajectoryGroup) -> bool:
         """Returns False where no reward is high enough."""
+        return bool(self.keep(group.trajectories))
+
+    def keep(self, siblings: Sequence[Trajectory]) -> list[Trajectory]:
+        """Returns the siblings to imitate: those whose reward is high enough."""
         floor = self.config.min_reward
-        return floor is None or any(t.is_trainable and t.reward >= floor for t in group.trajectories)
+        return [t for t in siblings if t.is_trainable and (floor is None or t.reward >= floor)]
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples of the trajectories whose reward is high enough."""

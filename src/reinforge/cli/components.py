@@ -41,7 +41,8 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
             if component["kind"] != last:
                 last = component["kind"]
                 click.echo(("" if component is listed[0] else "\n") + click.style(last, bold=True))
-            click.echo(f"  {component['name']:<28} {component['origin']}")
+            what = "  (a protocol)" if component["is_protocol"] else ""
+            click.echo(f"  {component['name']:<28} {component['origin']}{what}")
             for line in component["fields"]:
                 default = "required" if line["default"] is None else _on_one_line(str(line["default"]))
                 click.echo(f"      {line['path']} = {default}   {line['description']}")
@@ -53,12 +54,14 @@ def _described(component: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from reinforge.config.describe import field_lines
+    from reinforge.multiagent.protocol import DialogueConfig
 
     return {
         "kind": component.kind,
         "name": component.name,
         "origin": component.origin,
         "config_type": component.config_type.__name__,
+        "is_protocol": issubclass(component.config_type, DialogueConfig),
         "fields": [asdict(line) for line in field_lines(component.config_type)],
     }
 

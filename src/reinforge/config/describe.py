@@ -38,13 +38,16 @@ def field_lines(model: type[BaseModel], above: str = "") -> Iterator[FieldLine]:
     """Yields the keys of a class and of the blocks below it, in their order."""
     for key, field in settable_keys(model).items():
         path = f"{above}{key}"
-        block = _block(field.annotation)
-        if block is None:
+        block, named = _block(field.annotation), _named_block(field.annotation)
+        if block is None and named is None:
             yield FieldLine(path, _kind(field), _default(field), field.description or "")
-            continue
-        if _default(field) in (None, "null"):
-            yield FieldLine(path, "block", _default(field), field.description or "")
-        yield from field_lines(block, f"{path}.")
+        if block is not None:
+            if _default(field) in (None, "null"):
+                yield FieldLine(path, "block", _default(field), field.description or "")
+            yield from field_lines(block, f"{path}.")
+        if named is not None:
+            yield FieldLine(path, "mapping of blocks", _default(field), field.description or "")
+            yield from field_lines(named, f"{path}.NAME.")
 
 
 def _block(annotation: Any) -> type[BaseModel] | None:
@@ -55,6 +58,11 @@ def _block(annotation: Any) -> type[BaseModel] | None:
         members = [member for member in get_args(annotation) if member is not type(None)]
         return _block(members[0]) if len(members) == 1 else None
     return None
+
+
+def _named_block(annotation: Any) -> type[BaseModel] | None:
+    """Returns the class of the values of a field that is a mapping of names to blocks."""
+    return _block(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 OR_NULL = " or null"
@@ -83,7 +91,7 @@ def _spelled(annotation: Any) -> str:
     if origin is Annotated:
         return _spelled(args[0])
     if origin is Literal:
-        return " or ".join(str(value) for value in args)
+        return " or ".join(_written(value) for value in args)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_spelled(arg) for arg in args if arg is not BaseModel))
     if origin in (list, set, frozenset) or (origin is tuple and Ellipsis in args):
@@ -101,10 +109,17 @@ def _default(field: FieldInfo) -> str | None:
     value = field.get_default(call_default_factory=True) if field.default is PydanticUndefined else field.default
     if isinstance(value, BaseModel):
         return "{}"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, dict) and value:
+        return f"{{{', '.join(f'{key}: {each}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(str, value))}]"
     if isinstance(value, float):
         return f"{value:g}"
-    return '""' if value == "" else str(value)
+    return '""' if value == "" else _written(value)
+
+
+def _written(value: Any) -> str:
+    """Returns a plain value as YAML has it."""
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)

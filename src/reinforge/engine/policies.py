@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
 
@@ -61,7 +61,7 @@ class NamedPolicies(PolicyServer):
         """Returns the first one's log p of each token."""
         return await self._first.score(token_ids)
 
-    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         """Returns the tokens of a given reply, which are the same for all."""
         return await self._first.encode(request, reply)
 

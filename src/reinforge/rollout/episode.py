@@ -9,7 +9,7 @@ from typing import Any
 
 from reinforge.rollout.chat import completion_of
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
-from reinforge.types.request import Message
+from reinforge.types.request import ChatPrompt, Message, TokenLogprobs
 from reinforge.types.steps import (
     IntermediateStep,
     IntermediateStepPayload,
@@ -81,14 +81,14 @@ def episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[Episod
         messages = call.request.messages
         new = messages[len(said) :] if said and messages[: len(said)] == said else messages
         items += [item_of(message) for message in new]
-        tokens = call.reply.tokens if trained else None
-        items.append(item_of(call.reply.message, logprobs=tokens, trained=None if trained else False))
+        known = call.known if trained else None
+        items.append(item_of(call.reply.message, logprobs=known, trained=None if trained else False))
         said = [*messages, call.reply.message]
     return items
 
 
 def find_tokens(collection: TrajectoryCollection, captured: Callable[[str], ModelCall | None]) -> None:
-    """Gives turns without exact tokens those of the model call that they name.
+    """Gives turns without exact tokens those of the model call that they name, or its prompt where it tells none.
 
     A user's builder may keep the log-probs in a form of its own, or none; what was sampled is in the capture.
 
@@ -98,9 +98,45 @@ def find_tokens(collection: TrajectoryCollection, captured: Callable[[str], Mode
     """
     turns = (turn for siblings in collection.trajectories for trajectory in siblings for turn in trajectory.turns)
     for turn in turns:
-        call = captured(turn.call_id) if turn.tokens is None and turn.call_id is not None else None
-        if call is not None and call.reply.tokens is not None:
-            turn.bind_tokens(call.reply.tokens)
+        call = captured(turn.call_id) if not turn.is_known and turn.call_id is not None else None
+        match call.known if call is not None else None:
+            case TokenLogprobs() as tokens:
+                turn.bind_tokens(tokens)
+            case ChatPrompt() as prompt:
+                turn.bind_prompt(prompt)
+
+
+def bind_prompts(trajectory: Trajectory, tools: Sequence[dict[str, Any]] | None = None) -> None:
+    """Gives turns that are said to be trained (`trained=True`), and of which nothing is known, what stands above them.
+
+    For backends that train on messages; whoever builds episodes message by message need not know of any call.
+
+    Args:
+        trajectory: One policy's view of an episode.
+        tools: What the policy was offered.
+    """
+    offered = tuple(tools) if tools else None
+    above: list[Message] = []
+    for item in trajectory.episode:
+        if not isinstance(item, EpisodeItem):
+            return
+        if item.role is EpisodeItemRole.ASSISTANT and item.trained and not item.is_known:
+            item.bind_prompt(ChatPrompt(tuple(above), offered, -1))
+        above.append(message_of(item))
+
+
+_SPOKEN_AS = {"environment": "user", "other": "user"}
+"""Roles that no chat has."""
+_OF_A_MESSAGE = ("tool_calls", "refusal", "tool_call_id", "name")
+
+
+def message_of(item: EpisodeItem) -> Message:
+    """Returns an episode item as a message in OpenAI's shape; what `item_of` kept in the metadata is back in place."""
+    kept = item.metadata or {}
+    role = _SPOKEN_AS.get(item.role.value, item.role.value)
+    further = {key: kept[key] for key in _OF_A_MESSAGE if kept.get(key) is not None}
+    content = kept.get("content", item.content)
+    return {"role": role, "content": None if content == "" and further.get("tool_calls") else content, **further}
 
 
 def step_rewards(record: EpisodeRecord) -> list[float] | None:

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from reinforge.config.schema import LLMConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.registry import register_llm
+from reinforge.registry import TypedConfig, register_llm
 
 if TYPE_CHECKING:
     from reinforge.rollout.openai_client import OpenAIChat
@@ -29,10 +29,9 @@ METADATA_HOSTS = frozenset({"fd00:ec2::254", "100.100.100.200", "metadata.google
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class OpenAILLMConfig(LLMConfig, name="openai"):
-    """A model behind any OpenAI-compatible URL; arguments of the agent's own win over those given here."""
+class EndpointConfig(TypedConfig):
+    """Where an endpoint is that speaks OpenAI's API, and how patiently it is asked."""
 
-    model_name: str = Field(min_length=1, description="The model's name at the endpoint.")
     base_url: str | None = Field(
         default=None, description="URL up to /v1; null: OPENAI_BASE_URL, or OpenAI's own with OPENAI_API_KEY."
     )
@@ -44,15 +43,21 @@ class OpenAILLMConfig(LLMConfig, name="openai"):
         default=2, ge=0, description="Further attempts after 408, 409, 429, 5xx and lost connections."
     )
     max_connections: int = Field(default=64, ge=1, description="Calls in flight at the same time.")
-    temperature: float | None = Field(default=None, ge=0, description="Where the agent asks for none.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Where the agent asks for none.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Longest reply where the agent asks for none.")
-    extra_body: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the endpoint's own.")
 
     @field_validator("base_url")
     @classmethod
     def _is_an_endpoint(cls, url: str | None) -> str | None:
         return None if url is None else checked_url(url)
+
+
+class OpenAILLMConfig(EndpointConfig, LLMConfig, name="openai"):
+    """A model behind any OpenAI-compatible URL; arguments of the agent's own win over those given here."""
+
+    model_name: str = Field(min_length=1, description="The model's name at the endpoint.")
+    temperature: float | None = Field(default=None, ge=0, description="Where the agent asks for none.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Where the agent asks for none.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Longest reply where the agent asks for none.")
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the endpoint's own.")
 
 
 def checked_url(url: str) -> str:
@@ -88,7 +93,7 @@ def is_metadata(host: str) -> bool:
     return (mapped or address).is_link_local
 
 
-def endpoint_of(config: OpenAILLMConfig, environ: Mapping[str, str] = os.environ) -> tuple[str, SecretStr | None]:
+def endpoint_of(config: EndpointConfig, environ: Mapping[str, str] = os.environ) -> tuple[str, SecretStr | None]:
     """Returns URL and key; the environment's key goes only where the environment or the default says.
 
     Raises:
@@ -107,21 +112,33 @@ def endpoint_of(config: OpenAILLMConfig, environ: Mapping[str, str] = os.environ
     return url, key
 
 
-def _warn(config: OpenAILLMConfig, url: str, builder: Any) -> None:
-    """Says what a careful person would not do."""
-    name = next((name for name, entry in builder.config.llms.items() if entry is config), "?")
-    if config.api_key is not None and ("llms", name, "api_key") not in builder.loaded.placeholders:
-        logger.warning("llms.%s.api_key stands in the configuration itself; write ${VAR} and set the variable", name)
+def warn_of_key(config: EndpointConfig, url: str, path: tuple[str, str], builder: Any) -> None:
+    """Says what a careful person would not do with a key.
+
+    Args:
+        config: The endpoint.
+        url: Where it is.
+        path: Where the configuration stands, such as `("llms", "judge")`.
+        builder: Of the run.
+    """
+    where = ".".join(path)
+    if config.api_key is not None and (*path, "api_key") not in builder.loaded.placeholders:
+        logger.warning("%s.api_key stands in the configuration itself; write ${VAR} and set the variable", where)
     parts = urlsplit(url)
     if config.api_key is not None and parts.scheme == "http" and parts.hostname not in LOOPBACK:
-        logger.warning("llms.%s: the key goes to %s without encryption; use https", name, parts.hostname)
+        logger.warning("%s: the key goes to %s without encryption; use https", where, parts.hostname)
+
+
+def entry_of(entries: Mapping[str, Any], config: Any) -> str:
+    """Returns the name under which a component's configuration stands in its section."""
+    return next((name for name, entry in entries.items() if entry is config), "?")
 
 
 @register_llm(config_type=OpenAILLMConfig)
 async def openai_llm(config: OpenAILLMConfig, builder: Any) -> AsyncIterator[OpenAIChat]:
     """Yields the endpoint's model and closes its connections at the end."""
     url, key = endpoint_of(config)
-    _warn(config, url, builder)
+    warn_of_key(config, url, ("llms", entry_of(builder.config.llms, config)), builder)
     from reinforge.rollout.openai_client import OpenAIChat
 
     model = OpenAIChat(config, url, key)

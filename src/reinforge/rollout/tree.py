@@ -125,7 +125,7 @@ def _siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) ->
     group_id = f"{record.key.example_id}/{record.key.generation}/{node.name}"
     return [
         Trajectory.model_construct(
-            episode=[*path, item_of(call.reply.message, logprobs=call.reply.tokens)],
+            episode=[*path, item_of(call.reply.message, logprobs=call.known)],
             reward=value,
             shaped_rewards=None,
             metadata={"node": node.name, "depth": _depth(node), "call_id": call.call_id},

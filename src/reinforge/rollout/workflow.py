@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ from pydantic import Field
 
 from reinforge.config.imports import import_object
 from reinforge.config.schema import WorkflowConfig
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, Problem
 from reinforge.registry import register_workflow
+from reinforge.types.evaluation import EvalInputItem
 
 
 class PolicyFailure(Exception):
@@ -44,6 +45,11 @@ class BoundWorkflow:
     llm: str | None
     is_async: bool
     shares_world: bool = True
+
+    def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
+        """Returns what the workflow finds wrong with examples before any is run, by its own method of this name."""
+        look = getattr(self.function, "example_problems", None)
+        return list(look(items)) if callable(look) else []
 
 
 def bind_workflow(function: Any, llm: str | None = None, *, shares_world: bool = True) -> BoundWorkflow:

@@ -2,8 +2,9 @@
 
 The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
 job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within a
-measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. Of several
-adapters each is asked, with prompts of its own.
+measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. A policy
+that tells no tokens cannot be scored: there the version and the fingerprint are all, and the figures are unknown. Of
+several adapters each is asked, with prompts of its own.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ class CanaryReport:
     Attributes:
         version: Version that every reply carried.
         fingerprint: Of the weights that are served.
-        max_difference: Largest |sampler - learner| log-prob, in nats.
-        mean_difference: Mean of the same.
+        max_difference: Largest |sampler - learner| log-prob, in nats; None: the policy tells no tokens.
+        mean_difference: Mean of the same, or None.
         k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
-            (Schulman, "Approximating KL divergence", 2020).
-        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats.
+            (Schulman, "Approximating KL divergence", 2020); None as above.
+        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats, or None.
         num_tokens: Tokens compared.
     """
 
     version: int
     fingerprint: str
-    max_difference: float
-    mean_difference: float
-    k3: float
-    noise_floor: float
+    max_difference: float | None
+    mean_difference: float | None
+    k3: float | None
+    noise_floor: float | None
     num_tokens: int
 
 
@@ -77,10 +78,13 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
             f"the job changed nothing: the weights still have the fingerprint {fingerprint}; "
             "the learning rate may be zero or too small for the weights' precision"
         )
-    found = [
+    asked = [
         await _compare(policy.named(name) if name else policy, name, version, prompts.get(name, []))
         for name in policy.names or ("",)
     ]
+    found = [each for each in asked if each is not None]
+    if not found:
+        return CanaryReport(version, fingerprint, None, None, None, None, 0)
     noise = max(noise for _, noise in found)
     d_N = np.concatenate([d_n for d_n, _ in found])
     mean, k3 = (float(found_N.mean()) if len(d_N) else 0.0 for found_N in (np.abs(d_N), np.expm1(d_N) - d_N))
@@ -89,8 +93,8 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
 
 async def _compare(
     policy: PolicyServer, name: str, version: int, prompts: Sequence[list[Message]]
-) -> tuple[NDArray[np.float64], float]:
-    """Returns learner minus sampler for each token of a few replies, and the noise floor, in nats.
+) -> tuple[NDArray[np.float64], float] | None:
+    """Returns learner minus sampler for each token of a few replies, and the noise floor, in nats; None: no tokens.
 
     Raises:
         JobFailed: They differ by more than that explains, or the replies are of another version.
@@ -101,6 +105,8 @@ async def _compare(
     ]
     replies = await asyncio.gather(*(policy.sample(request) for request in requests))
     _refuse_other_version(replies, version)
+    if all(reply.tokens is None for reply in replies):
+        return None
     sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
     once, again = await policy.score(sequences), await policy.score(sequences[:1])
     noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
@@ -121,7 +127,7 @@ async def _compare(
 
 
 def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
-    served = {reply.tokens.policy_version for reply in replies if reply.tokens}
+    served = {reply.version for reply in replies if reply.version is not None}
     if served - {version}:
         raise JobFailed(f"version {version} was published, but replies carry version {sorted(served)}")
 

@@ -10,7 +10,17 @@ from typing import Any
 
 from reinforge.crash import crash_point
 from reinforge.errors import StorageError
-from reinforge.files import commit_folder, damage, remove_folder, replace_file, staging_folder, to_json, writing
+from reinforge.files import (
+    MANIFEST,
+    commit_folder,
+    damage,
+    remove_folder,
+    replace_file,
+    staging_folder,
+    to_json,
+    write_folder,
+    writing,
+)
 from reinforge.interfaces import TrainerAdapter
 
 STATE = Path("training") / "run.json"
@@ -99,3 +109,14 @@ class Checkpoints:
         for name in dropped:
             remove_folder(self.run / name)
         return dropped
+
+
+def copy_model(checkpoint: Path, target: Path) -> None:
+    """Copies the model's files of a checkpoint, not the training's, to `target`; each adapter's, where it has several.
+
+    Raises:
+        StorageError: They cannot be copied.
+    """
+    ignored = shutil.ignore_patterns(STATE.parent.name, MANIFEST)
+    with writing(target):
+        write_folder(target, lambda staged: shutil.copytree(checkpoint, staged, ignore=ignored))

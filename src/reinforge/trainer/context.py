@@ -111,8 +111,7 @@ class RunContext:
         return record
 
     def _is_of_served_weights(self, record: EpisodeRecord) -> bool:
-        tokens = [reply.tokens for call in record.calls for reply in call.choices]
-        versions = {drawn.policy_version for drawn in tokens if drawn is not None}
+        versions = {reply.version for call in record.calls for reply in call.choices} - {None}
         return self.policy is None or versions <= {self.policy.version}
 
     def _count(self, record: EpisodeRecord) -> None:

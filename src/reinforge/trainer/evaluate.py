@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.local import LocalAdapter
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
@@ -189,6 +188,8 @@ async def prepare_evaluation(
         attempt.add([Problem("eval.evaluators", "there is none to score with", "add one")])
     workflow: Any = await attempt(builder.get_workflow) if builder.config.workflow is not None else None
     items = await attempt(partial(_examples, builder, split, limit))
+    if workflow is not None and items:
+        attempt.add(workflow.example_problems(items))
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
@@ -227,7 +228,7 @@ async def _adapter(builder: Builder) -> TrainerAdapter:
         fix = "name an entry of trainer_adapters, such as one with `_type: local`"
         raise ConfigError(builder.placed(Problem("finetuning.trainer_adapter", message, fix)))
     adapter = await builder.get_trainer_adapter(config.trainer_adapter)
-    if isinstance(adapter, LocalAdapter) and (problems := adapter.preflight(config)):
+    if problems := adapter.preflight(config):
         raise ConfigError([builder.placed(problem) for problem in problems])
     return adapter
 

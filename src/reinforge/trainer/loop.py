@@ -33,7 +33,7 @@ from reinforge.evaluation.statistics import mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
-from reinforge.rollout.episode import find_tokens
+from reinforge.rollout.episode import bind_prompts, find_tokens
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.canary import Prompts, prompts_of
@@ -190,7 +190,9 @@ class EpochTrainer(Trainer):
         meta = {"epoch": epoch, "trainer_run_id": run_id, **self._only_included(epoch)}
         collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
-            refuse_untrainable(collection, self.trajectory_builder, self.run_config)
+            refuse_untrainable(
+                collection, self.trajectory_builder, self.run_config, trains_on=self.trainer_adapter.trains_on
+            )
         if self.compares:
             self._num_identical_epochs = refuse_identical(
                 collection,
@@ -251,6 +253,9 @@ class EpochTrainer(Trainer):
         collection = await builder.finalize(name, meta)
         if builder.evaluation is not None:
             find_tokens(collection, builder.evaluation.captured)
+        if self.trainer_adapter.trains_on == "messages":
+            for trajectory in (each for siblings in collection.trajectories for each in siblings):
+                bind_prompts(trajectory)
         if isinstance(builder, DatasetTrajectoryBuilder) and builder.unsaid and self.context is not None:
             self.context.progress.note(builder.unsaid)
             builder.unsaid = None
@@ -337,7 +342,7 @@ class EpochTrainer(Trainer):
             self._reward_history[-1]["policy_version"] = None
             return
         self._stage("ADOPT", epoch)
-        canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates or 0)
+        canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates)
         self._reward_history[-1].update(
             policy_version=canary.version,
             canary_difference=canary.max_difference,

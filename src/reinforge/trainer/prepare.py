@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
@@ -135,6 +136,8 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     workflow = await attempt(builder.get_workflow)
     validation = await attempt(builder.get_validation_builder)
     splits: Any = await attempt(lambda: _load_splits(builder, validation)) if validation else None
+    if workflow is not None and splits:
+        attempt.add(workflow.example_problems([item for items in splits.values() for item in items]))
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
@@ -147,8 +150,9 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
     adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
-    if isinstance(adapter, LocalAdapter):
+    if adapter is not None:
         attempt.add(adapter.preflight(config))
+    if isinstance(adapter, LocalAdapter | OpenAIAdapter):
         attempt.add(_called_by_nobody(builder, trajectory_builder))
     llms = {}
     for name in builder.config.llms:
@@ -241,8 +245,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     """Returns what took effect, for a person: name and value, in the order of the loop."""
     config = parts.config
     settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
-    optimizer, batch = config.policy.optimizer, config.policy.batch
-    steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
+    hosted = parts.adapter.effective_settings(config) if isinstance(parts.adapter, OpenAIAdapter) else None
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
     adapters: dict[str, list[str]] = {}
     for name, llm in parts.llms.items():
@@ -266,6 +269,16 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
         ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
+        *(_on_this_machine(parts) if hosted is None else hosted),
+    ]
+
+
+def _on_this_machine(parts: Parts) -> list[tuple[str, str]]:
+    """Returns what took effect of the settings of weights that are trained here."""
+    config = parts.config
+    optimizer, batch = config.policy.optimizer, config.policy.batch
+    steps = f"{batch.steps_per_job} steps a job" if batch.steps_per_job else f"{batch.batch_size} samples a step"
+    return [
         *([("critic", _critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
         *([("memory", memory)] if (memory := _memory(config)) else []),

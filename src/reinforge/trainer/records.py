@@ -98,7 +98,7 @@ def _reply_json(reply: ModelReply) -> dict[str, Any]:
         "prompt_token_ids": tokens.prompt_token_ids if tokens else None,
         "token_ids": tokens.token_ids if tokens else None,
         "logprobs": tokens.logprobs if tokens else None,
-        "policy_version": tokens.policy_version if tokens else None,
+        "policy_version": reply.version,
         "restricted": tokens.restricted if tokens else None,
     }
     if tokens is None or not tokens.restricted:
@@ -139,7 +139,12 @@ def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
             supports=None if supports is None else _supports_of(supports),
         )
     return ModelReply(
-        data["reply"], data["finish_reason"], tokens, data["num_prompt_tokens"], data["num_completion_tokens"]
+        data["reply"],
+        data["finish_reason"],
+        tokens,
+        data["num_prompt_tokens"],
+        data["num_completion_tokens"],
+        policy_version=data["policy_version"] if tokens is None else None,
     )
 
 

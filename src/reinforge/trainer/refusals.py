@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from reinforge.algorithms.curriculum import Selection
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EvaluationError
@@ -15,20 +17,40 @@ IDENTICAL_EPOCHS = 3
 """More than this share of groups with word-for-word equal siblings, in this many epochs in a row, is an error."""
 
 
-def refuse_untrainable(collection: TrajectoryCollection, builder: TrajectoryBuilder, config: FinetuneConfig) -> None:
+def refuse_untrainable(
+    collection: TrajectoryCollection,
+    builder: TrajectoryBuilder,
+    config: FinetuneConfig,
+    *,
+    trains_on: Literal["tokens", "messages"] = "tokens",
+) -> None:
     """Stops where a collection holds nothing that could ever be trained.
+
+    Args:
+        collection: What an epoch collected.
+        builder: What collected it.
+        config: The run's.
+        trains_on: What the adapter needs of a turn.
 
     Raises:
         EvaluationError: No episode called the model, no turn has its tokens, or no call is one that is trained.
     """
     trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
+    if trains_on == "messages" and any(trajectory.pairs for trajectory in trajectories):
+        return
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     if trajectories and not turns:
         raise EvaluationError(
             f"none of {len(trajectories)} episodes called the model: the workflow must call "
             "llm.chat.completions.create(...) with the handle it is given"
         )
-    if turns and all(turn.tokens is None and turn.trained is not False for turn in turns):
+    if trains_on == "messages" and turns and all(not turn.is_known and turn.trained is None for turn in turns):
+        raise EvaluationError(
+            f"of no assistant turn of {len(trajectories)} trajectories it is known that the policy said it, so nothing "
+            "is trained: a builder puts the completion's `id` into the item's metadata as `call_id`, or says "
+            "EpisodeItem(trained=True)"
+        )
+    if trains_on == "tokens" and turns and all(turn.tokens is None and turn.trained is not False for turn in turns):
         raise EvaluationError(
             f"no assistant turn of {len(trajectories)} trajectories has its token ids, so nothing can be trained: "
             "a builder puts the completion's `choices[0].logprobs` into EpisodeItem.logprobs as it is, or the "
@@ -60,7 +82,8 @@ def refuse_identical(collection: TrajectoryCollection, *, epoch: int, epochs_bef
     Raises:
         EvaluationError: In the first epoch all groups are so, or nearly all are in too many epochs in a row.
     """
-    groups = [group for group in collection.groups if len(group.trajectories) > 1]
+    several = [group for group in collection.groups if len(group.trajectories) > 1]
+    groups = [group for group in several if not any(trajectory.pairs for trajectory in group.trajectories)]
     if not groups:
         return epochs_before
     share = sum(map(_all_equal, groups)) / len(groups)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import click
 
+from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import replace_file, writing
@@ -73,8 +74,9 @@ class RunSummary:
     @property
     def num_updates(self) -> int | None:
         """Optimizer steps over the whole run; None where the backend does not tell."""
-        counts = [version["num_updates"] for version in self.policy_versions if version.get("num_updates") is not None]
-        return sum(counts) if counts else None
+        counts = [version.get("num_updates") for version in self.policy_versions]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known and len(known) == len(counts) else None
 
     @property
     def is_cut_short(self) -> bool:
@@ -115,9 +117,12 @@ class RunSummary:
             ("report", f"{folder / 'report.md'}, {folder / 'reward_plot.png'}"),
         ]
         if self.promoted:
-            several = ", ".join(adapters_in(folder / "model"))
-            loads = f"the adapters {several}: from_pretrained loads each" if several else "from_pretrained loads it"
-            pairs.append(("model", f"{folder / 'model'} ({loads})"))
+            what, several = "from_pretrained loads it", ", ".join(adapters_in(folder / "model"))
+            if (folder / "model" / HOSTED_MODEL).is_file():
+                what = f"{HOSTED_MODEL} names it; the service holds it"
+            elif several:
+                what = f"the adapters {several}: from_pretrained loads each"
+            pairs.append(("model", f"{folder / 'model'} ({what})"))
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))
         if self.is_cut_short:

@@ -26,6 +26,7 @@ from reinforge.interfaces import EvaluationReport
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer import resume, stages
+from reinforge.trainer.checkpoints import copy_model
 from reinforge.trainer.components import Builder
 from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.gate import choose_best, decide
@@ -359,8 +360,6 @@ class _Run:
         summary.checkpoint = best["checkpoint"]
         context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
         if verdict.promoted:
-            from reinforge.engine.checkpoint import copy_model
-
             copy_model(context.checkpoints.checked(best["checkpoint"]), context.folder / "model")
 
     async def _arm(self, row: dict[str, Any], phase: str) -> EvaluationReport:

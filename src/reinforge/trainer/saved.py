@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.trainer.gate import choose_best
 from reinforge.trainer.stages import BASELINE
@@ -67,8 +68,8 @@ def find_model(named: str, output_dir: Path, argument: str = "--model") -> Saved
 
 
 def is_model(folder: Path) -> bool:
-    """True for a folder with a model, or with an adapter of one."""
-    return (folder / "config.json").is_file() or (folder / ADAPTER).is_file()
+    """True for a folder with a model, with an adapter of one, or with the name of one that a service holds."""
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER, HOSTED_MODEL))
 
 
 def adapters_in(folder: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
-from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import Outcome
 
 
@@ -69,6 +69,15 @@ class ModelCall:
         replies = self.choices
         self.reply, self.choice = replies.pop(index), index
         self.others = tuple(replies)
+
+    @property
+    def known(self) -> TokenLogprobs | ChatPrompt | None:
+        """What the reply can be trained by: its tokens, or its prompt where a policy tells none; None: by nothing."""
+        reply, request = self.reply, self.request
+        if reply.tokens is not None or reply.policy_version is None:
+            return reply.tokens
+        tools = tuple(request.tools) if request.tools else None
+        return ChatPrompt(tuple(request.messages), tools, reply.policy_version, reply.finish_reason)
 
     @property
     def num_completion_tokens(self) -> int:

@@ -98,6 +98,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What is known of a reply whose sampler tells no tokens: exactly what it answered.
+
+    Attributes:
+        messages: Everything that the model was shown, in OpenAI's shape.
+        tools: Function definitions that it was offered, or None.
+        policy_version: The version of the weights that the *sampler* reports; -1 where nobody sampled the reply.
+        finish_reason: `stop`, `length` or `tool_calls`.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    policy_version: int = 0
+    finish_reason: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """What a policy is asked: messages, tools and how to draw.
 
@@ -127,6 +144,8 @@ class ModelReply:
         tokens: The exact tokens; None if the model behind the port does not tell them.
         num_prompt_tokens: Tokens of the prompt.
         num_completion_tokens: Tokens of the reply.
+        policy_version: Where a policy does not tell its tokens, the version of the weights that it sampled from; None:
+            no policy, or the tokens say it.
     """
 
     message: Message
@@ -134,3 +153,9 @@ class ModelReply:
     tokens: TokenLogprobs | None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    policy_version: int | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version of the policy's weights that the reply was drawn from; None where no policy said it."""
+        return self.policy_version if self.tokens is None else self.tokens.policy_version

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from reinforge.errors import TrajectoryError
-from reinforge.types.request import TokenLogprobs
+from reinforge.types.request import ChatPrompt, TokenLogprobs
 
 OTHER_CHOICES = "num_tokens_of_other_choices"
 """Where a trajectory's metadata counts the tokens of choices that the agent did not go on with."""
@@ -73,7 +73,7 @@ class EpisodeItem(BaseModel):
     logprobs: Any | None = Field(default=None, description="Log-probs as they were given, or None.")
     metadata: dict[str, Any] | None = Field(default=None, description="What else is known of the message.")
     trained: bool | None = Field(
-        default=None, description="Whether the turn is trained; None: trained if its token ids are known."
+        default=None, description="Whether the turn is trained; None: trained if its tokens or its prompt are known."
     )
 
     @property
@@ -81,6 +81,12 @@ class EpisodeItem(BaseModel):
         """The exact tokens of the turn, given or bound, or None where they are not known and it is context."""
         found = self.logprobs if isinstance(self.logprobs, TokenLogprobs) else (self.metadata or {}).get("tokens")
         return found if isinstance(found, TokenLogprobs) else None
+
+    @property
+    def prompt(self) -> ChatPrompt | None:
+        """What exactly the turn answered, given or bound, where its sampler tells no tokens."""
+        found = self.logprobs if isinstance(self.logprobs, ChatPrompt) else (self.metadata or {}).get("prompt")
+        return found if isinstance(found, ChatPrompt) else None
 
     @property
     def call_id(self) -> str | None:
@@ -93,10 +99,19 @@ class EpisodeItem(BaseModel):
         """Sets the exact tokens of a turn whose `logprobs` do not hold them."""
         self.metadata = {**(self.metadata or {}), "tokens": tokens}
 
+    def bind_prompt(self, prompt: ChatPrompt) -> None:
+        """Sets what exactly a turn answered whose `logprobs` do not hold it."""
+        self.metadata = {**(self.metadata or {}), "prompt": prompt}
+
+    @property
+    def is_known(self) -> bool:
+        """True if it is known exactly what was sampled, by tokens or, from a sampler that tells none, by messages."""
+        return self.tokens is not None or self.prompt is not None
+
     @property
     def is_trained(self) -> bool:
-        """True if the turn's tokens carry loss."""
-        return self.tokens is not None if self.trained is None else self.trained and self.tokens is not None
+        """True if the turn carries loss."""
+        return self.is_known if self.trained is None else self.trained and self.is_known
 
 
 class OpenAIMessage(BaseModel):
@@ -139,6 +154,11 @@ class Trajectory(BaseModel):
         return [
             item for item in self.episode if isinstance(item, EpisodeItem) and item.role is EpisodeItemRole.ASSISTANT
         ]
+
+    @property
+    def pairs(self) -> list[DPOItem]:
+        """The preference pairs that stand in place of an episode."""
+        return [item for item in self.episode if isinstance(item, DPOItem)]
 
     @property
     def is_trainable(self) -> bool:

@@ -1,9 +1,10 @@
 """From recorded calls to messages and samples: histories are compared, so nothing is lost or doubled."""
 
 from reinforge.algorithms.samples import to_samples
-from reinforge.rollout.episode import is_target, step_rewards, text_of, trajectory_of
+from reinforge.rollout.episode import find_tokens, is_target, step_rewards, text_of, trajectory_of
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
-from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 from tests.doubles import examples
 
 
@@ -149,3 +150,30 @@ def test_several_system_prompts_consecutive_roles_and_input_after_a_tool_result_
     ]
     roles = [role for role, _ in said(record_of((history, "x", [1], [4])))]
     assert roles == ["system", "system", "user", "user", "assistant", "tool", "user", "assistant"]
+
+
+def hosted_call(version):
+    reply = ModelReply(assistant("yo"), "stop", None, policy_version=version)
+    return ModelCall("c0", "agent", "m", ModelRequest([user("hi")]), reply, (), 0.0, 0.0)
+
+
+def test_a_turn_whose_tokens_nobody_tells_is_known_by_its_prompt():
+    """Only where a policy says that it sampled it: a reply of another model stays context."""
+    for version, known in ((2, ChatPrompt((user("hi"),), None, 2)), (None, None)):
+        record = EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[hosted_call(version)])
+        told = trajectory_of(record, 1.0, [True])
+        assert (told.turns[0].prompt, told.turns[0].is_trained) == (known, known is not None)
+        assert to_samples(told) == [], "there are no tokens to train on"
+        assert not trajectory_of(record, 1.0, [False]).is_trainable
+
+
+def test_a_turn_of_a_builder_of_ones_own_is_known_by_the_call_that_it_names():
+    turns = [
+        EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"}),
+        EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"}, trained=False),
+        EpisodeItem(role="assistant", content="theirs"),
+    ]
+    collection = TrajectoryCollection(trajectories=[[Trajectory(episode=turns, reward=1.0)]], run_id="r")
+    find_tokens(collection, {"c0": hosted_call(3)}.get)
+    assert [turn.is_trained for turn in turns] == [True, False, False]
+    assert turns[0].prompt == ChatPrompt((user("hi"),), None, 3)

@@ -94,3 +94,12 @@ def test_the_record_of_wide_supports_is_small():
         (1,), (5,) * 64, (-1.0,) * 64, restricted=True, processed_logprobs=(-1.0,) * 64, supports=supports
     )
     assert len(to_json(episode_json(record_of(tokens, SamplingParams(top_p=0.9)))["calls"][0]["supports"])) < 1000
+
+
+def test_the_version_of_a_reply_without_tokens_comes_back():
+    for version in (3, None):
+        reply = ModelReply({"role": "assistant", "content": "x"}, "stop", None, 2, 1, policy_version=version)
+        call = ModelCall("c0", "agent", "m", ModelRequest(PROMPT), reply, (), 0.0, 1.0)
+        found = again(EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])).calls[0]
+        assert (found.reply, found.known) == (reply, call.known)
+        assert found.reply.version == version

@@ -1,0 +1,1 @@
+"""Several agents in one conversation, some of which share a model."""

@@ -1,0 +1,44 @@
+"""How a verifier's message is read: what it decides, or that it decides nothing and is a question.
+
+accept                     accept     a line that is the word alone, whatever stands around it: **Accept.**
+I reject.                  reject     or the word with "I" before it
+Cell 3 is blue.            reject     or a line that begins with decision, verdict or answer, then the word,
+Decision: reject, sorry               then nothing or a mark
+I do not accept            None       a word inside a sentence decides nothing: it may be denied, asked or quoted
+Decision: not accept       None
+Decision: accept or none?  None       two words decide nothing
+accept, and below it       None       nor do two lines that disagree; lines with a label count before others
+reject
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from reinforge.multiagent.dialogue import Decision
+
+_AROUND = " \t*_`\"'#>()[]{}<~-"
+_LABEL = r"(?:(?:my|the|final)\s+)*(?:decision|verdict|answer)\b(?:\s+is\b)?[\W_]*(?:i\s+)?"
+_STOPS = r"(?=\s*(?:$|[^\w\s?/|]))"
+
+
+def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
+    """Returns what a message decides; None: nothing.
+
+    Args:
+        text: The message.
+        words: What the decisions are called, in small letters.
+    """
+    word = "|".join(re.escape(each) for each in sorted(words, key=len, reverse=True))
+    labelled, alone = set[Decision](), set[Decision]()
+    for line in text.lower().splitlines():
+        line = line.strip(_AROUND)
+        if found := re.match(rf"{_LABEL}({word}){_STOPS}(.*)", line):
+            others = {words[other] for other in re.findall(rf"\b({word})\b", found[2])}
+            if not others - {words[found[1]]} and "?" not in found[2]:
+                labelled.add(words[found[1]])
+        elif found := re.fullmatch(rf"(?:i\s+)?({word})[\s.!*_]*", line):
+            alone.add(words[found[1]])
+    decided = labelled or alone
+    return next(iter(decided)) if len(decided) == 1 else None

@@ -1,0 +1,35 @@
+"""Abstract decision problem (`adp`), the protocol of prover-verifier games (arXiv:2108.12099).
+
+The prover sends one message, and the verifier, which has not said anything, decides; the prover is paid for `accept`.
+
+Differs from the paper: the message is text and is drawn, not a vector that gradients pass through; stances may be drawn
+(`randomize_prover_stance`), where the paper's prover always argues for the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+
+
+class ADPConfig(ProtocolConfig, name="adp"):
+    """The prover says one thing, then the verifier decides."""
+
+    verifier_first: Literal[False] = Field(default=False, description="The verifier only decides.")
+    max_message_rounds: Literal[2] = Field(default=2, description="One message and one decision.")
+
+
+@register_protocol(ADPConfig)
+class ADP(ProtocolHandler):
+    """One message, one decision."""
+
+    provers = ("prover",)
+    verifiers = ("verifier",)
+
+    def turns(self) -> Sequence[Sequence[Turn]]:
+        """Returns the prover's round and the verifier's."""
+        return [[("prover", "main")], [("verifier", "main")]]

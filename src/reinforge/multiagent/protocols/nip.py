@@ -1,0 +1,27 @@
+"""Neural interactive proofs (`nip`, arXiv:2412.08897, section 3): a verifier questions one prover until it decides.
+
+Differs from the paper: what each agent earns comes from the configuration; zero-knowledge terms are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+
+
+class NIPConfig(ProtocolConfig, name="nip"):
+    """A verifier and a prover speak in turn; the verifier decides."""
+
+
+@register_protocol(NIPConfig)
+class NIP(ProtocolHandler):
+    """Verifier and prover in turn."""
+
+    provers = ("prover",)
+    verifiers = ("verifier",)
+
+    def turns(self) -> Sequence[Sequence[Turn]]:
+        """Returns a round of the verifier and one of the prover."""
+        rounds: list[list[Turn]] = [[("verifier", "main")], [("prover", "main")]]
+        return rounds if self.config.verifier_first else rounds[::-1]

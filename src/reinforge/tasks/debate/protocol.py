@@ -1,0 +1,27 @@
+"""Debate about cells: what a prover shows is checked before the verifier sees it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from reinforge.multiagent.dialogue import Dialogue
+from reinforge.multiagent.protocol import register_protocol
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.tasks.debate.cells import checked
+
+
+class CellDebateConfig(DebateConfig, name="cell_debate"):
+    """A debate in which each prover shows one cell; the dataset is `cells`."""
+
+    randomize_channel_order: bool = Field(
+        default=False, description="The starter has seen the prover that argues for accept first."
+    )
+
+
+@register_protocol(CellDebateConfig)
+class CellDebate(Debate):
+    """Debate with evidence that can be checked."""
+
+    def shown(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
+        """Returns a prover's evidence if it is true, and else says that it is false."""
+        return checked(text, dialogue.problem.row) if agent in self.prover_names else text

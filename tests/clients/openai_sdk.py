@@ -1,0 +1,57 @@
+"""The stand-in of OpenAI's API as the official client sees it; run by `make clients`, in the client's own environment.
+
+python openai_sdk.py URL KEY
+"""
+
+import json
+import sys
+import time
+
+import openai
+
+url, key = sys.argv[1:3]
+client = openai.OpenAI(base_url=url, api_key=key)
+jobs = client.fine_tuning.jobs
+
+
+def row(number):
+    said = {"role": "assistant", "content": "good", "weight": 1}
+    return {"messages": [{"role": "user", "content": f"q{number}"}, said]}
+
+
+def refused(call, kind, status, code):
+    found = None
+    try:
+        call()
+    except openai.APIStatusError as error:
+        found = type(error), error.status_code, error.code
+    assert found == (kind, status, code), found
+
+
+content = "".join(json.dumps(row(number)) + "\n" for number in range(12)).encode()
+file = client.files.create(file=("rows.jsonl", content), purpose="fine-tune")
+assert (file.filename, file.bytes, file.status) == ("rows.jsonl", len(content), "processed")
+assert [each.id for each in client.files.list(purpose="fine-tune")] == [file.id]
+
+method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
+job = jobs.create(
+    model="gpt-test", training_file=file.id, method=method, metadata={"key": "k"}, seed=1, suffix="x"
+)  # whose first answer is a 503, which the client tries again by itself
+assert (job.status, job.method.type, job.metadata, job.seed) == ("validating_files", "supervised", {"key": "k"}, 1)
+others = [jobs.create(model="gpt-test", training_file=file.id).id for _ in range(3)]
+assert [each.id for each in jobs.list(limit=2)] == [*others[::-1], job.id], "page by page, the newest first"
+assert [each.id for each in jobs.list(extra_query={"metadata[key]": "k"})] == [job.id]
+while (job := jobs.retrieve(job.id)).status not in ("succeeded", "failed", "cancelled"):
+    time.sleep(0.02)
+assert (job.status, job.error) == ("succeeded", None)
+assert job.fine_tuned_model.startswith("ft:gpt-test:org-standin:x:")
+assert [event.object for event in jobs.list_events(job.id)] == ["fine_tuning.job.event"]
+
+said = client.chat.completions.create(model=job.fine_tuned_model, messages=[{"role": "user", "content": "q"}], seed=3)
+assert (said.model, said.choices[0].message.role) == (job.fine_tuned_model, "assistant")
+refused(lambda: jobs.cancel(job.id), openai.BadRequestError, 400, "job_not_cancellable")
+refused(lambda: jobs.retrieve("none"), openai.NotFoundError, 404, "fine_tune_not_found")
+refused(
+    lambda: openai.OpenAI(base_url=url, api_key="x").files.list(), openai.AuthenticationError, 401, "invalid_api_key"
+)
+sys.stdout.write(f"openai {openai.__version__}: the stand-in is what the client expects\n")

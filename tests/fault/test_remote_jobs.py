@@ -1,0 +1,290 @@
+"""G9 and G10: jobs at a fine-tuning service, over real HTTP.
+
+G9: wherever a run dies while it submits a job, and whatever answer is lost, the service sees exactly one job an epoch.
+G10: an error of a poll is never a job's failure; looks go on, further apart, somebody is told, and the job is done.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import random
+import signal
+import time
+
+import pytest
+import stamina
+
+from reinforge.adapters.openai import OpenAIAdapter
+from reinforge.errors import BackendUnavailable
+from reinforge.rollout.openai_http import TryAgain
+from reinforge.types.job import TrainingStatusEnum
+from tests.fault import mutations
+from tests.fault.kit import KILLED, Toy, damaged
+from tests.hosted import collected, hosted, through_the_service
+from tests.openai_server import cut, fails, page
+from tests.openai_service import OpenAIService, after, lost, silent
+
+NUM_EPOCHS = 2
+STAGES = (
+    "rollout.after_journal:30",  # COLLECT
+    "batch.sealed",
+    "submit.after_intent",
+    "submit.after_send",
+    "submit.after_id",
+    "ckpt.after_manifest:2",
+    "ckpt.after_rename:2",
+    "publish.before",
+    "publish.mid",
+    "export.mid",
+    "batch.sealed:2",
+    "submit.after_send:2",
+    "publish.mid:2",
+    "rollout.after_journal:150",  # the last validation, or the comparison on `confirm`
+)
+QUICK_STAGES = ("batch.sealed", "submit.after_intent", "submit.after_send", "submit.after_id", "publish.mid")
+
+
+@pytest.fixture
+def make_toy(tmp_path, tiny_model_dir):
+    """Returns a new project that trains through a service."""
+
+    def make(service, name="toy", **settings):
+        toy = Toy(tmp_path / name, tiny_model_dir)
+        through_the_service(toy, service, f"${{STANDIN_KEY:-{service.key}}}", **settings)
+        return toy.set("finetuning.num_epochs", NUM_EPOCHS).set("finetuning.gate", {"margin": -1.0})
+
+    return make
+
+
+def assert_one_job_an_epoch(toy, service):
+    assert toy.summary["status"] == "completed"
+    assert toy.summary["promoted"] is True
+    ids = [json.loads(ref)["metadata"]["job_id"] for (ref,) in toy.rows_of("SELECT ref FROM jobs ORDER BY epoch")]
+    assert ids == list(service.jobs), "exactly one job an epoch, each the run's own"
+    assert len(ids) == NUM_EPOCHS
+    versions = [row["version"] for row in toy.summary["policy_versions"]]
+    assert versions == list(range(NUM_EPOCHS + 1))
+    first, second = service.jobs.values()
+    assert second["model"] == first["fine_tuned_model"]
+
+
+def killed_at(toy, site):
+    """Kills a run at one place and lets it end; the same place may not be passed by a resumed one."""
+    assert toy.start(crash_at=site).wait() == KILLED
+    assert damaged(toy.run) == []
+    child = toy.go_on()
+    assert child.wait() == 0, child.said
+
+
+@pytest.mark.parametrize(
+    "site", [pytest.param(site, marks=[] if site in QUICK_STAGES else pytest.mark.fault) for site in STAGES]
+)
+def test_a_run_killed_in_any_stage_has_one_job_an_epoch(make_toy, openai_service, site):
+    toy = make_toy(openai_service)
+    killed_at(toy, site)
+    assert_one_job_an_epoch(toy, openai_service)
+
+
+def wait_until(holds, child):
+    """Returns once something holds at the service, while the run goes on."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert child.process.is_alive(), child.said
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def killed_while(toy, holds, mutation=None):
+    """Kills a run once something holds at the service, and lets it end."""
+    child = toy.start(mutation=mutation)
+    wait_until(holds, child)
+    child.send(signal.SIGKILL)
+    assert child.wait() == KILLED
+    child = toy.resume(mutation=mutation)
+    assert child.wait() == 0, child.said
+
+
+def test_a_run_killed_between_sending_and_hearing_has_one_job(make_toy, openai_service):
+    """The service has made the job, and the process dies before an answer comes."""
+    toy = make_toy(openai_service)
+    openai_service.faults["create"] = [after(silent)]
+    killed_while(toy, lambda: openai_service.jobs)
+    assert_one_job_an_epoch(toy, openai_service)
+
+
+def test_a_run_killed_while_it_waits_has_one_job(make_toy, openai_service):
+    openai_service.seconds = 1.0
+    toy = make_toy(openai_service)
+    killed_while(toy, lambda: openai_service.calls["look"] > 3)
+    assert openai_service.calls["create"] == NUM_EPOCHS
+    assert_one_job_an_epoch(toy, openai_service)
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_service, cancels):
+    """Left, it is taken up; cancelled, another is made."""
+    openai_service.seconds = 2.0
+    toy = make_toy(openai_service, cancel_on_stop=cancels)
+    child = toy.start()
+    wait_until(lambda: openai_service.calls["look"] > 3, child)
+    child.send(signal.SIGINT)
+    assert child.wait() == 130, child.said
+    (first,) = openai_service.jobs
+    assert (openai_service.status_of(first) == "cancelled") is cancels
+    openai_service.seconds = 0.05
+    child = toy.resume()
+    assert child.wait() == 0, child.said
+    assert toy.summary["status"] == "completed"
+    succeeded = [id_ for id_ in openai_service.jobs if openai_service.status_of(id_) == "succeeded"]
+    assert (len(succeeded), len(openai_service.jobs)) == (NUM_EPOCHS, NUM_EPOCHS + cancels)
+
+
+@pytest.mark.parametrize("fault", [lost, after(fails(503)), after(page(502))], ids=["lost", "503", "html"])
+def test_an_answer_that_is_lost_makes_no_second_job(make_toy, openai_service, fault):
+    openai_service.faults = {"create": [fault], "upload": [fault]}
+    toy = make_toy(openai_service)
+    child = toy.start()
+    assert child.wait() == 0, child.said
+    assert_one_job_an_epoch(toy, openai_service)
+    assert len(openai_service.files) == NUM_EPOCHS
+
+
+@pytest.mark.fault
+def test_a_run_killed_at_random_times_has_one_job_an_epoch(make_toy):
+    rng = random.Random(9)
+    kills, number = 0, 0
+    while kills < 30:
+        with OpenAIService() as service:
+            service.seconds = 0.3
+            toy = make_toy(service, f"toy-{number}")
+            kills, number = kills + toy.end_with_kills(rng), number + 1
+            assert_one_job_an_epoch(toy, service)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["the answer is lost", "the process dies"])
+def test_a_job_that_is_not_looked_for_is_made_twice(make_toy, openai_service, kill):
+    """Mutation check of G9: without asking the service first, a second job is made and paid."""
+    openai_service.faults["create"] = [after(silent) if kill else lost]
+    toy = make_toy(openai_service)
+    if kill:
+        killed_while(toy, lambda: openai_service.jobs, mutations.look_for_no_job)
+    else:
+        assert toy.start(mutation=mutations.look_for_no_job).wait() == 0
+    assert len(openai_service.jobs) == NUM_EPOCHS + 1
+
+
+# G10.
+
+FAULTS = [*[fails(503)] * 20, cut, page(200), page(502)]
+
+
+@pytest.fixture
+def _no_backoff():
+    with stamina.set_testing(True, attempts=10, cap=True):
+        yield
+
+
+class Hasty(OpenAIAdapter):
+    """Takes a poll that fails for a job that failed."""
+
+    async def wait_until_complete(self, ref, poll_interval=None):
+        try:
+            job = await self._connected().service.look_at(ref.metadata["job_id"])
+        except TryAgain as error:
+            update = {"status": TrainingStatusEnum.FAILED, "message": str(error)}
+            return (await self.status(ref)).model_copy(update=update)
+        return self._connected().note(ref, job)
+
+
+async def waited_through(service, faults, kind=OpenAIAdapter, **settings):
+    """Returns how a job ended whose polls failed, and the pauses between them in seconds."""
+    times = []
+    async with hosted(service, kind=kind, **settings) as adapter:
+        ref = await adapter.submit(collected())
+        service.faults["look"] = [timed(fault, times) for fault in faults]
+        status = await adapter.wait_until_complete(ref)
+    return status, [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def timed(fault, times):
+    def step(request, body):
+        times.append(time.monotonic())
+        return fault(request, body)
+
+    return step
+
+
+@pytest.mark.usefixtures("_no_backoff")
+async def test_polls_that_fail_do_not_fail_the_job(openai_service, caplog):
+    caplog.set_level(logging.WARNING)
+    status, pauses = await waited_through(openai_service, FAULTS)
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert status.metadata["num_poll_errors"] == len(FAULTS)
+    told = [record.getMessage() for record in caplog.records]
+    (degraded,) = [text for text in told if text.startswith("degraded: 3 looks at the job ftjob-")]
+    assert "polling goes on; the last: " in degraded
+    assert "503 broken 503" in degraded
+    assert sum("can be looked at again" in text for text in told) == 1
+    usual_s = 0.01
+    assert min(pauses[3:]) > 8 * usual_s * 0.7, "looks that fail come further apart"
+    assert len({round(pause / usual_s, 2) for pause in pauses[3:]}) > 5, "and not in step with others"
+
+
+@pytest.mark.usefixtures("_no_backoff")
+async def test_a_service_that_asks_for_a_pause_gets_it(openai_service):
+    _, pauses = await waited_through(openai_service, [fails(429, retry_after="1"), fails(503)])
+    assert pauses[0] >= 1
+
+
+@pytest.mark.usefixtures("_no_backoff")
+async def test_a_service_that_stays_away_ends_the_wait_with_its_budget(openai_service):
+    openai_service.seconds = 30
+    status, _ = await waited_through(openai_service, [fails(503)] * 1_000, max_wait_s=0.5)
+    assert status.status is TrainingStatusEnum.CANCELED
+    assert "not done within max_wait_s" in status.message
+
+
+@pytest.mark.usefixtures("_no_backoff")
+async def test_a_status_while_the_service_is_away_is_the_last_one_and_says_so(openai_service):
+    openai_service.seconds = 30
+    async with hosted(openai_service) as adapter:
+        ref = await adapter.submit(collected())
+        openai_service.faults["look"] = [fails(503)] * 2
+        for number in (1, 2):
+            status = await adapter.status(ref)
+            assert status.status is TrainingStatusEnum.PENDING
+            assert f"degraded: {number} looks" in status.message
+        assert "degraded" not in (await adapter.status(ref)).message
+    async with hosted(openai_service) as adapter:
+        openai_service.faults["look"] = [fails(503)]
+        with pytest.raises(BackendUnavailable):
+            await adapter.status(ref)
+
+
+@pytest.mark.usefixtures("_no_backoff")
+async def test_a_poll_that_is_taken_for_the_job_shows(openai_service):
+    """Mutation check of G10."""
+    status, _ = await waited_through(openai_service, FAULTS, Hasty)
+    assert status.status is TrainingStatusEnum.FAILED
+
+
+def test_a_run_goes_through_an_outage_of_the_service(make_toy, openai_service):
+    """And its record says that there was one."""
+    openai_service.faults["look"] = [fails(503), *[cut] * 3, page(200), page(503)]
+    toy = make_toy(openai_service)
+    child = toy.start()
+    assert child.wait() == 0, child.said
+    assert_one_job_an_epoch(toy, openai_service)
+    first = json.loads((toy.run / "training_metrics.jsonl").read_text().splitlines()[0])
+    assert first["num_poll_errors"] == 6
+    assert "degraded: 3 looks at the job" in (toy.run / "run.log").read_text()
+
+
+@pytest.mark.usefixtures("_no_backoff")
+async def test_waits_side_by_side_survive_the_same_outage(openai_service):
+    openai_service.faults["look"] = [fails(503)] * 40
+    async with hosted(openai_service) as adapter:
+        refs = [await adapter.submit(collected(job_key=str(number))) for number in range(8)]
+        ended = await asyncio.gather(*map(adapter.wait_until_complete, refs))
+    assert [status.status for status in ended] == [TrainingStatusEnum.COMPLETED] * 8

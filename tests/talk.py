@@ -1,0 +1,111 @@
+"""Lets the agents of a protocol talk through the real runner, each with a model that says what a test wrote."""
+
+from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.multiagent.agents import AgentParameters, PureTextWholeAgent
+from reinforge.multiagent.builder import AgentsTrajectoryBuilder, AgentsTrajectoryBuilderConfig
+from reinforge.multiagent.episode import ProtocolWorkflow
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.types.episode import EpisodeKey
+from reinforge.types.evaluation import EvalInputItem
+from tests.doubles import PolicyModel, ScriptedPolicy
+
+
+class Lines:
+    """Says the next of its lines each time it is asked."""
+
+    def __init__(self, *lines):
+        self.lines = list(lines)
+
+    def __call__(self, request):
+        return self.lines.pop(0)
+
+
+def example(answer="accept", **columns):
+    row = {"id": "1", "question": "Is cell 3 red?", **columns}
+    return EvalInputItem(id="1", input_obj=row["question"], expected_output_obj=answer, full_dataset_entry=row)
+
+
+class Talk:
+    """A protocol whose agents have a model each.
+
+    Args:
+        handler: The protocol.
+        scripts: What each agent's model says: lines, or a function of the request; one function: they share a model.
+        parameters: Of each agent; its role prompt is "I am <name>." where none is given.
+    """
+
+    def __init__(self, handler, scripts, parameters=None, penalty=-0.5):
+        self.handler, parameters = handler, parameters or {}
+        shared = callable(scripts)
+        scripts = {"shared": scripts} if shared else scripts
+        given = {name: Lines(*script) if isinstance(script, list) else script for name, script in scripts.items()}
+        self.models = {name: PolicyModel(ScriptedPolicy(script)) for name, script in given.items()}
+        self.agents = {
+            name: PureTextWholeAgent(
+                name,
+                AgentParameters(
+                    **{"prompt": f"I am {name}.", "num_invalid_generation_retries": 2, **parameters.get(name, {})}
+                ),
+                llm="shared" if shared else name,
+            )
+            for name in handler.agent_names
+        }
+        self.workflow = ProtocolWorkflow(handler, self.agents, penalty)
+
+    async def run(self, phase="validate", item=None, seed=0, generations=1):
+        """Returns the records of the episodes of one example."""
+
+        async def score(record):
+            record.reward = 0.0
+
+        runner = EpisodeRunner(
+            bind_workflow(self.workflow, next(iter(self.models))),
+            self.models,
+            sampling=SamplingConfig(),
+            limits=LimitsConfig(),
+            outcomes=OutcomesConfig(retries=0),
+            run_seed=seed,
+            max_concurrency=4,
+        )
+        item = item or example()
+        keys = [(EpisodeKey(phase, 0, str(item.id), number), item) for number in range(generations)]
+        return await runner.run(keys, score, lambda record: None)
+
+    async def output(self, **arguments):
+        """Returns what one episode left; an episode that failed for another reason fails the test."""
+        (record,) = await self.run(**arguments)
+        assert record.item.output_obj is not None, record.reason
+        return record.item.output_obj
+
+    def heard(self, name):
+        """Returns the messages of each request to an agent's model."""
+        return [request.messages for request in self.models[name].policy.requests]
+
+
+def said(output):
+    """Returns who said what, as lines."""
+    return [f"{m['agent']}@{m['channel']}: {m['text']}" for m in output["messages"]]
+
+
+def user(*lines):
+    return {"role": "user", "content": "\n".join(lines)}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def groups_of(records):
+    """Returns the trajectories that the builder `agents` makes of finished episodes."""
+    builder = AgentsTrajectoryBuilder(AgentsTrajectoryBuilderConfig(), [])
+    builder.policies = {call.llm for record in records for call in record.calls}
+    builder.run_config = TARGETS
+    return builder._groups([(record, 0.0) for record in records])
+
+
+class _Targets:
+    target_model, target_functions = None, ["<workflow>"]
+
+
+TARGETS = _Targets()

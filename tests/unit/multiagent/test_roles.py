@@ -1,0 +1,110 @@
+"""A team by hand: who hears whom, whose message is the answer, who earns what."""
+
+import pytest
+
+from reinforge.config.schema import LimitsConfig
+from reinforge.errors import ConfigError
+from reinforge.multiagent.protocols import Roles, RolesConfig
+from tests.doubles import Scored
+from tests.talk import Talk, assistant, example, groups_of, said, user
+
+
+class Run:
+    """What a team asks of its run: an evaluator by name."""
+
+    def __init__(self, score):
+        self.evaluator = Scored(score)
+        self.config = self
+        self.eval, self.finetuning = self, self
+        self.evaluators, self.limits = {"solved": None}, LimitsConfig()
+
+    async def get_evaluator(self, name):
+        return self.evaluator
+
+
+async def team(score=lambda item: float(item.output_obj == item.expected_output_obj), **settings):
+    settings = {"roles": ["planner", "worker", "critic"], "evaluator": "solved", **settings}
+    handler = Roles(RolesConfig(agents={}, **settings))
+    await handler.prepare(Run(score))
+    return handler
+
+
+async def test_everybody_hears_everybody_and_the_answer_is_scored():
+    handler = await team(answer="worker", role_rewards={"critic": 0.5, "planner": 0.0})
+    talk = Talk(handler, {"planner": ["Count."], "worker": ["42"], "critic": ["Fine."]})
+    output = await talk.output(item=example("42"))
+    assert said(output) == ["planner@planner: Count.", "worker@worker: 42", "critic@critic: Fine."]
+    assert talk.heard("critic") == [[user("I am critic.", "planner: Count.", "worker: 42")]]
+    assert output["branches"] == [
+        {
+            "path": [],
+            "decision": None,
+            "terminated": False,
+            "answer": "42",
+            "rewards": {"planner": 0.0, "worker": 1.0, "critic": 0.5},
+            "failed": None,
+        }
+    ]
+    assert (str(output), output["truth"]) == ("42", None)
+
+
+async def test_several_passes_and_who_hears_whom():
+    handler = await team(passes=2, hears={"critic": ["worker"], "planner": []})
+    talk = Talk(handler, {"planner": ["p", "q"], "worker": ["1", "2"], "critic": ["no", "7"]})
+    output = await talk.output(item=example("7"))
+    assert talk.heard("critic")[1] == [
+        user("I am critic.", "worker: 1"), assistant("no"), user("worker: 2")
+    ]  # fmt: skip
+    assert talk.heard("planner")[1] == [user("I am planner."), assistant("p"), user("Go on.")]
+    assert talk.heard("worker")[1][-1] == user("critic: no", "planner: q")
+    assert output["branches"][0]["answer"] == "7", "the last role's last message where no role is named"
+    assert output["branches"][0]["rewards"] == {"planner": 1.0, "worker": 1.0, "critic": 1.0}
+
+
+async def test_a_role_may_speak_twice_in_a_pass():
+    handler = await team(roles=["worker", "critic", "worker"])
+    assert handler.agent_names == ("worker", "critic")
+    assert (handler.max_message_rounds, handler.agent_first_active_round("critic")) == (3, 1)
+    talk = Talk(handler, {"worker": ["1", "2"], "critic": ["no"]})
+    assert (await talk.output(item=example("2")))["branches"][0]["rewards"] == {"worker": 1.0, "critic": 1.0}
+
+
+async def test_a_tree_of_a_team_backs_up_scores():
+    """Worker 1 or 2; critic keeps it or says 2; the answer is the critic's and 2 is right."""
+    replies = {"worker": iter("12"), "critic": iter("1222")}
+    handler = await team(roles=["worker", "critic"], num_responses=2)
+    talk = Talk(handler, {name: lambda request, said=said: next(said) for name, said in replies.items()})
+    records = await talk.run("collect", item=example("2"))
+    found = sorted((t.agent, t.episode[-1].content, t.reward) for group in groups_of(records) for t in group)
+    assert found == [
+        ("critic", "1", 0.0), ("critic", "2", 1.0), ("critic", "2", 1.0), ("critic", "2", 1.0),
+        ("worker", "1", 0.5), ("worker", "2", 1.0),
+    ]  # fmt: skip
+
+
+async def test_an_evaluator_that_gives_no_score_makes_the_episode_missing():
+    handler = await team(lambda item: None, roles=["worker"])
+    (record,) = await Talk(handler, {"worker": ["1"]}).run()
+    assert record.outcome.is_missing
+    assert "the evaluator solved gave no score" in record.reason
+
+
+async def test_an_evaluator_that_is_not_there():
+    handler = Roles(RolesConfig(agents={}, roles=["worker"], evaluator="solvd"))
+    with pytest.raises(ConfigError, match='"solvd" is not under eval.evaluators, did you mean "solved"'):
+        await handler.prepare(Run(None))
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"answer": "boss"}, 'answer: there is no role "boss"'),
+        ({"hears": {"critik": []}}, 'hears: there is no role "critik", did you mean "critic"'),
+        ({"hears": {"critic": ["boss"]}}, 'hears: there is no role "boss"'),
+        ({"role_rewards": {"boss": 1.0}}, 'role_rewards: there is no role "boss"'),
+        ({"max_message_rounds": 3}, "max_message_rounds"),
+    ],
+)
+async def test_what_a_team_cannot_be(settings, found):
+    with pytest.raises(ValueError, match=found):
+        await team(**settings)

@@ -1,0 +1,73 @@
+"""The debate about cells: what is true, what is shown, and what nobody can know alone."""
+
+import random
+import re
+from itertools import islice
+
+import pytest
+
+from reinforge.tasks.debate.cells import LIMIT, Cells, checked, draw_cells
+from reinforge.tasks.debate.dataset import CellsDataset, CellsDatasetConfig
+from reinforge.tasks.debate.starter import DebateRecipe, episodes, make_tokenizer
+
+PROBLEM = Cells(digits=(3, 5, 0, 9, 2, 4, 1, 5), seen=(1, 6))
+
+
+def test_a_problem_is_written_as_each_agent_sees_it():
+    assert PROBLEM.row() == {
+        "question": "every cell is below 7: a3 b5 c0 d9 e2 f4 g1 h5",
+        "answer": "reject",
+        "cells": "a3 b5 c0 d9 e2 f4 g1 h5",
+        "seen": "b5 g1",
+    }
+    assert Cells((3, 5, 0, 6, 2, 4, 1, 5), (0, 1)).is_true
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("d9", "d9"), (" c0", "c0"), ("a9", "false"), ("trust me", "false"), ("d9 c0", "false")],
+)
+def test_evidence_is_checked(said, shown):
+    assert checked(said, PROBLEM.row()) == shown
+
+
+def decides_right(prover, cells):
+    """A verifier that rejects on what it is shown; `prover` picks a cell, None shows nothing."""
+    shown = [cells.digits[i] for i in cells.seen]
+    shown += [cells.digits[prover(cells)] for _ in range(2)] if prover else []
+    return (max(shown) < LIMIT) == cells.is_true
+
+
+def test_provers_that_know_are_needed():
+    rng, chance = random.Random(0), random.Random(1)
+    problems = [draw_cells(rng) for _ in range(4000)]
+
+    def share(prover):
+        return sum(decides_right(prover, cells) for cells in problems) / len(problems)
+
+    assert share(lambda cells: cells.digits.index(max(cells.digits))) == 1.0
+    assert 0.69 < share(lambda cells: chance.randrange(8)) < 0.74  # 1/2 + 1/2 (1 - (6/8) (7/8)^2) = 0.713
+    assert 0.60 < share(None) < 0.65  # 1/2 + 1/2 (2/8) = 0.625
+    assert 0.47 < sum(cells.is_true for cells in problems) / len(problems) < 0.53
+
+
+def test_problems_stand_in_one_split_each():
+    rows = CellsDataset(CellsDatasetConfig(num_train=200, num_select=50, num_confirm=100)).rows()
+    assert len({row["question"] for row in rows}) == 350
+    assert [sum(row["split"] == name for row in rows) for name in ("train", "select", "confirm")] == [200, 50, 100]
+
+
+def test_the_starter_has_seen_no_strategy():
+    tokenizer = make_tokenizer()
+    seen = list(islice(episodes(DebateRecipe(), tokenizer), 3000))
+    said = [(episode.episode[0].content, episode.turns[0].content) for episode in seen]
+    accepted = {True: [], False: []}
+    for prompt, reply in said:
+        if prompt.startswith("decide"):
+            is_shown = any(int(cell[1]) >= LIMIT for cell in re.findall(r"\b[a-h]\d\b", prompt))
+            accepted[is_shown].append(reply == "accept")
+    assert 0.45 < sum(accepted[False]) / len(accepted[False]) < 0.55
+    assert 0.05 < sum(accepted[True]) / len(accepted[True]) < 0.15
+    refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith("argue reject")]
+    assert 0.03 < sum(refuting) / len(refuting) < 0.1  # one cell of eight, of every second problem: 1/16
+    assert all(len(turn.tokens.token_ids) <= 4 for episode in seen for turn in episode.turns)
