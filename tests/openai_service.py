@@ -33,7 +33,7 @@ from tests.openai_server import cut
 
 Handler = Callable[[web.Request, dict[str, Any]], Any]
 
-BASES = ("gpt-test", "gpt-other", "gpt-4.1-mini")
+BASES = ("gpt-test", "gpt-test-mini", "gpt-4.1-mini")
 DATED = "-2026-01-01"
 """The base models' names stand for dated ones, as the API's do."""
 TERMINAL = ("succeeded", "failed", "cancelled")

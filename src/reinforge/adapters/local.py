@@ -16,7 +16,7 @@ from reinforge.adapters.training import StepsRefused, Training
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, OutOfMemory, Problem, ReinforgeError, StorageError
-from reinforge.files import damage
+from reinforge.files import damage, write_folder
 from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.llms import adapters_of
@@ -287,10 +287,8 @@ class LocalAdapter(TrainerAdapter):
 
 def _keep(engine: Engine, folder: Path) -> None:
     """Writes what a job made, whole or not at all."""
-    from reinforge.engine.checkpoint import commit
-
     version = engine.policy.version + 1
-    commit(folder, lambda staged: _write(engine, staged, version), version=version)
+    write_folder(folder, lambda staged: _write(engine, staged, version), version=version)
 
 
 def _write(engine: Engine, folder: Path, version: int) -> None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from reinforge.engine.critic import ValueHead
 from reinforge.engine.learner import Learner
 from reinforge.engine.model import CausalModel, load_module
 from reinforge.errors import EngineError, boundary
-from reinforge.files import commit_folder, staging_folder, writing
+from reinforge.files import writing
 
 TRAINING = "training"
 CRITIC = "critic.safetensors"
@@ -148,23 +147,3 @@ def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | Non
 def restore_rng(state: TrainingState) -> None:
     """Puts torch's generator back."""
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
-
-
-def commit(target: Path, fill: Callable[[Path], Any], **facts: Any) -> None:
-    """Makes a folder that is whole or not there; what stands there is replaced.
-
-    Args:
-        target: Its name.
-        fill: Makes the folder that it is given, and writes its files.
-        facts: Further entries of the manifest.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
-    staged = staging_folder(target.parent)
-    try:
-        fill(staged)
-        commit_folder(staged, target, **facts)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise

@@ -40,6 +40,7 @@ from reinforge.engine.replies import Replies, score_replies
 from reinforge.engine.sampler import Sampler
 from reinforge.engine.snapshot import Snapshot
 from reinforge.errors import ConfigError, EngineError, OutOfMemory
+from reinforge.files import write_folder
 from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
@@ -412,7 +413,7 @@ class Engine:
         Raises:
             StorageError: It cannot be written.
         """
-        checkpoint.commit(Path(folder), lambda staged: self.write(staged, version, adapter), version=version)
+        write_folder(Path(folder), lambda staged: self.write(staged, version, adapter), version=version)
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint's files into a new folder, without making them durable."""

@@ -8,6 +8,7 @@ no usable answer                             as `openai_http` says
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -130,9 +131,12 @@ def body_of(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
 
 
 def _is_same_model(asked: str, answered: Any) -> bool:
-    """True if the name that answered is the one asked for, or the dated one that a base model's name stands for."""
-    is_alias = not asked.startswith("ft:") and str(answered).startswith(f"{asked}-")
-    return answered == asked or is_alias
+    """True if the name that answered is the one asked for, or the dated one that a base model's name stands for.
+
+    Example: `gpt-x` is `gpt-x-2025-04-14` and `gpt-x-0613`; it is not `gpt-x-mini`. `ft:` names are only themselves.
+    """
+    is_dated = not asked.startswith("ft:") and re.fullmatch(rf"{re.escape(asked)}-\d[\d-]*", str(answered))
+    return answered == asked or bool(is_dated)
 
 
 def _message(said: Mapping[str, Any]) -> Message:

@@ -2,9 +2,9 @@
 
 The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
 job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within a
-measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. Of several
-adapters each is asked, with prompts of its own. A policy that tells no tokens cannot be scored: there the version and
-the fingerprint are all, and the figures are unknown.
+measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. A policy
+that tells no tokens cannot be scored: there the version and the fingerprint are all, and the figures are unknown. Of
+several adapters each is asked, with prompts of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
         await _compare(policy.named(name) if name else policy, name, version, prompts.get(name, []))
         for name in policy.names or ("",)
     ]
-    found = [compared for compared in asked if compared is not None]
+    found = [each for each in asked if each is not None]
     if not found:
         return CanaryReport(version, fingerprint, None, None, None, None, 0)
     noise = max(noise for _, noise in found)
@@ -94,7 +94,7 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
 async def _compare(
     policy: PolicyServer, name: str, version: int, prompts: Sequence[list[Message]]
 ) -> tuple[NDArray[np.float64], float] | None:
-    """Returns learner minus sampler for each token of a few replies, and the noise floor, in nats; None: it tells none.
+    """Returns learner minus sampler for each token of a few replies, and the noise floor, in nats; None: no tokens.
 
     Raises:
         JobFailed: They differ by more than that explains, or the replies are of another version.

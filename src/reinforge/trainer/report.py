@@ -117,10 +117,11 @@ class RunSummary:
             ("report", f"{folder / 'report.md'}, {folder / 'reward_plot.png'}"),
         ]
         if self.promoted:
-            several = ", ".join(adapters_in(folder / "model"))
-            what = f"the adapters {several}: from_pretrained loads each" if several else "from_pretrained loads it"
+            what, several = "from_pretrained loads it", ", ".join(adapters_in(folder / "model"))
             if (folder / "model" / HOSTED_MODEL).is_file():
                 what = f"{HOSTED_MODEL} names it; the service holds it"
+            elif several:
+                what = f"the adapters {several}: from_pretrained loads each"
             pairs.append(("model", f"{folder / 'model'} ({what})"))
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))

@@ -69,8 +69,8 @@ async def test_another_model_that_answers_in_its_name_is_caught(openai_service: 
         with pytest.raises(BackendError, match=f"asked for '{made}', answered by 'gpt-test-2026-01-01'"):
             await policy.publish(1)
         assert policy.version == 0
-        openai_service.serves["gpt-test"] = "gpt-other"
-        with pytest.raises(BackendError, match="asked for 'gpt-test', answered by 'gpt-other"):
+        openai_service.serves["gpt-test"] = "gpt-test-mini"
+        with pytest.raises(BackendError, match="asked for 'gpt-test', answered by 'gpt-test-mini"):
             await policy.sample(ModelRequest(HELLO))
 
 

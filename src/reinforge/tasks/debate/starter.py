@@ -24,6 +24,7 @@ from reinforge.types.trajectory import Trajectory
 
 WORDS = r" ?[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
 STANCES = ("accept", "reject")
+ANOTHER = "another"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class DebateRecipe(Recipe):
         rejects: Share of rejections where a cell is shown that refutes the claim; elsewhere it is a half.
     """
 
-    num_steps: int = 300
+    num_steps: int = 400
     batch_size: int = 64
     rejects: float = 0.9
 
@@ -64,10 +65,12 @@ def episodes(recipe: DebateRecipe, tokenizer: Any) -> Iterator[Trajectory]:
 
 
 def prover_says(rng: random.Random, cells: Cells) -> list[Message]:
-    """Returns a prover's prompt and the cell that it shows, any one."""
+    """Returns a prover's prompt and the cell that it shows, any one, then another and so on: more to learn from."""
     prompt = Template(PROVER).substitute(cells.row(), stance=rng.choice(STANCES))
-    said = _evidence(cells, rng.randrange(len(NAMES)))
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": said}]
+    messages: list[Message] = []
+    for asked, index in zip([prompt, *[ANOTHER] * 5], rng.sample(range(len(NAMES)), 6), strict=True):
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": _evidence(cells, index)}]
+    return messages
 
 
 def verifier_says(rng: random.Random, cells: Cells, rejects: float = 0.5) -> list[Message]:
