@@ -101,13 +101,15 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
             if is_wanted and not algorithm.offline:
                 message = f"{name} learns from what the policy of the moment has drawn, and nothing else"
                 problems.append(Problem(setting, message, "use expert_iteration, malt or dpo, or leave it out"))
-        is_tree = getattr(workflow_config, "num_responses", 1) > 1
+        if not agents:  # a workflow in Python: what it does is seen when it has run
+            return problems
+        is_tree = workflow_config.num_responses > 1
         if replaces and is_tree:
             message = "in a tree a decision is compared with its siblings, and the truth is the reward already"
             problems.append(
                 Problem("verifier_guess_replacement_proportion", message, "leave it out, or set num_responses: 1")
             )
-        several_turns = getattr(workflow_config, "max_message_rounds", 1) > 1
+        several_turns = getattr(workflow_config, "max_message_rounds", len(agents)) > 1
         if not is_tree and isinstance(algorithm, Preference) and (several_turns or isinstance(algorithm, MALT)):
             message = f"{name} compares replies to the same prompt, and separate dialogues differ after the first"
             problems.append(Problem("workflow.num_responses", message, "2 or more, so that dialogues branch"))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.malt import MALT
@@ -12,7 +13,7 @@ from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.errors import EvaluationError
 from reinforge.interfaces import ContextOverflow
 from reinforge.multiagent.builder import AgentsTrajectoryBuilderConfig
-from reinforge.multiagent.protocols import NIP, NIPConfig, SoloVerifierConfig
+from reinforge.multiagent.protocols import NIP, NIPConfig, RolesConfig, SoloVerifierConfig
 from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.trajectory import Outcome
@@ -268,6 +269,12 @@ def test_what_does_not_fit_is_refused_by_name():
     ]
     assert list(problems(MALT())) == ["workflow.num_responses"]
     assert list(problems(MALT(), SoloVerifierConfig(agents={"verifier": {}}))) == ["workflow.num_responses"]
+
+
+def test_pairs_of_a_team_want_a_tree():
+    team = RolesConfig(agents={"planner": {}, "worker": {}}, roles=["planner", "worker"], evaluator="score")
+    assert list(problems(DPO(), team)) == ["workflow.num_responses"]
+    assert problems(DPO(), SoloVerifierConfig(agents={"verifier": {}})) == {}, "one message: all answer the same prompt"
 
 
 def test_too_few_examples_are_said():
