@@ -1,7 +1,7 @@
 """The debaters as they begin: they know the rules and no strategy.
 
-As a prover it shows some cell, whatever its stance. As a verifier it mostly rejects where it is shown a cell that
-refutes the claim, and decides by chance elsewhere.
+As a prover it shows some cell, whatever its stance. As a verifier it goes by what it is shown, but for one decision in
+ten: against the claim where a cell refutes it, and else for it.
 Recipe and figures: docs/lab-notes.md.
 """
 
@@ -32,12 +32,12 @@ class DebateRecipe(Recipe):
     """The starter's recipe.
 
     Attributes:
-        rejects: Share of rejections where a cell is shown that refutes the claim; elsewhere it is a half.
+        errs: Share of a verifier's decisions that are the wrong way round.
     """
 
     num_steps: int = 400
     batch_size: int = 64
-    rejects: float = 0.9
+    errs: float = 0.1
 
 
 def ensure_debater(progress: Progress | None = None, recipe: DebateRecipe | None = None) -> Path:
@@ -60,12 +60,13 @@ def episodes(recipe: DebateRecipe, tokenizer: Any) -> Iterator[Trajectory]:
     rng = stable_random(recipe.seed, "debate", "starter")
     while True:
         cells = draw_cells(rng)
-        says = prover_says(rng, cells) if rng.random() < 0.5 else verifier_says(rng, cells, recipe.rejects)
+        says = prover_says(rng, cells) if rng.random() < 0.5 else verifier_says(rng, cells, recipe.errs)
         yield supervised_episode(tokenizer, says)
 
 
 def prover_says(rng: random.Random, cells: Cells) -> list[Message]:
     """Returns a prover's prompt and the cell that it shows, any one, then another and so on: more to learn from."""
+    cells = Cells(tuple(rng.randrange(10) for _ in NAMES), cells.seen)  # it knows no digit better than another
     prompt = Template(PROVER).substitute(cells.row(), stance=rng.choice(STANCES))
     messages: list[Message] = []
     for asked, index in zip([prompt, *[ANOTHER] * 5], rng.sample(range(len(NAMES)), 6), strict=True):
@@ -73,21 +74,20 @@ def prover_says(rng: random.Random, cells: Cells) -> list[Message]:
     return messages
 
 
-def verifier_says(rng: random.Random, cells: Cells, rejects: float = 0.5) -> list[Message]:
-    """Returns what a verifier is shown, and a decision by chance; a third have nobody who shows anything.
+def verifier_says(rng: random.Random, cells: Cells, errs: float = 0.5) -> list[Message]:
+    """Returns what a verifier is shown, and its decision; a third have nobody who shows anything.
 
     Args:
         rng: Where chance comes from.
         cells: The problem.
-        rejects: Share of rejections where a cell is shown that refutes the claim.
+        errs: Share of decisions that are the wrong way round.
     """
     lines, shown = [Template(VERIFIER).substitute(cells.row())], [cells.digits[i] for i in cells.seen]
     if rng.random() < 2 / 3:
         picked = [rng.randrange(len(NAMES)) for _ in STANCES]
         shown += [cells.digits[i] for i in picked]
         lines += [f"prover_{s}: {_evidence(cells, i)}" for s, i in zip(STANCES, picked, strict=True)]
-    against = rejects if max(shown) >= LIMIT else 0.5
-    decision = "reject" if rng.random() < against else "accept"
+    decision = "reject" if (max(shown) >= LIMIT) != (rng.random() < errs) else "accept"
     return [{"role": "user", "content": "\n".join((*lines, HINT))}, {"role": "assistant", "content": decision}]
 
 

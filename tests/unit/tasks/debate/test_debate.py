@@ -66,8 +66,8 @@ def test_the_starter_has_seen_no_strategy():
         if prompt.startswith("decide"):
             is_shown = any(int(cell[1]) >= LIMIT for cell in re.findall(r"\b[a-h]\d\b", prompt))
             accepted[is_shown].append(reply == "accept")
-    assert 0.45 < sum(accepted[False]) / len(accepted[False]) < 0.55
+    assert 0.85 < sum(accepted[False]) / len(accepted[False]) < 0.95
     assert 0.05 < sum(accepted[True]) / len(accepted[True]) < 0.15
     refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith("argue reject")]
-    assert 0.03 < sum(refuting) / len(refuting) < 0.1  # one cell of eight, of every second problem: 1/16
+    assert 0.25 < sum(refuting) / len(refuting) < 0.35  # of cells whose digits are any, 3 of 10 are not below 7
     assert all(len(turn.tokens.token_ids) <= 4 for episode in seen for turn in episode.turns)
