@@ -5,8 +5,8 @@ import json
 import pytest
 
 import tests.babble  # noqa: F401  registers its protocol
-from reinforge.errors import BudgetReached
-from reinforge.multiagent import ExperimentSettings, HyperParameters, run_experiment
+from reinforge.errors import BudgetReached, ConfigError
+from reinforge.multiagent import ExperimentSettings, HyperParameters, experiment_config, run_experiment
 
 ROWS = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(32)]
 EASY = {
@@ -73,3 +73,36 @@ def test_one_agent_is_frozen(tmp_path, tiny_model_dir):
     summary = run(tmp_path, experiment(tiny_model_dir, "pure_text_ei", frozen))
     assert summary.status == "completed"
     assert [row["num_groups"] for row in metrics(tmp_path)] == [8, 8], "of 8 dialogues the prover's view alone"
+
+
+@pytest.mark.parametrize("trainer", ["pure_text_ei", "pure_text_malt"])
+def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
+    names = ("prover", "verifier")
+    params = {"model_name": "gpt-test", "shared_model_group": "both", "max_tokens_per_message": 4}
+    hyper_params = HyperParameters(
+        "vowels",
+        trainer,
+        "unused.jsonl",
+        "babble",
+        agents={name: {**params, "prompt": f"{name}: $question"} for name in names},
+        rl={"num_iterations": 2, "rollouts_per_iteration": 40},
+    )
+    quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
+    service = {"_type": "openai", "base_url": openai_service.url, "api_key": openai_service.key, **quick}
+    overrides = {"workflow": EASY["workflow"], "trainer_adapters": {"adapter": service}}
+    if trainer == "pure_text_malt":
+        overrides["finetuning"] = {"algorithm": {"sft_coef": 0.0}}
+    settings = ExperimentSettings("r", output_dir=tmp_path / "runs")
+    rows = [{**ROWS[0], "id": str(number), "question": f"say {number}"} for number in range(64)]
+    summary = run_experiment(hyper_params, settings, rows, overrides=overrides)
+    assert summary.status == "completed"
+    assert {job["status"] for job in openai_service.jobs.values()} == {"succeeded"}
+    assert len(openai_service.jobs) == 2
+
+
+def test_what_a_service_chooses_is_refused(tmp_path):
+    params = {name: {"model_name": "gpt-test", "lora_rank": 4} for name in ("prover", "verifier")}
+    hyper_params = HyperParameters("s", "pure_text_ei", "unused", "babble", agents=params, rl={"lr": 0.1})
+    overrides = {"trainer_adapters": {"adapter": {"_type": "openai"}}}
+    with pytest.raises(ConfigError, match=r"rl\.lr: is 0\.1; the service chooses(.|\n)*lora_rank: is 4"):
+        experiment_config(hyper_params, ExperimentSettings("r"), ROWS, overrides=overrides)

@@ -11,7 +11,7 @@ from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.algorithms.samples import balanced
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError, Problem, StorageError
+from reinforge.errors import StorageError
 from reinforge.files import MANIFEST, damage
 from reinforge.multiagent.adapter_group import ALGORITHMS, AdapterSharedModelGroup
 from reinforge.multiagent.agents import PureTextWholeAgent
@@ -19,7 +19,7 @@ from reinforge.multiagent.job_files import JobRecord
 from reinforge.multiagent.parameters import (
     ExperimentSettings,
     HyperParameters,
-    changed_fields,
+    refuse_what_services_choose,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.openai_llm import endpoint_of
@@ -121,7 +121,7 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
         super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
 
     def _make_adapter(self) -> tuple[OpenAIAdapter, FinetuneConfig]:
-        self._refuse_what_services_choose()
+        refuse_what_services_choose(self.hyper_params.rl, self.shared_agent_params)
         config = OpenAIAdapterConfig(
             **{
                 "n_epochs": self.num_epochs,
@@ -133,24 +133,6 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
         )
         run = FinetuneConfig(seed=stable_seed(self.hyper_params.seed, self.group_name))
         return OpenAIAdapter(config, ALGORITHMS["supervised"], *endpoint_of(config)), run
-
-    def _refuse_what_services_choose(self) -> None:
-        """Refuses settings that a service decides itself.
-
-        Raises:
-            ConfigError: With each of them.
-        """
-        rl, params = self.hyper_params.rl, self.shared_agent_params
-        problems = []
-        if "lr" in changed_fields(rl):
-            fix = "leave it out, or give learning_rate_multiplier in `service`"
-            problems.append(Problem("hyper_params.rl.lr", f"is {rl.lr}; the service chooses its learning rate", fix))
-        for name in ("lora_rank", "lora_alpha_factor"):
-            if name in changed_fields(params):
-                message = f"is {getattr(params, name)}; the service does not say how it trains"
-                problems.append(Problem(f"hyper_params.agents.*.{name}", message, "leave it out"))
-        if problems:
-            raise ConfigError(problems)
 
     def _prepare(self, job: JobRecord) -> None:
         super()._prepare(job)

@@ -294,6 +294,24 @@ def refuse_unhonoured(hyper_params: HyperParameters, settings: ExperimentSetting
         raise ConfigError(problems)
 
 
+def refuse_what_services_choose(rl: RlParameters, agent: PureTextAgentParameters) -> None:
+    """Looks for values that a fine-tuning service decides itself.
+
+    Raises:
+        ConfigError: With each of them, by name.
+    """
+    problems = []
+    if "lr" in changed_fields(rl):
+        fix = "leave it out, or set learning_rate_multiplier of the adapter `_type: openai`"
+        problems.append(Problem("hyper_params.rl.lr", f"is {rl.lr}; the service chooses its learning rate", fix))
+    for name in ("lora_rank", "lora_alpha_factor"):
+        if name in changed_fields(agent):
+            message = f"is {getattr(agent, name)}; the service does not say how it trains"
+            problems.append(Problem(f"hyper_params.agents.*.{name}", message, "leave it out"))
+    if problems:
+        raise ConfigError(problems)
+
+
 _OF_TRAINERS = {name: name for name in ("pure_text_ei", "pure_text_malt", "pure_text_grpo")}
 _OF_PROTOCOLS = {f"{name}_protocol": name for name in ("nip", "debate", "mnip")}
 

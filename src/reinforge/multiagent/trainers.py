@@ -26,6 +26,7 @@ from reinforge.multiagent.parameters import (
     PureTextAgentParameters,
     changed_fields,
     refuse_unhonoured,
+    refuse_what_services_choose,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, Registry
@@ -61,7 +62,8 @@ def run_experiment(
         hyper_params: The experiment.
         settings: How it is run.
         dataset: Replaces the experiment's: a file, or rows.
-        overrides: Further keys of any section, as a file has them; they win.
+        overrides: Further keys of any section, as a file has them; they win. `{"trainer_adapters": {"adapter":
+            {"_type": "openai"}}}` trains through a fine-tuning service.
         progress: What a person sees; None: chosen by the terminal.
         registry: Where component types are looked up.
 
@@ -104,6 +106,12 @@ def experiment_config(
     rows = dataset_block(hyper_params.dataset if dataset is None else dataset)
     is_grpo = hyper_params.trainer == "pure_text_grpo"
     scratch = {} if is_grpo else {"fine_tune_from_scratch": trained.fine_tune_from_scratch}
+    finetuning = _finetuning(hyper_params, trained)
+    adapter = {"_type": "local", **scratch}
+    if _wanted_adapter(overrides or {}) == "openai":
+        refuse_what_services_choose(hyper_params.rl, trained)
+        adapter = {"_type": "openai", "n_epochs": hyper_params.text_rl.num_epochs, **scratch}
+        finetuning["policy"] = {"model": trained.model_name}
     made = {
         "llms": _llms(hyper_params),
         "workflow": _workflow(hyper_params),
@@ -112,7 +120,7 @@ def experiment_config(
             "evaluators": {"accuracy": evaluator},
         },
         "trajectory_builders": {"builder": _builder(hyper_params)},
-        "trainer_adapters": {"adapter": {"_type": "local", **scratch}},
+        "trainer_adapters": {"adapter": adapter},
         "trainers": {"trainer": {"_type": "epoch"}},
         "finetuning": {
             "enabled": True,
@@ -120,7 +128,7 @@ def experiment_config(
             "trajectory_builder": "builder",
             "trainer_adapter": "adapter",
             "reward_function": {"name": "accuracy"},
-            **_finetuning(hyper_params, trained),
+            **finetuning,
             "output_dir": str(settings.output_dir),
         },
     }
@@ -272,6 +280,11 @@ def _finetuning(hyper_params: HyperParameters, trained: PureTextAgentParameters)
         "transcripts": {"save": text.save_transcripts, "format": text.transcript_format},
         "seed": hyper_params.seed,
     }
+
+
+def _wanted_adapter(overrides: Mapping[str, Any]) -> str:
+    """Returns the `_type` of the trainer adapter."""
+    return str(overrides.get("trainer_adapters", {}).get("adapter", {}).get("_type", "local"))
 
 
 def _merged(made: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

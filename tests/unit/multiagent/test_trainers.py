@@ -140,15 +140,16 @@ def test_somebody_must_be_trained():
         made(agents={"prover": frozen, "verifier": frozen})
 
 
-def test_overrides_win_and_another_type_replaces_a_block():
+def test_overrides_win_and_a_service_gets_what_it_can_honour():
     overrides = {
         "finetuning": {"device": "cpu", "policy": {"batch": {"steps_per_job": 2}}},
         "trainer_adapters": {"adapter": {"_type": "openai", "base_model": "gpt-test"}},
     }
     data = made(overrides=overrides)
-    assert data["finetuning"]["policy"]["batch"] == {"passes": 1, "steps_per_job": 2}
+    assert data["finetuning"]["policy"] == {"model": "m", "batch": {"steps_per_job": 2}}, "the rest is the service's"
     assert data["finetuning"]["device"] == "cpu"
-    assert data["trainer_adapters"]["adapter"] == {"_type": "openai", "base_model": "gpt-test"}
+    openai = {"_type": "openai", "base_model": "gpt-test", "n_epochs": 1, "fine_tune_from_scratch": True}
+    assert data["trainer_adapters"]["adapter"] == openai
 
 
 def test_handlers_and_agents_for_groups_that_are_used_by_themselves(tmp_path):
