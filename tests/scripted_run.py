@@ -53,7 +53,7 @@ class ScriptedRun:
             },
         }
 
-    async def run(self):
+    async def run(self, **options):
         registry = REGISTRY.child()
 
         async def scripted_adapter(config, builder):
@@ -62,4 +62,6 @@ class ScriptedRun:
             self.events.append("closed")
 
         registry.add("trainer_adapter", ScriptedAdapterConfig, scripted_adapter)
-        return await run_async(build_config(self.settings, registry=registry), RunOptions(run_name="r"), registry)
+        return await run_async(
+            build_config(self.settings, registry=registry), RunOptions(run_name="r", **options), registry
+        )

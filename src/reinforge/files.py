@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,26 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
         _force(target.parent)
         if replaced is not None:
             shutil.rmtree(replaced)
+
+
+def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> None:
+    """Makes a folder that is whole or not there.
+
+    Args:
+        target: Its name; what stands there is replaced.
+        fill: Makes the folder that it is given, and writes its files.
+        facts: Further entries of the manifest.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    staged = staging_folder(target.parent)
+    try:
+        fill(staged)
+        commit_folder(staged, target, **facts)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
 
 
 def _sealed(manifest: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from reinforge.config.schema import (
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
-from reinforge.errors import BackendError, EvaluationError, Problem
+from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
@@ -80,6 +80,10 @@ class TrajectoryBuilder(ABC):
     @abstractmethod
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Waits for the collection and returns every group, with or without signal."""
+
+    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
+        """Returns the mean reward of each example of an epoch's groups; empty where rewards are no scores."""
+        return [group.mean_reward for group in groups] if self.rewards_are_scores else []
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:
         """Returns the reward of one scored example, or None where the score is missing (never 0.0 for unknown)."""
@@ -323,6 +327,14 @@ class EvaluationRunner(ABC):
         """
         raise EvaluationError(f"{type(self).__name__} does not hand out its examples")
 
+    def recorded(self, epoch: int) -> list[EpisodeRecord]:
+        """Returns the collected episodes of an epoch that is over, from the journal, in the order of their keys.
+
+        Raises:
+            EvaluationError: This runner keeps no journal.
+        """
+        raise EvaluationError(f"{type(self).__name__} keeps no journal of what was collected before")
+
     def captured(self, call_id: str) -> ModelCall | None:
         """Returns a model call of this epoch's episodes by the id of its completion, or None if it is not known."""
         return None
@@ -341,6 +353,10 @@ class Algorithm(ABC):
     def teaches(self, group: TrajectoryGroup) -> bool:
         """Returns False for a group of which nothing would be taken; an epoch of such is empty, no failed job."""
         return True
+
+    def too_little(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """Returns why a job of these groups would train on too little, so the epoch is empty; None: it is enough."""
+        return None
 
     @abstractmethod
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
@@ -374,6 +390,20 @@ class PolicyServer(ABC):
     def chat_template(self) -> str | None:
         """The template's text, which tells how the model writes tool calls; None: not known."""
         return None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the policies that this server trains and serves apart, in one version; empty: it is the only one."""
+        return ()
+
+    def named(self, name: str) -> PolicyServer:
+        """Returns one of those policies: what `llms.<entry>.adapter: name` resolves to.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        message = f"{type(self).__name__} serves one policy, and none that is named {name}"
+        raise ConfigError(Problem("llms", message, "leave `adapter` out, or use the trainer adapter `_type: local`"))
 
     @abstractmethod
     async def sample(self, request: ModelRequest) -> ModelReply:

@@ -99,3 +99,18 @@ def test_every_protocol_names_its_paper():
         said = importlib.import_module(f"reinforge.multiagent.protocols.{protocol}").__doc__
         assert f"arXiv:{paper}" in said
         assert "Differs from the paper" in said
+
+
+def test_the_teams_agents_may_be_trained_apart(team):
+    """The planner and the critic share an adapter, the worker has its own: a group for each agent and example."""
+    entries = {"talkers": {"_type": "policy", "adapter": "talkers"}, "doers": {"_type": "policy", "adapter": "doers"}}
+    team.set("llms", entries).set("finetuning.policy.lora", {"rank": 4}).set("finetuning.num_epochs", 1)
+    for agent, entry in (("planner", "talkers"), ("critic", "talkers"), ("worker", "doers")):
+        team.set(f"workflow.agents.{agent}.llm", entry)
+    result = team.finetune()
+    assert result.exit_code == 0, result.output
+    assert "talkers: talkers; doers: doers" in result.output
+    (row,) = (json.loads(line) for line in (team.run / "training_metrics.jsonl").read_text().splitlines())
+    assert row["num_groups"] == 3 * 8
+    assert min(row["groups"][name]["num_updates"] for name in entries) > 0
+    assert all((team.run / "checkpoints/step-000001" / name / "adapter_config.json").is_file() for name in entries)

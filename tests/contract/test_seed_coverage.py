@@ -1,4 +1,4 @@
-"""Every symbol of seeds 000, 001, 002 and 004 is there, with its signature or a stated deviation, and with a test."""
+"""Every symbol of the five seeds is there, with its signature or a stated deviation, and with a test."""
 
 import json
 from dataclasses import replace

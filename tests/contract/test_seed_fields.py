@@ -1,8 +1,9 @@
-"""Every data model of the harness has the fields, types and defaults of tests/data/seed_fields.yml."""
+"""Every data model of the seeds has the fields, types and defaults of tests/data/seed_fields.yml."""
 
 import subprocess
 import sys
 import types
+from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 import reinforge.finetuning as harness
+import reinforge.multiagent as multiagent
 
 TABLE = yaml.safe_load((Path(__file__).parents[1] / "data" / "seed_fields.yml").read_text())
 
@@ -26,6 +28,8 @@ def spelled(annotation):
     if get_origin(annotation) is not None:
         inside = ", ".join("..." if arg is Ellipsis else spelled(arg) for arg in get_args(annotation))
         return f"{get_origin(annotation).__name__}[{inside}]"
+    if get_origin(annotation) is None and isinstance(annotation, str):
+        return f"'{annotation}'"
     return "Any" if annotation is Any else annotation.__name__
 
 
@@ -34,7 +38,8 @@ def default_of(field):
         if field.default_factory.__name__ in ("time", "<lambda>") and not isinstance(field.default_factory(), list):
             return "made"
         made = field.default_factory()
-        return f"{type(made).__name__}()" if hasattr(made, "model_fields_set") else made
+        is_block = hasattr(made, "model_fields_set") or is_dataclass(made)
+        return f"{type(made).__name__}()" if is_block else made
     default = field.default
     if default is PydanticUndefined:
         return "required"
@@ -43,8 +48,8 @@ def default_of(field):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_fields_types_and_defaults(name):
-    model = getattr(harness, name)
-    fields = dict(model.model_fields)
+    model = getattr(harness if hasattr(harness, name) else multiagent, name)
+    fields = dict(getattr(model, "model_fields", None) or model.__pydantic_fields__)
     rows = dict(TABLE[name])
     ours = rows.pop("ours", [])
     assert set(fields) - set(ours) == set(rows)

@@ -14,6 +14,11 @@ METHODS = {
     "sft": {ALGORITHM: {"_type": "sft", "min_reward": 0.2}},
     "sft of a file": {ALGORITHM: {"_type": "sft"}, BUILDER: ROWS, DATASET: "shown.jsonl"},
     "dpo of a file": {ALGORITHM: {"_type": "dpo"}, BUILDER: ROWS, DATASET: "pairs.jsonl"},
+    "two adapters": {
+        "finetuning.policy.lora": {"rank": 4, "alpha": 8},
+        "llms": {"agent": {"_type": "policy", "adapter": "a"}, "worker": {"_type": "policy", "adapter": "b"}},
+        "workflow": {"_type": "python", "function": "task:team", "llm": "agent"},
+    },
     "ppo": {ALGORITHM: {"_type": "ppo"}, "finetuning.policy.batch.passes": 2},
 }
 """What makes another method of a toy; without any it is GRPO on all weights."""

@@ -48,6 +48,12 @@ def vowels(output, expected):
     with open("ran.txt", "a") as file:
         file.write("x\\n")
     return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+
+async def team(item, llm, context):
+    said = await agent(item, llm, context)
+    asked = [{"role": "user", "content": item.input_obj + said}]
+    reply = await context.llm("worker").chat.completions.create(messages=asked, max_tokens=4)
+    return said + reply.choices[0].message.content
 """
 
 SHOWN, PREFERRED = {"completion": "aeiou"}, {"chosen": "aeiou", "rejected": "xyz"}
@@ -214,12 +220,12 @@ def facts(run):
     """Returns what must be equal between a run that was stopped and one that was not: name -> value."""
     summary = json.loads((run / "summary.json").read_text())
     last = sorted((run / "checkpoints").glob("step-*"))[-1]
-    state = json.loads((last / "training" / "state.json").read_text())
+    states = {_name(path, last): json.loads(path.read_text()) for path in sorted(last.rglob("state.json"))}
     return {
         "last": last.name,
-        **{path.name: _sha256(path) for path in sorted(last.rglob("*.safetensors"))},
-        "rng": state["rng"],
-        "num_steps": state["num_steps"],
+        **{_name(path, last): _sha256(path) for path in sorted(last.rglob("*.safetensors"))},
+        "rng": {name: state["rng"] for name, state in states.items()},
+        "num_steps": {name: state["num_steps"] for name, state in states.items()},
         "metrics": (run / "training_metrics.jsonl").read_bytes(),
         "validations": json.loads((run / "validation_history.json").read_text()),
         **{name: summary[name] for name in SUMMARY},
@@ -230,6 +236,11 @@ def differences(run, other):
     """Returns the names of what differs between two finished runs."""
     left, right = facts(run), facts(other)
     return [name for name in left if left[name] != right[name]]
+
+
+def _name(path, checkpoint):
+    """Returns `b/optimizer.safetensors` for what an adapter b has in its training folder."""
+    return "/".join(part for part in path.relative_to(checkpoint).parts if part != "training")
 
 
 def _sha256(path):

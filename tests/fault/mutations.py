@@ -14,10 +14,12 @@ from types import SimpleNamespace
 
 import torch
 
+from reinforge.adapters import local
 from reinforge.adapters.openai_service import JOBS, FineTuningService
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
 from reinforge.engine.learner import Learner
+from reinforge.multiagent.job_files import GroupFiles
 from reinforge.rollout import runner
 from reinforge.trainer import loop, resume, run, stages
 from reinforge.trainer.checkpoints import Checkpoints
@@ -45,6 +47,11 @@ def forget_the_critic():
 
 def forget_the_adapters():
     checkpoint._load_adapters = lambda folder, model: None
+
+
+def forget_the_second_adapter():
+    load_adapters = checkpoint._load_adapters
+    checkpoint._load_adapters = lambda folder, model: load_adapters(folder, model) if folder.name == "a" else None
 
 
 def forget_the_counters():
@@ -137,6 +144,19 @@ def look_for_no_job():
                 yield entry
 
     FineTuningService._pages = none
+
+
+def note_no_job_of_a_group():
+    GroupFiles.write_state = lambda files, **state: None
+
+
+def give_each_job_a_name_of_its_own():
+    GroupFiles.read_job = lambda files, name: None
+    trajectory.TrajectoryCollection.resolved_job_key = lambda collection: str(os.getpid())
+
+
+def train_what_is_there():
+    local.damage = lambda folder: "not looked at"
 
 
 def handle_no_signals():

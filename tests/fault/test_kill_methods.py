@@ -14,9 +14,11 @@ CHAINS = {
     "sft": ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
     "sft of a file": ("step.after_backward:3", "ckpt.after_manifest:2"),
     "dpo of a file": ("step.after_optim:3", "ckpt.after_rename:2"),
+    "two adapters": ("rollout.after_journal:70", "step.after_optim:7", "ckpt.after_rename:1"),
     "ppo": ("step.after_optim:6", "ckpt.after_rename:1", "publish.before:1"),
 }
-"""One place in the middle of a job at least, and one around what the next process begins from."""
+"""One place in the middle of a job at least, and one around what the next process begins from. Two adapters make two
+steps each in a job: at the seventh step one has learnt already, and the other has not."""
 PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file" in method) != ("export.mid", True)]
 """Rows of a file are no episodes that could be exported."""
 
@@ -28,7 +30,7 @@ def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(make_toy, 
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("method", "site"), PLACES, ids=": ".join)
+@pytest.mark.parametrize(("method", "site"), PLACES, ids=[": ".join(place) for place in PLACES])
 def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(make_toy, finished, method, site):
     toy = make_toy(METHODS[method])
     assert toy.start(crash_at=f"{site}:2").wait() == KILLED
@@ -54,6 +56,10 @@ def test_what_is_compared_is_what_each_method_trains(finished):
         facts(finished(METHODS["ppo"]).run)
     )
     assert "adapter_model.safetensors" in facts(finished(METHODS["lora"]).run)
+    both = facts(finished(METHODS["two adapters"]).run)
+    assert {f"{name}/{kind}.safetensors" for name in "ab" for kind in ("adapter_model", "optimizer")} <= set(both)
+    assert both["a/adapter_model.safetensors"] != both["b/adapter_model.safetensors"]
+    assert both["num_steps"] == {"a/state.json": 8, "b/state.json": 8}, "four jobs of two steps each"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +67,7 @@ def test_what_is_compared_is_what_each_method_trains(finished):
     [
         ("ppo", mutations.forget_the_critic, "critic.safetensors"),
         pytest.param("lora", mutations.forget_the_adapters, "adapter_model.safetensors", marks=pytest.mark.fault),
+        ("two adapters", mutations.forget_the_second_adapter, "b/adapter_model.safetensors"),
     ],
 )
 def test_what_is_not_put_back_shows(make_toy, finished, method, mutation, shows):

@@ -5,11 +5,13 @@ The whole way from trajectories to moved weights, with two steps a job, so that 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.schema import BatchConfig, Config, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.model import CausalModel, load_module
@@ -32,6 +34,7 @@ ALGORITHMS = {
     "sft": {"min_reward": 1.0},
     "dpo": {"sft_coef": 0.1},
     "ipo": {"beta": 0.03},
+    "malt": {},
 }
 
 
@@ -66,7 +69,7 @@ def mean_reward(groups):
 
 async def make(name, settings):
     component = REGISTRY.get("algorithm", name)
-    return await anext(component.factory(component.config_type(**settings), None))
+    return await anext(component.factory(component.config_type(**settings), SimpleNamespace(config=Config())))
 
 
 def make_learner(folder):

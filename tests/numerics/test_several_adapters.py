@@ -10,6 +10,7 @@ import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
+from reinforge.engine.adapters import MixedAdapters
 from reinforge.errors import ConfigError, EngineError
 from reinforge.interfaces import Needs
 from reinforge.types.sample import LossSpec
@@ -179,6 +180,123 @@ def test_each_is_saved_as_a_folder_of_its_own(base, engine, tmp_path):
             assert alone.fingerprint() == engine.fingerprint(name)
 
 
+def weights(engine):
+    """Every bit that a job may change: weights, moments and counts of both adapters."""
+    kept = {name: p.detach().clone() for name, p in engine.model.module.named_parameters()}
+    for name, learner in engine._learners.items():
+        kept |= {f"{name}/{key}": value.clone() for key, value in learner.state().items()}
+        kept[f"{name}/steps"] = torch.tensor(learner.num_steps)
+    return kept
+
+
+def differing(engine, before):
+    after = weights(engine)
+    assert after.keys() >= before.keys()
+    return {name for name in after if name not in before or not torch.equal(after[name], before[name])}
+
+
+def learn(engine, adapter, seed):
+    samples = sibling_samples(seed)
+    engine.update(samples, LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5, adapter=adapter)
+
+
+def test_a_job_of_both_trains_them_in_turn_and_is_put_back_as_one(base):
+    with load(base) as engine:
+        train(engine, "prover", 1, seed=1)
+        asyncio.run(engine.policies["verifier"].publish(1))
+        before, prints = weights(engine), [engine.fingerprint(name) for name in NAMES]
+        engine.begin_job(*NAMES)
+        learn(engine, "verifier", 2)
+        moved = differing(engine, before)
+        assert moved
+        assert all("verifier" in name for name in moved), moved
+        learn(engine, "prover", 3)
+        assert any("prover" in name for name in differing(engine, before))
+        engine.rollback()
+        assert differing(engine, before) == set()
+        assert [engine.fingerprint(name) for name in NAMES] == prints
+        replies = [ask(engine.policies[name], [request()])[0] for name in NAMES]
+        assert [reply.tokens.policy_version for reply in replies] == [1, 1], "both serve again"
+
+
+def test_a_job_of_both_ends_as_one_version_and_can_be_put_back_until_it_is_published(base):
+    with load(base) as engine:
+        before = weights(engine)
+        engine.begin_job(*NAMES)
+        learn(engine, "prover", 2)
+        engine.end_job()
+        engine.rollback()
+        assert differing(engine, before) == set()
+        engine.begin_job(*NAMES)
+        learn(engine, "prover", 2)
+        with pytest.raises(EngineError, match="a job of prover, verifier is open"):
+            engine.begin_job("verifier")
+        engine.end_job()
+        replies = [ask(engine.policies[name], [request()])[0] for name in NAMES]
+        assert [reply.tokens.policy_version for reply in replies] == [1, 1], "the first request opens each"
+        with pytest.raises(EngineError, match="no job has begun"):
+            engine.rollback()
+
+
+def test_a_job_changes_its_own_adapters_only(base, engine, tmp_path):
+    engine.save(tmp_path / "saved", 1, "prover")
+    with load(base) as other:
+        other.begin_job("prover")
+        with pytest.raises(EngineError, match="update: the open job is one of prover, not of verifier"):
+            learn(other, "verifier", 1)
+        with pytest.raises(EngineError, match="load_weights: the open job is one of prover, not of verifier"):
+            other.load_weights(tmp_path / "saved", "verifier")
+        other.rollback()
+
+
+def test_checkpoints_of_both_are_loaded_in_one_job_or_not_at_all(base, engine, tmp_path):
+    for name in NAMES:
+        engine.save(tmp_path / name, 7, name)
+    with load(base) as again:
+        before = weights(again)
+        again.begin_job(*NAMES)
+        again.load_weights(tmp_path / "prover", "prover")
+        with pytest.raises(EngineError, match="read the adapters"):
+            again.load_weights(tmp_path / "nowhere", "verifier")
+        again.rollback()
+        assert differing(again, before) == set()
+        again.begin_job(*NAMES)
+        for name in NAMES:
+            again.load_weights(tmp_path / name, name)
+        again.end_job()
+        assert [again.fingerprint(name) for name in NAMES] == [engine.fingerprint(name) for name in NAMES]
+
+
+def drawn_alone_and_together(base, deterministic, rounds=12):
+    """Returns of how many replies the bits depend on what is drawn at the same time."""
+    rng, count = np.random.default_rng(0), 0
+    with load(base, deterministic=deterministic) as engine:
+        for number, name in enumerate(NAMES, 1):
+            train(engine, name, number, number)
+        prompt, seeds = tokens(9, seed=5), [11, 12]
+        alone = [draw(engine, [prompt], 8, [seed], [name])[0] for seed, name in zip(seeds, NAMES, strict=True)]
+        for _ in range(rounds):
+            others = int(rng.integers(0, 5))
+            adapters = [*NAMES, *(NAMES[int(n)] for n in rng.integers(0, 2, others))]
+            prompts = [prompt, prompt, *(tokens(int(n), seed=int(n)) for n in rng.integers(3, 40, others))]
+            mixed = draw(engine, prompts, 8, [*seeds, *range(others)], adapters)[:2]
+            count += sum(
+                (one.token_ids, one.logprobs) != (same.token_ids, same.logprobs)
+                for one, same in zip(alone, mixed, strict=True)
+            )
+    return count
+
+
+def test_deterministic_replies_have_the_same_bits_whatever_is_drawn_beside_them(base):
+    assert drawn_alone_and_together(base, deterministic=True) == 0
+
+
+def test_without_padding_the_bits_depend_on_the_other_rows(base, monkeypatch):
+    """The mutation check of the test before it."""
+    monkeypatch.setattr(MixedAdapters, "_padded", lambda mixed, rows, length: rows)
+    assert drawn_alone_and_together(base, deterministic=True) > 0
+
+
 def test_what_cannot_be_is_refused(base, tmp_path, engine):
     with pytest.raises(ConfigError, match="none are trained"):
         Engine.load(PolicyConfig(model=str(base)), seed=0, device="cpu", adapters=NAMES)
@@ -193,3 +311,6 @@ def test_what_cannot_be_is_refused(base, tmp_path, engine):
         load(tmp_path / "saved")
     with pytest.raises(EngineError, match="no adapter judge, only prover, verifier"):
         engine.begin_job("judge")
+    for name in ("layers", "values", "q_proj"):
+        with pytest.raises(ConfigError, match=f"a part of the model is called {name} too"):
+            load(base, adapters=("prover", name))

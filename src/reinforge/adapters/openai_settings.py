@@ -10,13 +10,21 @@ from pydantic import BaseModel
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.algorithms.dpo import DPO, DPOConfig
+from reinforge.algorithms.expert_iteration import ExpertIteration
+from reinforge.algorithms.malt import MALT
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig, LimitsConfig, PolicyConfig, SamplingConfig
 from reinforge.errors import Problem
 from reinforge.interfaces import Algorithm
 
-METHODS: dict[type[Algorithm], str] = {SFT: "supervised", RejectionSampling: "supervised", DPO: "dpo"}
+METHODS: dict[type[Algorithm], str] = {
+    SFT: "supervised",
+    RejectionSampling: "supervised",
+    ExpertIteration: "supervised",
+    DPO: "dpo",
+    MALT: "dpo",
+}
 """Algorithm -> the service's method. Exactly these classes: a subclass may give credit that no service knows of."""
 MAX_TEMPERATURE = 2.0
 
@@ -79,9 +87,12 @@ def model_problems(base_model: str | None, config: FinetuneConfig) -> list[Probl
 def _of_algorithm(config: FinetuneConfig, algorithm: Algorithm) -> Iterator[Problem]:
     path, name = "finetuning.algorithm", type(algorithm).__name__
     if type(algorithm) not in METHODS:
-        known = "sft, rejection_sampling, expert_iteration (supervised) and dpo"
+        known = "sft, rejection_sampling, expert_iteration (supervised), dpo and malt"
         yield Problem(path, f"{name}: the fine-tuning service trains by {known}", f"use one of {known}")
-    if type(algorithm) is DPO:
+    if isinstance(algorithm, ExpertIteration) and algorithm.draws:
+        message = "weighted_sampling: what is drawn twice counts twice, and the service's rows have no weights"
+        yield Problem(f"{path}.rollout_selection_method", message, "use threshold, or `_type: local`")
+    if isinstance(algorithm, DPO):
         for name in ("label_smoothing", "sft_coef", "length_normalised"):
             value, default = getattr(algorithm.config, name), DPOConfig.model_fields[name].default
             if value != default:

@@ -29,6 +29,7 @@ class Selection:
         untrainable: Groups in which no turn has token ids.
         not_taken: Groups of which the algorithm takes nothing, for instance since no reward is high enough.
         outside: Groups outside the curriculum's share.
+        too_little: Why the algorithm would train on too little of what was kept; None: it would not.
     """
 
     kept: list[TrajectoryGroup] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Selection:
     untrainable: list[TrajectoryGroup] = field(default_factory=list)
     not_taken: list[TrajectoryGroup] = field(default_factory=list)
     outside: list[TrajectoryGroup] = field(default_factory=list)
+    too_little: str | None = None
 
     @property
     def num_dropped(self) -> int:

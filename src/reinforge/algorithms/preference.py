@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
-from reinforge.algorithms.samples import on_mask, to_samples
+from reinforge.algorithms.samples import on_mask, to_samples, without_duplicates
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import TrajectoryError
 from reinforge.interfaces import Algorithm, Needs
@@ -28,6 +28,9 @@ class PreferenceConfig(AlgorithmConfig):
         description="Pairs of a group: its best against its worst, or every two; all of 8 siblings are up to 28 pairs.",
     )
     min_margin: float = Field(default=0.0, ge=0, description="Least difference of reward within a pair.")
+    drop_duplicates: bool = Field(
+        default=False, description="Pairs of one agent of which both replies are equal to the token are trained once."
+    )
     beta: float = Field(
         default=0.1, gt=0, description="Strength of the pull to the reference; 0.01 to 0.5 is usual for sums of tokens."
     )
@@ -88,7 +91,7 @@ class Preference(Algorithm):
                     sample.pair_id = f"{first + chosen}>{first + rejected}"
                 samples += found
             first += len(group.trajectories)
-        return samples
+        return without_duplicates(samples) if self.config.drop_duplicates else samples
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns 1 on the tokens of the preferred sample of each pair, -1 on those of the other."""

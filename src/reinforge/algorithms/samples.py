@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, TrainingSample
+from reinforge.types.seeding import stable_random
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import OTHER_CHOICES, Trajectory, TrajectoryGroup
+
+SAID = {"role", "content", "prompt", "chosen_response", "rejected_response"}
+"""What two items must share to be equal."""
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ def to_samples(trajectory: Trajectory) -> list[TrainingSample]:
     for sample in samples:
         sample.reward = trajectory.reward
         sample.turn_rewards = trajectory.shaped_rewards
-        sample.agent = trajectory.agent or ""
+        sample.agent, sample.agent_weight = trajectory.agent or "", trajectory.agent_weight
     return samples
 
 
@@ -154,6 +158,80 @@ def weigh_by_trajectory(samples: Sequence[TrainingSample]) -> None:
         lengths[sample.trajectory_index] = lengths.get(sample.trajectory_index, 0) + sample.num_trained
     for sample in samples:
         sample.weight = 1.0 / lengths[sample.trajectory_index]
+
+
+def weigh_agents(samples: Sequence[TrainingSample]) -> None:
+    """Scales weights so that each agent counts as its `agent_weight` says, however much it said and was chosen.
+
+    What an agent counts is the sum of its samples' weights over their trained tokens, or over the samples where they
+    are pairs, whose loss is one number each. All together count what they did before; one agent alone stays as it is.
+
+    Example: a prover with 9 trained tokens and a verifier with 3, weights 1 -> 2/3 and 2: 6 and 6 of 12; with an
+    `agent_weight` of 3 and 1: 1 and 1.
+    """
+    counts: dict[str, float] = {}
+    for sample in samples:
+        counts[sample.agent] = counts.get(sample.agent, 0.0) + _count_of(sample)
+    wanted = {sample.agent: sample.agent_weight for sample in samples if counts[sample.agent] > 0}
+    if len(wanted) < 2 or not any(wanted.values()):
+        return
+    scale = sum(counts.values()) / sum(wanted.values())
+    for sample in samples:
+        if sample.agent in wanted:
+            sample.weight *= wanted[sample.agent] / counts[sample.agent] * scale
+
+
+def balanced(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[list[Trajectory]]:
+    """Returns as many groups as leave each agent its share: for backends that cannot weigh what they train on.
+
+    Equal ones count once. Which of an agent's stay depends on the seed alone, and all stay in their order.
+
+    Example: a prover's 9 groups and a verifier's 3, weights 1 -> 3 and 3; with an `agent_weight` of 2 and 1 -> 6 and 3.
+
+    Args:
+        groups: Of one agent each.
+        seed: The run's.
+    """
+    by_agent: dict[str, dict[str, int]] = {}
+    weights: dict[str, float] = {}
+    for place, siblings in enumerate(groups):
+        first = siblings[0]
+        if first.agent_weight > 0:
+            said = str([(t.reward, [item.model_dump(include=SAID) for item in t.episode]) for t in siblings])
+            by_agent.setdefault(first.agent or "", {}).setdefault(said, place)
+            weights[first.agent or ""] = first.agent_weight
+    unit = min((len(found) / weights[agent] for agent, found in by_agent.items()), default=0.0)
+    kept: list[int] = []
+    for agent, found in by_agent.items():
+        count = min(len(found), max(1, round(unit * weights[agent])))
+        kept += stable_random(seed, "balance", agent).sample(list(found.values()), count)
+    return [list(groups[place]) for place in sorted(kept)]
+
+
+def _count_of(sample: TrainingSample) -> float:
+    return sample.weight * (sample.num_trained if sample.pair_id is None else 1)
+
+
+def without_duplicates(samples: Sequence[TrainingSample], *, add_up: bool = False) -> list[TrainingSample]:
+    """Returns the samples that are equal to the token, of the same agent, once each; of pairs both must be equal.
+
+    Example: a prover says [4] to [1, 2] twice, a verifier says it too -> one sample of each.
+
+    Args:
+        samples: Of a job.
+        add_up: The one that stays weighs as much as all of them.
+    """
+    rows: dict[str | int, list[TrainingSample]] = {}
+    for number, sample in enumerate(samples):
+        rows.setdefault(number if sample.pair_id is None else sample.pair_id, []).append(sample)
+    kept: dict[tuple[tuple[str, bytes, bytes], ...], list[TrainingSample]] = {}
+    for row in rows.values():
+        key = tuple((sample.agent, sample.token_ids.tobytes(), sample.loss_mask.tobytes()) for sample in row)
+        first = kept.setdefault(key, row)
+        if add_up and first is not row:
+            for sample, other in zip(first, row, strict=True):
+                sample.weight += other.weight
+    return [sample for row in kept.values() for sample in row]
 
 
 def on_mask(sample: TrainingSample, value: float) -> FloatArray:

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from reinforge.algorithms.samples import on_mask, samples_of_groups
+from reinforge.algorithms.rejection_sampling import DropDuplicates
+from reinforge.algorithms.samples import on_mask, samples_of_groups, without_duplicates
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.interfaces import Algorithm
 from reinforge.registry import register_algorithm
@@ -23,6 +24,7 @@ class SFTConfig(AlgorithmConfig, name="sft"):
     """Settings of supervised fine-tuning."""
 
     min_reward: float | None = Field(default=None, description="Train only on trajectories with at least this reward.")
+    drop_duplicates: DropDuplicates = False
 
 
 class SFT(Algorithm):
@@ -46,7 +48,8 @@ class SFT(Algorithm):
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples of the trajectories whose reward is high enough."""
         floor = self.config.min_reward
-        return [sample for sample in samples_of_groups(groups) if floor is None or sample.reward >= floor]
+        samples = [sample for sample in samples_of_groups(groups) if floor is None or sample.reward >= floor]
+        return without_duplicates(samples) if self.config.drop_duplicates else samples
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns 1 on every trained token."""

@@ -49,10 +49,14 @@ def command(
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
     """
     with guarded(as_json=False, debug=debug):
+        from reinforge.errors import ConfigError, Problem
         from reinforge.trainer.saved import find_model
         from reinforge.types.request import SamplingParams
 
         found = find_model(model, Path(output_dir), "RUN|PATH")
+        if found.adapters:
+            message = f"{found.path} holds several adapters, {', '.join(found.adapters)}, and one can talk at a time"
+            raise ConfigError(Problem("RUN|PATH", message, f"reinforge chat {found.path}/{found.adapters[0]}"))
         sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # a byte that is no text must not end the conversation

@@ -189,6 +189,46 @@ def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
+@command.command("transcripts")
+@click.argument("run", metavar="RUN|last")
+@flag(
+    "phase",
+    type=click.Choice(["collect", "validate", "confirm_base", "confirm_tuned"]),
+    default="collect",
+    show_default=True,
+    help="Why they were run.",
+)
+@flag("epoch", type=int, help="Those of this epoch only; -1 is the baseline, with --phase validate.")
+@flag("limit", metavar="N", type=click.IntRange(min=1), help="At most so many; all unless given.")
+@flag("format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="What is printed.")
+@OUTPUT_DIR
+@DEBUG
+def transcripts_command(
+    run: str, phase: str, epoch: int | None, limit: int | None, format: str, output_dir: str, debug: bool
+) -> None:
+    """Print dialogues of several agents: who said what, what was decided, what each earned; trees as trees.
+
+    \b
+    Example:
+      reinforge runs transcripts last --epoch 3
+      reinforge runs transcripts last --phase validate --epoch -1 --limit 2
+    """
+    with guarded(as_json=format == "json", debug=debug):
+        from reinforge.errors import ConfigError, Problem
+        from reinforge.trainer.resume import find_run
+        from reinforge.trainer.transcripts import read_transcripts, transcripts_text
+
+        folder = find_run(run, Path(output_dir))
+        found = read_transcripts(folder, phase, epoch, limit)
+        if not found["transcripts"]:
+            which = (
+                f"{found['num_episodes']:,} episodes of phase {phase}{'' if epoch is None else f' and epoch {epoch}'}"
+            )
+            message = f"{folder} has {which}, and none is a dialogue"
+            raise ConfigError(Problem("", message, "reinforge runs show tells its stages, and shows any episode"))
+        _say(transcripts_text(found, format).rstrip())
+
+
 @command.command("verify")
 @click.argument("run", metavar="RUN|last")
 @OUTPUT_DIR

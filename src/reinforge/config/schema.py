@@ -295,6 +295,14 @@ class LimitsConfig(Block):
     )
 
 
+class TranscriptsConfig(Block):
+    """What is written of dialogues of several agents for a person to read, below the run folder."""
+
+    save: bool = Field(default=True, description="Write `transcripts/` while the run goes on.")
+    format: Literal["yaml", "json"] = Field(default="yaml", description="Of the files.")
+    max_episodes: int = Field(default=32, ge=1, description="Episodes in each file, the first by example and draw.")
+
+
 class FinetuneConfig(Block):
     """What to train, on which reward, for how long."""
 
@@ -318,6 +326,7 @@ class FinetuneConfig(Block):
     gate: GateConfig = Field(default_factory=GateConfig)
     outcomes: OutcomesConfig = Field(default_factory=OutcomesConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    transcripts: TranscriptsConfig = Field(default_factory=TranscriptsConfig)
     seed: int = Field(default=0, ge=0, description="Every random choice of the run derives from it.")
     deterministic: bool = Field(
         default=False,

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from reinforge.engine.engine import Engine as Engine
     from reinforge.engine.losses import LossOutput as LossOutput
     from reinforge.engine.losses import register_loss as register_loss
+    from reinforge.engine.policies import NamedPolicies as NamedPolicies
 
 _NAMES = {
     "Engine": "reinforge.engine.engine",
     "LossOutput": "reinforge.engine.losses",
+    "NamedPolicies": "reinforge.engine.policies",
     "register_loss": "reinforge.engine.losses",
 }
 
@@ -25,7 +27,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     # another program holds a core, that made training ten times slower. With 5,000 it is as fast on a quiet machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
-__all__ = ["Engine", "LossOutput", "register_loss"]
+__all__ = ["Engine", "LossOutput", "NamedPolicies", "register_loss"]
 
 
 def __getattr__(name: str) -> Any:

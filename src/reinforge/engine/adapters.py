@@ -10,36 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from reinforge.config.schema import PolicyConfig
-from reinforge.engine.model import ADAPTERS, CausalModel
-from reinforge.errors import ConfigError, EngineError, Problem
-
-
-def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) -> None:
-    """Looks at the names that adapters are to have.
-
-    Raises:
-        ConfigError: Adapters of these names cannot be had.
-    """
-    if not names:
-        return
-    path = "finetuning.policy.lora"
-    if config.lora is None:
-        raise ConfigError(Problem(path, f"adapters {', '.join(names)} are asked for, but none are trained", "set lora"))
-    if config.model is not None and (Path(config.model) / ADAPTERS).is_file():
-        message = f"{config.model} holds an adapter already"
-        raise ConfigError(Problem("finetuning.policy.model", message, "name its model, and load the adapter into one"))
-    if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
-        raise ConfigError(Problem(path, f"adapters {', '.join(names)}: names must differ, and be letters, digits or _"))
-    if critic and len(names) > 1:
-        message = "a critic reads one policy's features, so it cannot serve several adapters"
-        raise ConfigError(Problem("finetuning.algorithm", message, "use an algorithm without a critic, such as grpo"))
+from reinforge.engine.model import CausalModel
+from reinforge.errors import EngineError
 
 
 class MixedAdapters:
@@ -47,12 +24,14 @@ class MixedAdapters:
 
     Args:
         model: A model with adapters.
+        min_rows: In decoding each adapter multiplies so many rows at least, some of them in vain: with fewer, the last
+            bit of a product depends on how many rows of the batch happen to be the adapter's.
     """
 
-    def __init__(self, model: CausalModel):
+    def __init__(self, model: CausalModel, min_rows: int = 1):
         from peft.tuners.lora import LoraLayer
 
-        self.device = model.device
+        self.device, self.min_rows = model.device, min_rows
         self._segments: list[tuple[str, Tensor]] | None = None
         for layer in model.module.modules():  # PEFT's layers are modules and `LoraLayer`s
             if isinstance(layer, nn.Module) and isinstance(layer, LoraLayer):
@@ -81,5 +60,10 @@ class MixedAdapters:
             if inputs[0].ndim != 3:
                 raise EngineError("several adapters in one batch need layers that see rows apart, [B, T, H]")
             down, up = layer.lora_A[name], layer.lora_B[name]
-            part = inputs[0].index_select(0, rows).to(down.weight.dtype)
-            output.index_add_(0, rows, (up(down(part)) * layer.scaling[name]).to(output.dtype))
+            part = inputs[0].index_select(0, self._padded(rows, inputs[0].shape[1])).to(down.weight.dtype)
+            own = (up(down(part))[: len(rows)] * layer.scaling[name]).to(output.dtype)
+            output.index_add_(0, rows, own)
+
+    def _padded(self, rows: Tensor, length: int) -> Tensor:
+        missing = self.min_rows - len(rows)
+        return torch.cat((rows, rows[:1].expand(missing))) if length == 1 and missing > 0 else rows

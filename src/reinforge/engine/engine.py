@@ -12,9 +12,7 @@ await engine.policy.publish(version)         # or engine.rollback()
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -22,13 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.adapters import check_adapters
 from reinforge.engine.batch import plain_sample
 from reinforge.engine.critic import ValueHead, sample_values
+from reinforge.engine.fingerprint import Fingerprints
+from reinforge.engine.job import Job
 from reinforge.engine.learner import Learner, Progress
 from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.losses import Loss
@@ -36,12 +34,13 @@ from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import DEFAULT, CausalModel, load_model, load_tokenizer
 from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
 from reinforge.engine.prefix import sharing_masks
+from reinforge.engine.preflight import check_adapters
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.replies import Replies, score_replies
 from reinforge.engine.sampler import Sampler
 from reinforge.engine.snapshot import Snapshot
-from reinforge.errors import EngineError, OutOfMemory
-from reinforge.files import commit_folder, staging_folder
+from reinforge.errors import ConfigError, EngineError, OutOfMemory
+from reinforge.files import write_folder
 from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
@@ -72,16 +71,15 @@ class Engine:
         seed: int,
         adapters: Sequence[str] = (DEFAULT,),
         keep_reference: bool = False,
+        keep_initial: bool = False,
         critic: bool = False,
         deterministic: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self.keeps_reference = keep_reference
         self.reference = model.frozen_copy() if keep_reference and not model.has_adapters else None
-        self._frozen_digest: bytes | None = None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
-        self._job: str | None = None
-        self._snapshot: Snapshot | None = None
+        self._job: Job | None = None
         renderer = PromptRenderer(tokenizer)
         self._sampler = Sampler(
             model,
@@ -101,7 +99,7 @@ class Engine:
                 adapter=name,
                 score=partial(self._score_tokens, adapter=name),
                 fingerprint=partial(self.fingerprint, name),
-                published=partial(self._forget_snapshot, name),
+                published=partial(self._published, name),
             )
             for name in adapters
         }
@@ -110,6 +108,11 @@ class Engine:
         self._learners = {
             name: self._call(lambda: Learner(model, config, seed, self._masks, self.critic), name) for name in adapters
         }
+        kept = self._learners.items() if keep_initial else ()
+        self._initial = {name: self._call(partial(Snapshot, learner), name) for name, learner in kept}
+        self._fingerprints = Fingerprints(
+            model, [p for each in self._learners.values() for p in each.parameters.values()]
+        )
         self._threads_before: int | None = None
         if deterministic:  # sums over several threads depend on how many there are
             self._threads_before = torch.get_num_threads()
@@ -124,6 +127,7 @@ class Engine:
         seed: int,
         device: str = "auto",
         keep_reference: bool = False,
+        keep_initial: bool = False,
         critic: bool = False,
         deterministic: bool = False,
         adapters: Sequence[str] = (),
@@ -135,6 +139,7 @@ class Engine:
             seed: Of the weights drawn, the draws of replies, and the order of samples.
             device: `auto`, `cpu`, `cuda` or `mps`.
             keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
+            keep_initial: Keep what is trained as it is now, for `reset`.
             critic: Train a value head for `Needs.values`.
             deterministic: The same bits whatever else is drawn at the same time: one thread, each prompt read alone.
             adapters: Names of adapters that sample together and learn apart, by `policy.lora`; none: one policy.
@@ -143,7 +148,8 @@ class Engine:
             ConfigError: The configuration cannot work here.
             EngineError: The model cannot be loaded or sampled from.
         """
-        check_adapters(config, adapters, critic=critic)
+        if problems := check_adapters(config, adapters, critic=critic):
+            raise ConfigError(problems)
         names = tuple(adapters) or (DEFAULT,)
         with checkpoint.quiet(), ThreadPoolExecutor(1) as thread:  # its libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
@@ -155,6 +161,7 @@ class Engine:
             tokenizer,
             seed=seed,
             keep_reference=keep_reference,
+            keep_initial=keep_initial,
             critic=critic,
             deterministic=deterministic,
             adapters=names,
@@ -162,8 +169,8 @@ class Engine:
 
     @property
     def learner(self) -> Learner:
-        """What trains the adapter of the open job; of the first adapter, where no job is open."""
-        return self._learners[self._job or self.policy.adapter]
+        """What trains the first adapter of the open job; of the first adapter, where no job is open."""
+        return self._learners[self._name(None)]
 
     @property
     def num_parameters(self) -> int:
@@ -174,7 +181,7 @@ class Engine:
         """Returns what `function` returns, computed in the sampler's thread, by an adapter or else by the job's."""
 
         def compute() -> T:
-            self.model.use_adapter(adapter or self._job or self.policy.adapter)
+            self.model.use_adapter(self._name(adapter))
             return function()
 
         try:
@@ -185,29 +192,48 @@ class Engine:
             fix = "lower finetuning.policy.batch.micro_batch_tokens, policy.max_context or policy.max_batch"
             raise OutOfMemory(f"too little memory: {cause}; {fix}") from cause
 
-    def begin_job(self, adapter: str | None = None) -> None:
+    def begin_job(self, *adapters: str) -> None:
         """Closes admission and waits until no reply is in flight.
 
         Args:
-            adapter: What the job trains, while others go on to serve; None: the first.
+            adapters: What the job trains, while others go on to serve; none: the first.
 
         Raises:
             EngineError: A job is open already.
         """
-        name = self._known(adapter)
-        if self._job not in (None, name):
-            raise EngineError(f"a job of {self._job} is open already; end_job() or rollback() it first")
-        self.policies[name].close_gate()
-        self._job, self._snapshot = name, None
+        job = Job(tuple(map(self._name, adapters)) or (self.policy.adapter,))
+        if self._open_job is not None and self._open_job.adapters != job.adapters:
+            raise EngineError(f"a job of {self._open_job} is open already; end_job() or rollback() it first")
+        for name in job.adapters:
+            self.policies[name].close_gate()
+        self._job = job
 
-    def _known(self, adapter: str | None) -> str:
-        name = adapter or self.policy.adapter
+    @property
+    def _open_job(self) -> Job | None:
+        return self._job if self._job is not None and self._job.is_open else None
+
+    def _name(self, adapter: str | None) -> str:
+        """Returns the name of an adapter; None: the first of the open job, or else the first."""
+        name = adapter or (self._open_job.adapters[0] if self._open_job is not None else self.policy.adapter)
         if name not in self.policies:
             raise EngineError(f"there is no adapter {name}, only {', '.join(self.policies)}")
         return name
 
-    def score(self, samples: Sequence[TrainingSample], needs: Needs) -> None:
+    def _in_job(self, what: str, adapter: str | None) -> str:
+        """Returns the name of an adapter that the open job may change; None: its first."""
+        if self._open_job is None:
+            raise EngineError(f"{what}: no job is open; begin_job() first")
+        if adapter is not None and adapter not in self._open_job.adapters:
+            raise EngineError(f"{what}: the open job is one of {self._open_job}, not of {adapter}")
+        return self._name(adapter)
+
+    def score(self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None) -> None:
         """Fills what an algorithm asks for: `old_logprobs` by the weights as they are, `ref_logprobs`, `values`.
+
+        Args:
+            samples: The samples.
+            needs: What is asked for; with adapters the reference is the model without any, whatever they began from.
+            adapter: By which; None: the open job's first, or else the first.
 
         Raises:
             EngineError: There is no reference, or no critic.
@@ -217,7 +243,7 @@ class Engine:
         if needs.ref_logprobs and not self.keeps_reference:
             raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
         if needs.old_logprobs is True or (needs.old_logprobs and self.model.dtype.itemsize < 4):
-            for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
+            for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
             found = self._call(lambda: self._by_reference(samples))
@@ -237,6 +263,7 @@ class Engine:
         progress_start: float,
         progress_end: float,
         epoch: int = 0,
+        adapter: str | None = None,
     ) -> UpdateReport:
         """Trains on the samples, within a job.
 
@@ -246,20 +273,19 @@ class Engine:
             progress_start: Share of the run that is done before the job, in [0, 1].
             progress_end: Share that is done after it.
             epoch: Orders of samples derive from it.
+            adapter: Which of the job's adapters learns; None: its first.
 
         Raises:
             ConfigError: There is no such loss.
-            EngineError: No job is open, or the weights were no finite numbers after it.
+            EngineError: No job of the adapter is open, or the weights were no finite numbers after it.
         """
-        if self._job is None:
-            raise EngineError("update: no job is open; begin_job() first")
-        progress = Progress(progress_start, progress_end, epoch)
-        return self._call(lambda: self._update(samples, loss, progress))
+        name, progress = self._in_job("update", adapter), Progress(progress_start, progress_end, epoch)
+        return self._call(lambda: self._update(name, samples, loss, progress), name)
 
-    def _update(self, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
-        self._take_snapshot()
-        report = self.learner.update(samples, loss, progress)
-        moved = {**self.learner.parameters, **self.learner.state()}
+    def _update(self, name: str, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
+        learner = self._changing(name)
+        report = learner.update(samples, loss, progress)
+        moved = {**learner.parameters, **learner.state()}
         broken = [name for name, value in moved.items() if not torch.isfinite(value).all()]
         if report.num_updates and broken:
             raise EngineError(
@@ -269,7 +295,13 @@ class Engine:
         return report
 
     def step(
-        self, samples: Sequence[TrainingSample], loss: Loss, *, progress: float = 0.0, entropy_grad: bool = False
+        self,
+        samples: Sequence[TrainingSample],
+        loss: Loss,
+        *,
+        progress: float = 0.0,
+        entropy_grad: bool = False,
+        adapter: str | None = None,
     ) -> dict[str, float] | None:
         """Makes one optimizer step on all of the samples by a loss of the caller's own, within a job.
 
@@ -282,54 +314,51 @@ class Engine:
                 metrics, or as a `LossOutput`. One number is taken for the mean over the samples it saw.
             progress: Share of the run that is done, in [0, 1]; it moves the learning rate.
             entropy_grad: The loss reads `batch.entropies` with gradient.
+            adapter: Which of the job's adapters learns; None: its first.
 
         Returns:
             `loss`, `grad_norm`, `lr` and what the loss reports; None if the step was refused.
 
         Raises:
-            EngineError: No job is open, nothing can be trained, or the loss has another shape.
+            EngineError: No job of the adapter is open, nothing can be trained, or the loss has another shape.
         """
-        if self._job is None:
-            raise EngineError("step: no job is open; begin_job() first")
+        name = self._in_job("step", adapter)
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
         if not usable:
             raise EngineError("step: no sample has a trained token and a weight")
 
-        def step() -> dict[str, float] | None:
-            self._take_snapshot()
-            return self.learner.step(usable, loss, progress, entropy_grad=entropy_grad)
-
-        return self._call(step)
+        return self._call(lambda: self._changing(name).step(usable, loss, progress, entropy_grad=entropy_grad), name)
 
     def end_job(self) -> None:
         """Ends the job; admission opens when somebody publishes, or by itself for the first request."""
-        if self._job is None:
+        if (job := self._open_job) is None:
             raise EngineError("end_job: no job is open")
-        ended, self._job = self._job, None
-        self.policies[ended].end_job()
+        job.is_open = False
+        for name in job.adapters:
+            self.policies[name].end_job()
 
     def rollback(self) -> None:
-        """Puts weights and optimizer back to before `begin_job` and opens admission with the old version.
+        """Puts all of a job's weights and optimizers back to before `begin_job`; the old versions serve again.
 
         Raises:
             EngineError: No job has begun since the last version was published.
         """
-        name = self._job or (self._snapshot.adapter if self._snapshot else None)
-        if name is None:
+        job = self._job
+        if job is None or not (job.is_open or job.is_changed):
             raise EngineError("rollback: no job has begun since the last version was published")
-        if self._snapshot is not None:
-            self._call(self._snapshot.restore, name)
-        self._job, self._snapshot = None, None
-        policy = self.policies[name]
-        policy.end_job(policy.version)
-        policy.open(policy.version)
+        if job.is_changed:
+            self._call(job.restore)
+        self._job = None
+        for policy in map(self.policies.__getitem__, job.adapters):
+            policy.end_job(policy.version)
+            policy.open(policy.version)
 
     def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None = None) -> list[FloatArray]:
         """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere.
 
         Args:
             samples: The samples.
-            adapter: By which; None: the open job's, or else the first.
+            adapter: By which; None: the open job's first, or else the first.
         """
         return self._call(lambda: self._logprobs(self.model, samples), adapter)
 
@@ -379,22 +408,16 @@ class Engine:
         Args:
             folder: Where to.
             version: Version of the weights.
-            adapter: Which adapter, in a folder of its own; None: the open job's, or else the first.
+            adapter: Which adapter, in a folder of its own; None: the open job's first, or else the first.
 
         Raises:
             StorageError: It cannot be written.
         """
-        staged = staging_folder(Path(folder).parent)
-        try:
-            self.write(staged, version, adapter)
-            commit_folder(staged, Path(folder), version=version)
-        except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise
+        write_folder(Path(folder), lambda staged: self.write(staged, version, adapter), version=version)
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint's files into a new folder, without making them durable."""
-        name, begun = self._known(adapter or self._job), self._sampler.num_begun
+        name, begun = self._name(adapter), self._sampler.num_begun
         learner = self._learners[name]
         self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, begun), name)
 
@@ -407,53 +430,60 @@ class Engine:
 
         Args:
             folder: The checkpoint, or the model.
-            adapter: Which adapter gets them; None: the open job's, or else the first.
+            adapter: Which adapter gets them; None: the open job's first, or else the first.
 
         Raises:
             EngineError: The folder holds another model; weights and job are as they were.
         """
-        own_job = self._job is None
+        own_job = self._open_job is None
         if own_job:
-            self.begin_job(adapter)
-        elif adapter not in (None, self._job):
-            raise EngineError(f"load_weights: the open job is one of {self._job}, not of {adapter}")
+            self.begin_job(self._name(adapter))
+        name = self._in_job("load_weights", adapter)
         try:
-            version = self._call(lambda: self._load(Path(folder)))
+            version = self._call(lambda: self._load(name, Path(folder)), name)
         except BaseException:
             if own_job:
                 self.rollback()
             raise
-        if own_job:
-            ended, self._job = self._known(self._job), None
-            self.policies[ended].end_job(version)
+        if own_job and self._job is not None:
+            self._job.is_open = False
+            self.policies[name].end_job(version)
 
-    def _load(self, folder: Path) -> int | None:
-        self._take_snapshot()
-        training = checkpoint.load_training(folder)
+    def _load(self, name: str, folder: Path) -> int | None:
+        learner, training = self._changing(name), checkpoint.load_training(folder)
         checkpoint.load_weights(folder, self.model)
         if self.critic is not None:
             checkpoint.load_critic(folder, self.critic)
         if training is None:
-            self.learner.reset()
+            learner.reset()
             return None
         moments, state = training
-        self.learner.restore(moments, state.num_steps)
+        learner.restore(moments, state.num_steps)
         checkpoint.restore_rng(state)
         self._sampler.num_begun = max(self._sampler.num_begun, state.num_begun)
         return state.version
 
+    def reset(self, adapter: str | None = None) -> None:
+        """Puts weights and optimizer to what they were when the engine was loaded, within a job.
+
+        Args:
+            adapter: Which of the job's adapters; None: its first.
+
+        Raises:
+            EngineError: No job of the adapter is open, or what was loaded is not kept.
+        """
+        name = self._in_job("reset", adapter)
+        if name not in self._initial:
+            raise EngineError("reset: load the engine with keep_initial=True")
+        self._call(lambda: self._reset(name), name)
+
+    def _reset(self, name: str) -> None:
+        self._changing(name)
+        self._initial[name].restore()
+
     def fingerprint(self, adapter: str | None = None) -> str:
         """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, other adapters left out."""
-        return self._call(self._fingerprint, adapter)
-
-    def _fingerprint(self) -> str:
-        own = f".{self.model.adapter}."  # an adapter is the same one under every name
-        trained = {name.replace(own, f".{DEFAULT}."): p for name, p in self.model.trained_parameters.items()}
-        if self._frozen_digest is None:  # frozen weights are hashed once
-            learned = {id(p) for learner in self._learners.values() for p in learner.parameters.values()}
-            frozen = {name: p for name, p in self.model.module.named_parameters() if id(p) not in learned}
-            self._frozen_digest = _digest(frozen) if frozen else b""
-        return hashlib.sha256(self._frozen_digest + _digest(trained)).hexdigest()[:16]
+        return self._call(self._fingerprints.of_active, adapter)
 
     def close(self) -> None:
         """Ends a job at its next micro-batch, fails what waits and joins the sampler's thread."""
@@ -469,20 +499,12 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget_snapshot(self, adapter: str) -> None:
-        if self._snapshot is not None and self._snapshot.adapter == adapter:
-            self._snapshot = None
+    def _published(self, adapter: str) -> None:
+        if self._job is not None:
+            self._job.forget(adapter)
 
-    def _take_snapshot(self) -> None:
-        if self._snapshot is None:
-            self._snapshot = Snapshot(self.learner, self.model.adapter)
-
-
-def _digest(parameters: Mapping[str, Tensor]) -> bytes:
-    """Returns the SHA-256 over names and bytes of parameters."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(parameters.items()):
-        digest.update(name.encode())
-        content: Any = parameter.detach().cpu().contiguous().view(torch.uint8).numpy()
-        digest.update(content)
-    return digest.digest()
+    def _changing(self, name: str) -> Learner:
+        """Returns the learner of an adapter of the open job, which can be rolled back from here on."""
+        assert self._job is not None
+        self._job.keep(name, self._learners[name])
+        return self._learners[name]

@@ -20,11 +20,9 @@ from transformers.pytorch_utils import Conv1D
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine.attention import use_grouped_attention
+from reinforge.engine.preflight import ADAPTERS, LORA
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary
 from reinforge.types.seeding import stable_seed
-
-ADAPTERS = "adapter_config.json"
-"""Marks a folder that holds adapters, in PEFT's layout."""
 
 DEFAULT = "default"
 """PEFT's name of an adapter that nobody named; all weights, where there are no adapters, go by it too."""
@@ -203,9 +201,13 @@ def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT
     that to match full weights); no dropout, which would make sampled log-probs inexact.
 
     Raises:
-        ConfigError: No layer has one of the names.
+        ConfigError: No layer has one of the names of `target_modules`, or one is called like the adapter.
     """
     from peft import LoraConfig
+
+    if hasattr(nn.ModuleDict, name) or any(name in path.split(".") for path, _ in module.named_modules()):
+        fix = "give the adapter another name (llms.ENTRY.adapter)"
+        raise ConfigError(Problem(LORA, f"a part of the model is called {name} too, which PEFT would mix up", fix))
 
     if Path(module.name_or_path).is_dir():  # the folder that `adapter_config.json` will name
         module.name_or_path = str(Path(module.name_or_path).absolute())
@@ -222,7 +224,7 @@ def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT
         try:
             module.add_adapter(settings, name)
         except ValueError as error:
-            raise ConfigError(Problem("finetuning.policy.lora.target_modules", str(error))) from error
+            raise ConfigError(Problem(f"{LORA}.target_modules", str(error))) from error
 
 
 def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from reinforge.config.schema import PolicyConfig
 from reinforge.errors import Problem
 
-MODEL, TOKENIZER = "finetuning.policy.model", "finetuning.policy.tokenizer"
+MODEL, TOKENIZER, LORA = "finetuning.policy.model", "finetuning.policy.tokenizer", "finetuning.policy.lora"
 CHAT_TEMPLATE = "finetuning.policy.chat_template"
+ADAPTERS = "adapter_config.json"
+"""Marks a folder that holds an adapter, in PEFT's layout."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -25,12 +28,37 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
     problems = _check_folder(config.model, MODEL) or (_check_model(config, folder) if folder.is_dir() else [])
     if config.lora is not None and config.init == "random":
         message = "adapters of weights that are drawn anew belong to no model that anybody could load"
-        problems.append(Problem("finetuning.policy.lora", message, "leave out either lora or init: random"))
+        problems.append(Problem(LORA, message, "leave out either lora or init: random"))
     if config.tokenizer is not None:
         problems += _check_folder(config.tokenizer, TOKENIZER)
     if not problems or folder.is_dir():
         problems += _check_tokenizer(config)
     return problems + _check_template_file(config)
+
+
+def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) -> list[Problem]:
+    """Returns why adapters of these names cannot be had.
+
+    Args:
+        config: The policy.
+        names: The names; none: one policy.
+        critic: A critic is trained beside them.
+    """
+    if not names:
+        return []
+    told, holds = ", ".join(names), config.model is not None and (Path(config.model) / ADAPTERS).is_file()
+    problems = []
+    if config.lora is None and not (holds and len(names) == 1):
+        problems.append(Problem(LORA, f"adapters {told} are asked for, but none are trained", "set lora, such as {}"))
+    if holds and len(names) > 1:
+        message = f"{config.model} holds an adapter already, and {told} are to begin each as its own"
+        problems.append(Problem(MODEL, message, "name its model, and load the adapter into one"))
+    if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
+        problems.append(Problem(LORA, f"adapters {told}: names must differ, and be letters, digits or _"))
+    if critic and len(names) > 1:
+        message = f"a critic reads one policy's features, so it cannot serve several adapters ({told})"
+        problems.append(Problem("finetuning.algorithm", message, "use an algorithm without a critic, such as grpo"))
+    return problems
 
 
 def looks_like_hub_id(name: str) -> bool:
@@ -53,7 +81,7 @@ def _check_folder(name: str, path: str) -> list[Problem]:
 
 
 def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
-    adapters = _read_json(folder / "adapter_config.json")
+    adapters = _read_json(folder / ADAPTERS)
     if adapters is not None:
         base = str(adapters.get("base_model_name_or_path"))
         found = _check_folder(base, MODEL) or (_check_model(config, Path(base)) if Path(base).is_dir() else [])

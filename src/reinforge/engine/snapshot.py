@@ -1,4 +1,4 @@
-"""What a job can be rolled back to."""
+"""What one learner can be put back to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from reinforge.engine.learner import Learner
 
 
 class Snapshot:
-    """The weights of one learner, its critic's too, and its optimizer as they are when this is made.
-
-    Attributes:
-        adapter: Whose they are.
-    """
+    """The weights of one learner, its critic's too, and its optimizer as they are when this is made."""
 
     @torch.no_grad()
-    def __init__(self, learner: Learner, adapter: str):
-        self.adapter, self._learner, self._num_steps = adapter, learner, learner.num_steps
+    def __init__(self, learner: Learner):
+        self._learner, self._num_steps = learner, learner.num_steps
         self._weights = {name: p.detach().clone() for name, p in learner.parameters.items()}
         self._moments = {name: value.clone() for name, value in learner.state().items()}
 

@@ -23,6 +23,7 @@ HELD_OUT = ("select", "confirm")
 
 Listener = Callable[[EpisodeRecord], None]
 Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]
+Recorded = Callable[[int, Mapping[str, EvalInputItem]], list[EpisodeRecord]]
 
 
 class DatasetEvaluation(EvaluationRunner):
@@ -38,6 +39,7 @@ class DatasetEvaluation(EvaluationRunner):
         listener: Called once for every finished episode (journal, progress).
         draws: Episodes per example, by split; 1 where absent.
         recall: Returns an episode that was run and scored before the run was stopped, or None.
+        journalled: Returns the collected episodes of an epoch, given every example by its id.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class DatasetEvaluation(EvaluationRunner):
         draws: Mapping[str, int] | None = None,
         held_out_evaluators: Mapping[str, Evaluator] | None = None,
         recall: Recall = lambda key, item: None,
+        journalled: Recorded = lambda epoch, items: [],
     ):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
         self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
         self.outcomes, self.listener, self.draws = outcomes, listener, dict(draws or {})
-        self.recall = recall
+        self.recall, self.journalled = recall, journalled
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
         self._held_out = {str(item.id) for split in HELD_OUT for item in self.splits.get(split, [])}
@@ -84,6 +87,10 @@ class DatasetEvaluation(EvaluationRunner):
         collected = [record for record in records if record.key.phase == "collect"]
         self._calls |= {call.call_id: call for record in collected for call in record.calls}
         return records
+
+    def recorded(self, epoch: int) -> list[EpisodeRecord]:
+        """Returns the collected episodes of an epoch that is over, in the order of their keys."""
+        return self.journalled(epoch, self._items)
 
     def captured(self, call_id: str) -> ModelCall | None:
         """Returns a model call of this epoch's episodes, or None where there was none of that id."""

@@ -31,6 +31,7 @@ class ProtocolOutput(dict[str, Any]):
     """What was said and what came of it, ready for JSON; as text it is a team's answer, or the transcript.
 
     protocol, question, truth, stances     the problem
+    absent, order                          who does not speak, and in which order those are told who speak at once
     agents      {name: {llm, trained, model_group}}
     messages    [{path, round, agent, channel, text, shown, call_id, num_retries}]
     branches    [{path, decision, terminated, answer, rewards, failed}]; one unless it is a tree
@@ -242,6 +243,8 @@ class ProtocolWorkflow:
             question=opening.problem.question,
             truth=opening.problem.truth,
             stances=dict(opening.stances),
+            absent=sorted(opening.absent),
+            order=list(opening.order),
             agents={
                 agent.name: {"llm": agent.llm, "trained": agent.is_trainable, "model_group": agent.model_group}
                 for agent in self.agents.values()

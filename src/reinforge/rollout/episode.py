@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 from reinforge.rollout.chat import completion_of
@@ -45,7 +47,9 @@ def item_of(message: Message, **fields: Any) -> EpisodeItem:
     return EpisodeItem.model_construct(role=role, content=text_of(content), metadata=extra or None, **values)
 
 
-def is_target(call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: set[str]) -> bool:
+def is_target(
+    call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: Collection[str]
+) -> bool:
     """Returns True if a call's tokens are trained.
 
     Args:
@@ -148,14 +152,29 @@ def step_rewards(record: EpisodeRecord) -> list[float] | None:
     return rewards if found else None
 
 
-def trajectory_of(record: EpisodeRecord, reward: float, targets: Sequence[bool]) -> Trajectory:
-    """Returns the trained policy's view of one finished episode.
+def trajectory_of(
+    record: EpisodeRecord,
+    reward: float,
+    targets: Sequence[bool],
+    *,
+    chosen: Sequence[bool] | None = None,
+    group_id: str | None = None,
+    agent: str | None = None,
+    model_group: str | None = None,
+) -> Trajectory:
+    """Returns one trained policy's view of one finished episode.
 
     Args:
         record: The episode.
         reward: Its reward.
         targets: For each call, whether its reply is trained.
+        chosen: For each call, whether it is seen at all; None: every one.
+        group_id: Group whose rewards may be compared; None: the example.
+        agent: The agent whose view this is.
+        model_group: Who is trained on it; None: the one policy.
     """
+    if chosen is not None:
+        record, targets = part_of(record, chosen), list(compress(targets, chosen))
     key, calls = record.key, zip(record.calls, targets, strict=True)
     metadata = {"generation": key.generation, "attempt": record.attempt, "reason": record.reason}
     others = [reply.num_completion_tokens for call, trained in calls if trained for reply in call.others]
@@ -166,12 +185,64 @@ def trajectory_of(record: EpisodeRecord, reward: float, targets: Sequence[bool])
         reward=reward,
         shaped_rewards=step_rewards(record),
         metadata=metadata,
-        group_id=key.example_id,
+        group_id=key.example_id if group_id is None else group_id,
         episode_id=str(key),
-        agent=None,
-        model_group=None,
+        agent=agent,
+        model_group=model_group,
         outcome=record.outcome,
     )
+
+
+def part_of(record: EpisodeRecord, chosen: Sequence[bool]) -> EpisodeRecord:
+    """Returns an episode with some of its calls alone, and the marks about them; those ahead of any call stay.
+
+    Example: calls A, B, A with marks after each, A's chosen -> calls A, A; the marks after the first and the third.
+
+    Args:
+        record: The episode, which stays as it is.
+        chosen: For each call, whether it stays.
+    """
+    numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
+    seen = [sum(chosen[:count]) for count in range(len(record.calls) + 1)]
+    marks = []
+    for mark in record.marks:
+        about = mark.after_call if mark.call_id is None else numbers.get(mark.call_id, 0)
+        if about == 0 or chosen[about - 1]:
+            marks.append(replace(mark, after_call=seen[mark.after_call]))
+    return replace(record, calls=list(compress(record.calls, chosen)), marks=marks)
+
+
+def trajectories_of(
+    record: EpisodeRecord, reward: float, targets: Sequence[bool], policies: Mapping[str, str | None]
+) -> list[Trajectory]:
+    """Returns the view of each adapter that one finished episode called; of the one policy, where none has a name.
+
+    planner (adapter a): plan; worker (adapter b): part 1, part 2  =>  a: plan;  b: part 1, part 2
+
+    What an adapter did not say itself is no part of its view but as the messages that it was asked with. Siblings are
+    the views of one adapter: their `group_id` is EXAMPLE/ADAPTER.
+
+    Args:
+        record: The episode.
+        reward: Its reward, which is that of every adapter.
+        targets: For each call, whether its reply is trained.
+        policies: The adapter of each entry of `llms` that is trained; None: it has no name.
+    """
+    names = [name for name in dict.fromkeys(policies.values()) if name is not None]
+    if not names:
+        return [trajectory_of(record, reward, targets)]
+    called = [policies.get(call.llm) for call in record.calls]
+    return [
+        trajectory_of(
+            record,
+            reward,
+            targets,
+            chosen=[each == name for each in called],
+            group_id=f"{record.key.example_id}/{name}",
+            model_group=name,
+        )
+        for name in [name for name in names if name in called] or names[:1]  # nobody called: that is one view too
+    ]
 
 
 def steps_of(record: EpisodeRecord) -> list[IntermediateStep]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -61,11 +62,15 @@ class LoopThread:
         Raises:
             RuntimeError: Called on the loop's own thread, which would wait for itself.
         """
-        loop = self._started()
+        self._started()
         if threading.current_thread().name == self._name:
             work.close()
             raise RuntimeError(f"{self._name}: blocking work cannot wait for its own loop")
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        return self.start(work).result()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts a coroutine on the loop; another loop awaits it by `asyncio.wrap_future`."""
+        return asyncio.run_coroutine_threadsafe(work, self._started())
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +31,7 @@ class TreeNode:
         messages: The prompt.
         calls: The replies to it that are trained, in the order of their seeds, which does not depend on timing.
         rewards: The marked reward of each reply.
+        adapter: Whose replies they are; None: the one policy's.
         name: Indices of the replies that lead here, "0.2" for the third reply to the first reply; "" at the root.
         children: What follows from each reply.
     """
@@ -38,6 +39,7 @@ class TreeNode:
     messages: list[Message]
     calls: list[ModelCall] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    adapter: str | None = None
     name: str = ""
     children: list[list[TreeNode]] = field(default_factory=list)
 
@@ -60,19 +62,24 @@ class TreeNode:
         return values
 
 
-def tree_of(record: EpisodeRecord, targets: Sequence[bool]) -> list[TreeNode]:
+def tree_of(
+    record: EpisodeRecord, targets: Sequence[bool], policies: Mapping[str, str | None] | None = None
+) -> list[TreeNode]:
     """Returns an episode's branching points, each after the one that it follows from.
 
     Args:
         record: The episode.
         targets: For each call, whether its reply is trained.
+        policies: The adapter of each entry of `llms`: replies of two are no siblings, though they follow each other.
     """
     rewards = step_rewards(record) or [0.0] * len(record.calls)
     chosen = [(c, r) for c, r, trained in zip(record.calls, rewards, targets, strict=True) if trained]
     chosen.sort(key=lambda each: (len(each[0].request.messages), each[0].request.sampling.seed or 0))
-    nodes: dict[str, TreeNode] = {}
+    nodes: dict[tuple[str, str | None], TreeNode] = {}
     for call, reward in chosen:
-        node = nodes.setdefault(_key(call.request.messages), TreeNode(call.request.messages))
+        adapter = (policies or {}).get(call.llm)
+        place = _key(call.request.messages), adapter
+        node = nodes.setdefault(place, TreeNode(call.request.messages, adapter=adapter))
         node.calls.append(call)
         node.rewards.append(reward)
         node.children.append([])
@@ -97,30 +104,35 @@ def tree_of(record: EpisodeRecord, targets: Sequence[bool]) -> list[TreeNode]:
 
 
 def groups_from_tree(
-    record: EpisodeRecord, targets: Sequence[bool], back_up: BackUp = "none"
+    record: EpisodeRecord,
+    targets: Sequence[bool],
+    back_up: BackUp = "none",
+    policies: Mapping[str, str | None] | None = None,
 ) -> list[list[Trajectory]]:
     """Returns the siblings of each branching point; the path above them is context.
 
     Args:
         record: The episode.
         targets: For each call, whether its reply is trained.
-        back_up: How a reply is rewarded for what follows from it.
+        back_up: How a reply is rewarded for what follows from it, of other adapters too.
+        policies: The adapter of each entry of `llms`; None: there is one policy.
     """
-    return [_siblings(record, node, node.values(back_up)) for node in tree_of(record, targets)]
+    return [_siblings(record, node, node.values(back_up)) for node in tree_of(record, targets, policies)]
 
 
 def _siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) -> list[Trajectory]:
     path = [item_of(message, trained=False) for message in node.messages]
+    group_id = f"{record.key.example_id}/{record.key.generation}/{node.name}"
     return [
         Trajectory.model_construct(
             episode=[*path, item_of(call.reply.message, logprobs=call.known)],
             reward=value,
             shaped_rewards=None,
             metadata={"node": node.name, "depth": _depth(node), "call_id": call.call_id},
-            group_id=f"{record.key.example_id}/{record.key.generation}/{node.name}",
+            group_id=group_id if node.adapter is None else f"{group_id}/{node.adapter}",
             episode_id=str(record.key),
             agent=None,
-            model_group=None,
+            model_group=node.adapter,
             outcome=record.outcome,
         )
         for call, value in zip(node.calls, values, strict=True)

@@ -94,7 +94,7 @@ def finetune(
         "llms": {LLM: {"_type": "policy"}},
         "workflow": {"_type": "python", "function": workflow, "llm": LLM},
         "eval": {
-            "general": {"max_concurrency": max_concurrency, "dataset": _dataset(dataset)},
+            "general": {"max_concurrency": max_concurrency, "dataset": dataset_block(dataset)},
             "evaluators": {REWARD: {"_type": reward} if isinstance(reward, str) else _python(reward)},
         },
         "trajectory_builders": {"builder": builder},
@@ -106,14 +106,19 @@ def finetune(
     options = RunOptions(run_name=run_name, progress=progress or default_progress())
     if resume is not None:
         options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
-    return _run_anywhere(loaded, options, registry)
+    return run_anywhere(loaded, options, registry)
 
 
 def _python(function: Callable[..., Any]) -> dict[str, Any]:
     return {"_type": "python", "function": function}
 
 
-def _dataset(dataset: str | Path | Rows) -> dict[str, Any]:
+def dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
+    """Returns rows, a file or a folder as `eval.general.dataset`.
+
+    Raises:
+        ConfigError: Nobody knows how to read a file of this ending.
+    """
     if not isinstance(dataset, str | Path):
         return {"_type": "rows", "rows": list(dataset)}
     if Path(dataset).is_dir():
@@ -126,7 +131,7 @@ def _dataset(dataset: str | Path | Rows) -> dict[str, Any]:
     return {"_type": DATASETS[suffix], "file_path": str(dataset)}
 
 
-def _run_anywhere(loaded: LoadedConfig, options: RunOptions, registry: Registry) -> RunSummary:
+def run_anywhere(loaded: LoadedConfig, options: RunOptions, registry: Registry) -> RunSummary:
     """Runs on this thread, or on one of its own where an event loop runs here already (a notebook)."""
     try:
         asyncio.get_running_loop()

@@ -40,7 +40,8 @@ class ARTTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="openpipe_ar
 async def art_trainer(config: ARTTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
     """Yields the loop."""
     algorithm = await builder.get_algorithm()
-    yield ARTTrainer(config, compares=algorithm.needs_groups, teaches=algorithm.teaches)
+    told = {"teaches": algorithm.teaches, "too_little": algorithm.too_little}
+    yield ARTTrainer(config, compares=algorithm.needs_groups, **told)
 
 
 @register_trajectory_builder(config_type=ARTTrajectoryBuilderConfig)

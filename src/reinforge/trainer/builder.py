@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import TrajectoryBuilderConfig
-from reinforge.errors import EvaluationError
-from reinforge.interfaces import TrajectoryBuilder
+from reinforge.errors import EvaluationError, Problem
+from reinforge.interfaces import Algorithm, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
-from reinforge.rollout.episode import is_target, trajectory_of
+from reinforge.rollout.episode import is_target, trajectories_of
+from reinforge.rollout.llms import adapters_of
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
@@ -28,13 +29,28 @@ class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
 
 
 class GroupTrajectoryBuilder(TrajectoryBuilder):
-    """Collects `num_generations` episodes of each example and returns every group."""
+    """Collects `num_generations` episodes of each example and returns every group.
 
+    Args:
+        trajectory_builder_config: Its configuration.
+        policies: Entries of `llms` that are trained, with the adapter that each names.
+
+    Attributes:
+        siblings_setting: What says how many siblings there are, for messages.
+        groups_are_examples: Each example makes one group of its own name.
+    """
+
+    siblings_setting = "num_generations"
+    groups_are_examples = True
     trajectory_builder_config: GroupTrajectoryBuilderConfig
 
-    def __init__(self, trajectory_builder_config: GroupTrajectoryBuilderConfig, policies: Sequence[str] = ()):
+    def __init__(
+        self,
+        trajectory_builder_config: GroupTrajectoryBuilderConfig,
+        policies: Sequence[str] | Mapping[str, str | None] = (),
+    ):
         super().__init__(trajectory_builder_config)
-        self.policies = set(policies)
+        self.policies = dict(policies) if isinstance(policies, Mapping) else dict.fromkeys(policies)
         self.evaluation_runs: dict[str, asyncio.Task[list[EpisodeRecord]]] = {}
         self.last_records: list[EpisodeRecord] = []
 
@@ -48,6 +64,11 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         count = self.trajectory_builder_config.num_generations
         keys = [EpisodeKey("collect", epoch, str(id_), number, round_) for id_ in ids for number in range(count)]
         self.evaluation_runs[run_id] = asyncio.create_task(self.evaluation.collect(keys))
+
+    @property
+    def groups_per_example(self) -> int:
+        """Most groups that the episodes of one example make: one for each adapter."""
+        return max(1, len(set(self.policies.values())))
 
     def examples_of(self, epoch: int) -> list[str]:
         """Returns an epoch's example ids, each once."""
@@ -69,16 +90,37 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         finally:
             self.evaluation_runs.pop(run_id, None)
         self.last_records = records
+        groups = await self._grouped(records, meta or {})
+        return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
+
+    def problems(self, algorithm: Algorithm, workflow_config: Any) -> list[Problem]:
+        """Returns why an algorithm cannot learn from what is collected here; paths are below the builder's.
+
+        Args:
+            algorithm: The run's.
+            workflow_config: The configuration of the agent that runs.
+        """
+        if not algorithm.needs_groups or self.num_siblings(workflow_config) > 1:
+            return []
+        message = "1 gives groups of one: there is nothing that a group-relative algorithm could compare"
+        fix = "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft"
+        return [Problem(self.siblings_setting, message, fix)]
+
+    def num_siblings(self, workflow_config: Any) -> int:
+        """Returns the most trajectories that are compared with each other."""
+        return self.trajectory_builder_config.num_generations
+
+    async def _grouped(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
         rewards = [await self._reward(record, meta) for record in records]
         scored = [(record, reward) for record, reward in zip(records, rewards, strict=True) if reward is not None]
-        return TrajectoryCollection(trajectories=self._groups(scored), run_id=run_id, epoch=(meta or {}).get("epoch"))
+        return self._groups(scored)
 
     def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
-        """Returns the siblings of each example, of episodes that are not missing with their rewards."""
+        """Returns the siblings of each example and adapter, of episodes that are not missing with their rewards."""
         groups: dict[str, list[Trajectory]] = {}
         for record, reward in scored:
-            siblings = groups.setdefault(record.key.example_id, [])
-            siblings.append(trajectory_of(record, reward, self._targets(record)))
+            for trajectory in trajectories_of(record, reward, self._targets(record), self.policies):
+                groups.setdefault(str(trajectory.group_id), []).append(trajectory)
         return list(groups.values())
 
     async def _reward(self, record: EpisodeRecord, meta: dict[str, Any] | None) -> float | None:
@@ -121,6 +163,7 @@ async def group_builder(config: GroupTrajectoryBuilderConfig, builder: Any) -> A
     yield GroupTrajectoryBuilder(config, policy_entries(builder))
 
 
-def policy_entries(builder: Any) -> list[str]:
-    """Returns the entries of `llms` that are the policy being trained."""
-    return [name for name, llm in builder.config.llms.items() if llm.static_type == "policy"]
+def policy_entries(builder: Any) -> dict[str, str | None]:
+    """Returns the entries of `llms` that are the policy being trained, with the adapter that each names."""
+    llms, named = builder.config.llms, adapters_of(builder.config.llms)
+    return {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}

@@ -3,16 +3,18 @@
 The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
 job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within a
 measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. A policy
-that tells no tokens cannot be scored: there the version and the fingerprint are all, and the figures are unknown.
+that tells no tokens cannot be scored: there the version and the fingerprint are all, and the figures are unknown. Of
+several adapters each is asked, with prompts of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reinforge.errors import JobFailed
 from reinforge.interfaces import PolicyServer
@@ -54,15 +56,17 @@ class CanaryReport:
     num_tokens: int
 
 
-async def probe(
-    policy: PolicyServer, version: int, prompts: Sequence[list[Message]], previous_fingerprint: str | None
-) -> CanaryReport:
-    """Checks that the policy serves `version`, with weights other than before.
+Prompts = Mapping[str, Sequence[list[Message]]]
+"""A few histories that the agent asked, by the adapter that it asked; those of the one policy stand under ""."""
+
+
+async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_fingerprint: str | None) -> CanaryReport:
+    """Checks that the policy serves `version`, with weights other than before, by each of its adapters.
 
     Args:
         policy: What the agent calls.
         version: The version that was published.
-        prompts: A few histories that the agent asked; short ones are cheap.
+        prompts: Short ones are cheap.
         previous_fingerprint: Of the weights before the job; None: nothing to compare with.
 
     Raises:
@@ -74,6 +78,27 @@ async def probe(
             f"the job changed nothing: the weights still have the fingerprint {fingerprint}; "
             "the learning rate may be zero or too small for the weights' precision"
         )
+    asked = [
+        await _compare(policy.named(name) if name else policy, name, version, prompts.get(name, []))
+        for name in policy.names or ("",)
+    ]
+    found = [each for each in asked if each is not None]
+    if not found:
+        return CanaryReport(version, fingerprint, None, None, None, None, 0)
+    noise = max(noise for _, noise in found)
+    d_N = np.concatenate([d_n for d_n, _ in found])
+    mean, k3 = (float(found_N.mean()) if len(d_N) else 0.0 for found_N in (np.abs(d_N), np.expm1(d_N) - d_N))
+    return CanaryReport(version, fingerprint, float(np.abs(d_N).max(initial=0.0)), mean, k3, noise, len(d_N))
+
+
+async def _compare(
+    policy: PolicyServer, name: str, version: int, prompts: Sequence[list[Message]]
+) -> tuple[NDArray[np.float64], float] | None:
+    """Returns learner minus sampler for each token of a few replies, and the noise floor, in nats; None: no tokens.
+
+    Raises:
+        JobFailed: They differ by more than that explains, or the replies are of another version.
+    """
     requests = [
         ModelRequest(list(messages), SamplingParams(max_tokens=PROBE_TOKENS, seed=index + 1))
         for index, messages in enumerate(prompts or [PROBE])
@@ -81,7 +106,7 @@ async def probe(
     replies = await asyncio.gather(*(policy.sample(request) for request in requests))
     _refuse_other_version(replies, version)
     if all(reply.tokens is None for reply in replies):
-        return CanaryReport(version, fingerprint, None, None, None, None, 0)
+        return None
     sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
     once, again = await policy.score(sequences), await policy.score(sequences[:1])
     noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
@@ -93,18 +118,26 @@ async def probe(
     d_N = np.concatenate(differences, dtype=np.float64) if differences else np.zeros(0)
     largest = float(np.abs(d_N).max(initial=0.0))
     if not largest <= max(policy.tolerance, NOISE_FACTOR * noise):  # NaN is no agreement
+        by = f" by the adapter {name}" if name else ""
         raise JobFailed(
-            f"the agent is not served the weights that were trained: log-probs of the same tokens differ by up to "
+            f"the agent is not served the weights that were trained{by}: log-probs of the same tokens differ by up to "
             f"{largest:.2e} nats between sampler and learner, with a noise floor of {noise:.1e}"
         )
-    mean, k3 = (float(found_N.mean()) if len(d_N) else 0.0 for found_N in (np.abs(d_N), np.expm1(d_N) - d_N))
-    return CanaryReport(version, fingerprint, largest, mean, k3, noise, len(d_N))
+    return d_N, noise
 
 
 def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
     served = {reply.version for reply in replies if reply.version is not None}
     if served - {version}:
         raise JobFailed(f"version {version} was published, but replies carry version {sorted(served)}")
+
+
+def prompts_of(groups: Iterable[TrajectoryGroup]) -> dict[str, list[list[Message]]]:
+    """Returns prompts for the canary by adapter."""
+    parts: dict[str, list[TrajectoryGroup]] = {}
+    for group in groups:
+        parts.setdefault(group.model_group or "", []).append(group)
+    return {name: short_prompts(part) for name, part in parts.items()}
 
 
 def short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:

@@ -18,6 +18,7 @@ from reinforge.files import (
     replace_file,
     staging_folder,
     to_json,
+    write_folder,
     writing,
 )
 from reinforge.interfaces import TrainerAdapter
@@ -111,16 +112,11 @@ class Checkpoints:
 
 
 def copy_model(checkpoint: Path, target: Path) -> None:
-    """Copies the model's files of a checkpoint, not the training's, to `target`.
+    """Copies the model's files of a checkpoint, not the training's, to `target`; each adapter's, where it has several.
 
     Raises:
         StorageError: They cannot be copied.
     """
-    temporary = staging_folder(target.parent)
+    ignored = shutil.ignore_patterns(STATE.parent.name, MANIFEST)
     with writing(target):
-        try:
-            shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(STATE.parent.name, MANIFEST))
-            commit_folder(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        write_folder(target, lambda staged: shutil.copytree(checkpoint, staged, ignore=ignored))

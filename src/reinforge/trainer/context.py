@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import LimitsConfig
+from reinforge.config.schema import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
 from reinforge.interfaces import PolicyServer
 from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.progress import RunProgress
 from reinforge.trainer.records import episode_of
 from reinforge.trainer.store import RunStore, Snapshot
+from reinforge.trainer.transcripts import STAGES, write_transcripts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 
@@ -43,6 +44,7 @@ class RunContext:
         resumed: Where a run that was begun before goes on; None: it begins.
         policy: What the agent calls, once it is loaded; None: the backend serves no policy.
         pending: Makes the epoch before durable, where the run is stopped between two checkpoints.
+        transcripts: What is written of dialogues for a person to read.
         recalls: Phases whose episodes are taken from the journal where it holds them already.
     """
 
@@ -61,6 +63,7 @@ class RunContext:
     resumed: Snapshot | None = None
     policy: PolicyServer | None = None
     pending: Callable[[], Awaitable[Any]] | None = None
+    transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
     recalls: set[str] = field(default_factory=set)
     last_progress_s: float = field(default_factory=time.monotonic)
     _stage_since: float = field(default_factory=time.monotonic)
@@ -87,6 +90,8 @@ class RunContext:
     def end_stage(self, data: dict[str, Any]) -> None:
         """Journals that the stage that runs now has done its work."""
         self.store.stage(-1 if self.stage_epoch is None else self.stage_epoch, self.stage_name, data)
+        if self.transcripts.save and self.stage_name in STAGES:
+            write_transcripts(self.folder, self.stage_name, self.stage_epoch, self.transcripts)
 
     def episode_done(self, record: EpisodeRecord) -> None:
         """Journals and counts one finished episode."""
@@ -109,6 +114,16 @@ class RunContext:
             return None
         self._count(record)
         return record
+
+    def recorded(self, epoch: int, items: Mapping[str, EvalInputItem]) -> list[EpisodeRecord]:
+        """Returns the collected episodes of an epoch that is over, in the order of their keys.
+
+        Args:
+            epoch: From 0.
+            items: Every example by its id.
+        """
+        found = [json.loads(data) for _, data in sorted(self.store.recorded_episodes("collect", epoch).items())]
+        return [episode_of(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
     def _is_of_served_weights(self, record: EpisodeRecord) -> bool:
         versions = {reply.version for call in record.calls for reply in call.choices} - {None}

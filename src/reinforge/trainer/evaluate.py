@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from reinforge.evaluation.splits import SPLITS, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import EvaluationReport, TrainerAdapter
 from reinforge.registry import REGISTRY, Registry
+from reinforge.rollout.llms import adapters_of
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.components import Builder
 from reinforge.trainer.prepare import Attempts
@@ -116,6 +118,9 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         if adapter is not None:
             options.progress.stage(None, "LOAD", None)
             await adapter.initialize(config)
+            if model is not None and model.adapters and not await adapter.restore(Path(model.path), 0):
+                message = f"{type(adapter).__name__} cannot load the adapters of {model.path}"
+                raise ConfigError(Problem("--model", message, "use the trainer adapter `_type: local`"))
         draws = config.gate.draws if split == "confirm" else 1
         ids = evaluation.example_ids(split)
         options.progress.stage(None, "EVALUATE", len(ids) * draws)
@@ -136,9 +141,32 @@ def _replace_model(builder: Builder, named: str | None) -> SavedModel | None:
         message = "it replaces the policy, and no entry of llms is `_type: policy`"
         raise ConfigError(Problem("--model", message, "leave it out, or make the agent's llm the policy"))
     model = SavedModel(named) if named.startswith("bundled:") else find_model(named, Path(config.output_dir))
-    config.policy.model, config.policy.init = model.path, "pretrained"
+    if model.adapters:
+        model = _for_adapters(model, list(dict.fromkeys(adapters_of(builder.config.llms).values())))
+    config.policy.model, config.policy.init = model.base if model.adapters else model.path, "pretrained"
     builder.loaded.marks["finetuning", "policy", "model"] = "--model"
     return model
+
+
+def _for_adapters(model: SavedModel, names: Sequence[str]) -> SavedModel:
+    """Returns what a file that names these adapters takes of several that were saved together.
+
+    Raises:
+        ConfigError: Not all of them were, or the file names none.
+    """
+    held = ", ".join(model.adapters)
+    if not names:
+        message = f"{model.path} holds the adapters {held}, and no entry of llms says which one answers"
+        fix = (
+            f"add `adapter: {model.adapters[0]}` to the entries, or name one: --model {model.path}/{model.adapters[0]}"
+        )
+        raise ConfigError(Problem("--model", message, fix))
+    if missing := [name for name in names if name not in model.adapters]:
+        message = f"{model.path} holds the adapters {held}, and not {', '.join(missing)}, which llms names"
+        raise ConfigError(Problem("--model", message, "name adapters that the run trained"))
+    if len(names) == 1:
+        return SavedModel(f"{model.path}/{names[0]}", model.what)
+    return replace(model, adapters=tuple(names))
 
 
 async def prepare_evaluation(

@@ -36,12 +36,11 @@ from reinforge.registry import register_trainer
 from reinforge.rollout.episode import bind_prompts, find_tokens
 from reinforge.trainer import stages
 from reinforge.trainer.builder import GroupTrajectoryBuilder
-from reinforge.trainer.canary import short_prompts
+from reinforge.trainer.canary import Prompts, prompts_of
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.refusals import refuse_identical, refuse_untrainable, why_empty
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -64,7 +63,7 @@ class EpochTrainer(Trainer):
     Args:
         trainer_config: Its configuration.
         kwargs: Kept for the reference's callers; `compares` says whether the algorithm compares siblings, `teaches`
-            of which groups it takes something.
+            of which groups it takes something, `too_little` why a job of some groups would train on too little.
     """
 
     trainer_config: EpochTrainerConfig
@@ -74,9 +73,10 @@ class EpochTrainer(Trainer):
         self.context: RunContext | None = None
         self.compares: bool = kwargs.get("compares", True)
         self.teaches: Callable[[TrajectoryGroup], bool] | None = kwargs.get("teaches")
+        self.too_little: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("too_little", lambda groups: None)
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
-        self._prompts: list[list[Message]] = []
+        self._prompts: Prompts = {}
         self._run_id: str | None = None
         self._reward_history: list[dict[str, Any]] = []
         self._validation_history: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ class EpochTrainer(Trainer):
     async def _commit(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Makes the epoch durable, now or, between checkpoints, when the run is stopped before the next job."""
         context = self.context
-        self._prompts = short_prompts(self._selection.kept)
+        self._prompts = prompts_of(self._selection.kept)
         if context is None:
             return
         policy = self.trainer_adapter.policy()
@@ -174,7 +174,8 @@ class EpochTrainer(Trainer):
         included = set(state["curriculum"]["included_groups"])
         self._curriculum_state = {**state["curriculum"], "included_groups": included}
         self._sparing.mean_rewards = dict(state["mean_rewards"])
-        self._prompts = state["prompts"]
+        prompts = state["prompts"]  # a list: of a run from before adapters had names
+        self._prompts = prompts if isinstance(prompts, dict) else {"": prompts}
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
         jobs = [job for job in context.store.jobs() if job.epoch <= epoch and job.ref and job.status]
         self._job_refs = [job.ref for job in jobs if job.ref]
@@ -203,6 +204,9 @@ class EpochTrainer(Trainer):
         self._stage("SELECT", epoch)
         chosen = self.apply_curriculum_learning(collection, epoch)
         collection, chosen = await self._refill(epoch, run_id, collection, chosen)
+        if chosen.groups and (reason := self.too_little(chosen.groups)) is not None:
+            self._selection = replace(self._selection, kept=[], too_little=reason)
+            chosen = TrajectoryCollection(trajectories=[], run_id=run_id, epoch=epoch)
         self._reward_history.append(self._reward_row(epoch, collection, chosen))
         self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups)})
         crash_point("batch.sealed")
@@ -276,7 +280,7 @@ class EpochTrainer(Trainer):
         used = builder.examples_of(epoch)
         asked = len(used) - len(self._sparing.spared)
         for round_ in range(1, limits.max_refills + 1):
-            if len(chosen.groups) >= limits.min_groups * asked:
+            if len(chosen.groups) >= limits.min_groups * asked * builder.groups_per_example:
                 break
             extra = builder.further_examples(epoch, set(used), asked)
             if not extra:
@@ -330,7 +334,7 @@ class EpochTrainer(Trainer):
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
         told = status.metadata or {}
-        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k == "skipped_episodes"}
+        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k in ("skipped_episodes", "groups")}
         self._reward_history[-1].update(metrics)
         self._end_stage(metrics)
         return status
@@ -374,12 +378,10 @@ class EpochTrainer(Trainer):
             )
 
     def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
-        are_scores = self.trajectory_builder.rewards_are_scores
-        means = [group.mean_reward for group in collection.groups] if are_scores else []
+        selection, builder = self._selection, self.trajectory_builder
+        means = builder.example_rewards(collection.groups)
         average, low, high = mean_interval(means) if means else (None, None, None)
-        filtered = [group.mean_reward for group in chosen.groups] if are_scores else []
-        selection = self._selection
-        builder = self.trajectory_builder
+        filtered = builder.example_rewards(chosen.groups)
         return {
             "epoch": epoch,
             "avg_reward": average,
@@ -462,4 +464,5 @@ class EpochTrainer(Trainer):
 async def epoch_trainer(config: EpochTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
     """Yields the loop."""
     algorithm = await builder.get_algorithm()
-    yield EpochTrainer(config, compares=algorithm.needs_groups, teaches=algorithm.teaches)
+    told = {"teaches": algorithm.teaches, "too_little": algorithm.too_little}
+    yield EpochTrainer(config, compares=algorithm.needs_groups, **told)

@@ -19,12 +19,12 @@ from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, Evaluator, Needs, Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.capture import ChatModel
+from reinforge.rollout.llms import PolicyLLM, adapters_of
 from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.trainer.builder import GroupTrajectoryBuilder
 from reinforge.trainer.components import BUNDLED, Builder
 from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.run_settings import refuse_run_settings
-from reinforge.trainer.tree_builder import TreeTrajectoryBuilder
 from reinforge.types.evaluation import EvalInputItem
 
 VALIDATION_FILE = "finetuning.run_configuration.validation_config_file"
@@ -143,7 +143,9 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     held_out: Any = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators)) if validation else None
     algorithm = await attempt(builder.get_algorithm)
     trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
-    attempt.add(_single_generation(config, builder.config.workflow, algorithm, trajectory_builder))
+    if isinstance(trajectory_builder, GroupTrajectoryBuilder) and algorithm is not None:
+        attempt.add(_does_not_fit(builder, trajectory_builder, algorithm))
+    attempt.add(_several_adapters(builder, trajectory_builder))
     trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # a bundled model makes itself, which takes time: not for a run that cannot start
@@ -193,24 +195,32 @@ async def _held_out_evaluators(
     return {name: await other.get_evaluator(name) for name in names}
 
 
-def _single_generation(
-    config: FinetuneConfig, workflow_config: Any, algorithm: Any, trajectory_builder: Any
-) -> list[Problem]:
-    settings = getattr(trajectory_builder, "trajectory_builder_config", None)
-    if algorithm is None or not algorithm.needs_groups or getattr(settings, "num_generations", None) != 1:
+def _does_not_fit(builder: Builder, trajectory_builder: GroupTrajectoryBuilder, algorithm: Algorithm) -> list[Problem]:
+    """Returns why what is collected is nothing for this algorithm, or for the curriculum."""
+    config = builder.config.finetuning
+    path = f"trajectory_builders.{config.trajectory_builder}"
+    found = trajectory_builder.problems(algorithm, builder.config.workflow)
+    problems = [builder.placed(problem, path) for problem in found]
+    if config.curriculum_learning.collect_only_included and not trajectory_builder.groups_are_examples:
+        message = "an example makes several groups here: one may be included, another not"
+        problems.append(Problem("finetuning.curriculum_learning.collect_only_included", message, "set it to false"))
+    return problems
+
+
+def _several_adapters(builder: Builder, trajectory_builder: Any) -> list[Problem]:
+    """Returns what cannot be done for several adapters."""
+    names = list(dict.fromkeys(adapters_of(builder.config.llms).values()))
+    if len(names) < 2:
         return []
-    path = f"trajectory_builders.{config.trajectory_builder}.num_generations"
-    if isinstance(trajectory_builder, TreeTrajectoryBuilder):  # siblings are the branches of a tree
-        if getattr(workflow_config, "width", None) != 1:
-            return []
-        path = "workflow.width"
-    return [
-        Problem(
-            path,
-            "1 gives groups of one: there is nothing that a group-relative algorithm could compare",
-            "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft",
-        )
-    ]
+    problems, config = [], builder.config.finetuning
+    if isinstance(trajectory_builder, DatasetTrajectoryBuilder):
+        message = f"the rows of a dataset do not say which adapter is to learn them: {', '.join(names)}"
+        path, fix = f"trajectory_builders.{config.trajectory_builder}", "train one adapter on them, in a run of its own"
+        problems.append(Problem(path, message, fix))
+    if config.curriculum_learning.collect_only_included:
+        message = f"an example makes a group for each adapter ({', '.join(names)}): one may be included, another not"
+        problems.append(Problem("finetuning.curriculum_learning.collect_only_included", message, "set it to false"))
+    return problems
 
 
 def _called_by_nobody(builder: Builder, trajectory_builder: Any) -> list[Problem]:
@@ -229,6 +239,10 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
     hosted = parts.adapter.effective_settings(config) if isinstance(parts.adapter, OpenAIAdapter) else None
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
+    adapters: dict[str, list[str]] = {}
+    for name, llm in parts.llms.items():
+        if isinstance(llm, PolicyLLM) and llm.adapter is not None:
+            adapters.setdefault(llm.adapter, []).append(name)
     file = config.run_configuration.validation_config_file if config.run_configuration else None
     validated = f"by {', '.join(parts.held_out_evaluators)} on the examples of {file}" if file else None
     algorithm = getattr(parts.algorithm, "config", None)
@@ -238,6 +252,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
         *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
         *([("sends to", ", ".join(remote))] if remote else []),
+        *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
         *([("validate", validated)] if validated else []),
         ("reward", f"{parts.reward_metric}; the verdict is on {parts.gate_metric}"),
         (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ def _call_json(call: ModelCall) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
+        "seed": sampling.seed,
         **_reply_json(call.reply),
         **(several if call.others else {}),
         "started_s": round(call.started_s, 6),
@@ -108,7 +110,9 @@ def _reply_json(reply: ModelReply) -> dict[str, Any]:
 
 
 def _call_of(data: dict[str, Any]) -> ModelCall:
-    sampling = SamplingParams(data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0))
+    sampling = SamplingParams(
+        data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0), seed=data.get("seed")
+    )
     return ModelCall(
         data["call_id"],
         data["llm"],
@@ -126,18 +130,11 @@ def _call_of(data: dict[str, Any]) -> ModelCall:
 def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     tokens = None
     if data["token_ids"] is not None:
-        supports = data.get("supports")
-        tokens = TokenLogprobs(
-            prompt_token_ids=tuple(data["prompt_token_ids"]),
-            token_ids=tuple(data["token_ids"]),
-            logprobs=tuple(data["logprobs"]),
-            policy_version=data["policy_version"],
-            finish_reason=data["finish_reason"],
-            temperature=sampling.temperature,
-            restricted=data.get("restricted", sampling.restricts_support),
-            processed_logprobs=tuple(data.get("processed_logprobs", ())),
-            supports=None if supports is None else _supports_of(supports),
-        )
+        kept = {name: data[name] for name in ("prompt_token_ids", "token_ids", "logprobs", "policy_version")}
+        drawn: dict[str, Any] = {"finish_reason": data["finish_reason"], "temperature": sampling.temperature}
+        cut: dict[str, Any] = {name: data[name] for name in ("restricted", "processed_logprobs") if name in data}
+        given: dict[str, Any] = {"restricted": sampling.restricts_support, "supports": data.get("supports"), **cut}
+        tokens = tokens_of({**kept, **drawn, **given})
     return ModelReply(
         data["reply"],
         data["finish_reason"],
@@ -146,6 +143,20 @@ def _reply_of(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
         data["num_completion_tokens"],
         policy_version=data["policy_version"] if tokens is None else None,
     )
+
+
+def tokens_json(tokens: TokenLogprobs) -> dict[str, Any]:
+    """Returns the exact tokens of one reply, ready for JSON; the texts of single tokens are left out."""
+    supports = None if tokens.supports is None else _supports_json(tokens.supports)
+    return {**asdict(replace(tokens, texts=(), supports=None)), "supports": supports}
+
+
+def tokens_of(data: dict[str, Any]) -> TokenLogprobs:
+    """Returns tokens as `tokens_json` wrote them; JSON has no NaN, which says that nobody sampled a token."""
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+    lists["logprobs"] = tuple(math.nan if value is None else value for value in data["logprobs"])
+    supports = None if data["supports"] is None else _supports_of(data["supports"])
+    return TokenLogprobs(**{**data, **lists, "supports": supports})
 
 
 def _supports_json(supports: Supports) -> dict[str, str]:

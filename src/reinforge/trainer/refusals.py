@@ -99,6 +99,8 @@ def refuse_identical(collection: TrajectoryCollection, *, epoch: int, epochs_bef
 
 def why_empty(selection: Selection) -> str:
     """Returns why a selection has no group left, with counts."""
+    if selection.too_little is not None:
+        return selection.too_little
     return (
         f"{len(selection.zero_variance)} groups have equal rewards, {len(selection.low_spread)} differ by less "
         f"than curriculum_learning.min_reward_diff, {len(selection.untrainable)} have no trained tokens"

@@ -17,6 +17,7 @@ from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import replace_file, writing
+from reinforge.trainer.saved import adapters_in
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.trajectory import Outcome
 
@@ -116,8 +117,11 @@ class RunSummary:
             ("report", f"{folder / 'report.md'}, {folder / 'reward_plot.png'}"),
         ]
         if self.promoted:
-            is_hosted = (folder / "model" / HOSTED_MODEL).is_file()
-            what = f"{HOSTED_MODEL} names it; the service holds it" if is_hosted else "from_pretrained loads it"
+            what, several = "from_pretrained loads it", ", ".join(adapters_in(folder / "model"))
+            if (folder / "model" / HOSTED_MODEL).is_file():
+                what = f"{HOSTED_MODEL} names it; the service holds it"
+            elif several:
+                what = f"the adapters {several}: from_pretrained loads each"
             pairs.append(("model", f"{folder / 'model'} ({what})"))
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))

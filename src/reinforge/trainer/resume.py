@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from reinforge.config.loader import LoadedConfig, load_config
+from reinforge.config.schema import TranscriptsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import TRASH, to_json
 from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 LAST = "last"
 OF_ONE_CALL = {"finetuning.limits.max_minutes", "finetuning.limits.max_tokens", "finetuning.output_dir"}
+OF_ONE_CALL |= {f"finetuning.transcripts.{name}" for name in TranscriptsConfig.model_fields}
 """Settings that may change between the calls of one run: they do not change what it computes."""
 
 MAX_NAMED = 10

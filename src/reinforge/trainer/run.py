@@ -141,6 +141,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         store = RunStore.open(folder) if options.resume else RunStore(folder)
         options.folder = folder
         context = RunContext(folder.name, store, options.progress or SilentProgress(), config.limits)
+        context.transcripts = config.transcripts
         run = _Run(loaded, parts, context, options)
         with _run_log(folder):
             try:
@@ -291,6 +292,7 @@ class _Run:
             draws={"confirm": config.gate.draws},
             held_out_evaluators=parts.held_out_evaluators,
             recall=self.context.recall,
+            journalled=self.context.recorded,
         )
         self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer need not look at it
         await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)

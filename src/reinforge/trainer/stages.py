@@ -9,11 +9,10 @@ from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
 from reinforge.files import write_json
 from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
-from reinforge.trainer.canary import CanaryReport, probe
+from reinforge.trainer.canary import CanaryReport, Prompts, probe
 from reinforge.trainer.gate import choose_best
 from reinforge.trainer.store import Snapshot
 from reinforge.types.job import TrainingJobStatus, TrainingStatusEnum
-from reinforge.types.request import Message
 
 if TYPE_CHECKING:
     from reinforge.trainer.context import RunContext
@@ -89,14 +88,14 @@ def drop_checkpoints(context: RunContext, gate_metric: str | None, *, keep_last:
 
 
 async def adopt(
-    context: RunContext | None, policy: PolicyServer, *, prompts: list[list[Message]], num_updates: int | None
+    context: RunContext | None, policy: PolicyServer, *, prompts: Prompts, num_updates: int | None
 ) -> CanaryReport:
     """Publishes the weights of a finished job as the next version and proves that the agent gets them.
 
     Args:
         context: The run; without one nothing is known of the weights before, and nothing is recorded.
         policy: What the agent calls.
-        prompts: A few histories that the agent asked.
+        prompts: A few histories that the agent asked, by adapter.
         num_updates: Optimizer steps of the job; None: the backend does not say.
 
     Raises:
@@ -134,7 +133,7 @@ async def adopt_what_is_left(
         return  # nothing was trained, and nothing is claimed
     counts = [status.num_updates for status in statuses if status.num_updates is not None]
     context.begin_stage("ADOPT")
-    report = await adopt(context, policy, prompts=[], num_updates=sum(counts) if counts else None)
+    report = await adopt(context, policy, prompts={}, num_updates=sum(counts) if counts else None)
     context.end_stage({"version": report.version, "fingerprint": report.fingerprint})
 
 

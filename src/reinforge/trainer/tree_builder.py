@@ -27,13 +27,21 @@ class TreeTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="tree"):
 class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
     """Collects trees and returns a group for each of their branching points."""
 
+    siblings_setting = "workflow.width"
+    groups_are_examples = False
     trajectory_builder_config: TreeTrajectoryBuilderConfig
+
+    def num_siblings(self, workflow_config: Any) -> int:
+        """Returns the replies to a prompt as far as the agent's configuration tells: siblings are branches."""
+        return getattr(workflow_config, "width", 2)
 
     def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
         """Returns the siblings of each branching point; what counts is the reward marked on each reply."""
         back_up = self.trajectory_builder_config.back_up
         return [
-            siblings for record, _ in scored for siblings in groups_from_tree(record, self._targets(record), back_up)
+            siblings
+            for record, _ in scored
+            for siblings in groups_from_tree(record, self._targets(record), back_up, self.policies)
         ]
 
 

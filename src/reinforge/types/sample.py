@@ -36,6 +36,7 @@ class TrainingSample:
         group_rewards: The rewards of all its siblings, itself included: what group-relative credit compares with.
         turn_rewards: Reward of each turn, by turn index, where the trajectory has shaped rewards; else None.
         agent: Name of the agent that spoke.
+        agent_weight: What that agent counts in the job beside the others.
         pair_id: Preference pair this belongs to; None outside preference learning. Of its two samples the one with the
             higher reward is preferred; both are in the same optimizer step and micro-batch.
         weight: Multiplies the sample's loss.
@@ -58,6 +59,7 @@ class TrainingSample:
     group_rewards: tuple[float, ...] = ()
     turn_rewards: list[float] | None = None
     agent: str = ""
+    agent_weight: float = 1.0
     pair_id: str | None = None
     weight: float = 1.0
     advantages: FloatArray | None = None

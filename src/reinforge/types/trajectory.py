@@ -145,6 +145,9 @@ class Trajectory(BaseModel):
     group_id: str | None = Field(default=None, description="Group whose rewards may be compared.")
     episode_id: str | None = Field(default=None, description="Names the episode in the run's journal.")
     agent: str | None = Field(default=None, description="The agent whose view this is.")
+    agent_weight: float = Field(
+        default=1.0, ge=0, description="What that agent counts in a job beside others, however much it says."
+    )
     model_group: str | None = Field(default=None, description="The shared-model group that is trained on it.")
     outcome: Outcome = Field(default=Outcome.OK, description="How the episode ended.")
 
@@ -173,6 +176,11 @@ class TrajectoryGroup(BaseModel):
 
     group_id: str = Field(description="The example id, or the node's.")
     trajectories: list[Trajectory] = Field(description="The siblings.")
+
+    @property
+    def model_group(self) -> str | None:
+        """Who is trained on it; None: the one policy."""
+        return self.trajectories[0].model_group
 
     @property
     def rewards(self) -> list[float]:
@@ -205,10 +213,10 @@ class TrajectoryCollection(BaseModel):
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
-        """The checked view: no empty group, one agent a group, one group id a group, rewards that are numbers.
+        """The checked view: no empty group; one agent, one model and one group id a group; rewards that are numbers.
 
         Raises:
-            TrajectoryError: A group mixes agents or group ids, or a reward is not finite.
+            TrajectoryError: A group mixes agents, models or group ids, or a reward is not finite.
         """
         if self._groups is None:
             self._groups = [_group(index, siblings) for index, siblings in enumerate(self.trajectories) if siblings]
@@ -234,10 +242,16 @@ class TrajectoryCollection(BaseModel):
 def _group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
     ids = {trajectory.group_id for trajectory in siblings} - {None}
     agents = {trajectory.agent for trajectory in siblings}
+    model_groups = {trajectory.model_group for trajectory in siblings}
     if len(ids) > 1 or len(agents) > 1:
         raise TrajectoryError(
             f"trajectories[{index}] is no group: its members have group ids {sorted(map(str, ids))} and agents "
             f"{sorted(map(str, agents))}; rewards of different examples or agents cannot be compared"
+        )
+    if len(model_groups) > 1:
+        raise TrajectoryError(
+            f"trajectories[{index}] is no group: its members train {sorted(map(str, model_groups))}, and what one "
+            "model did cannot be compared with what another did"
         )
     for number, trajectory in enumerate(siblings):
         found = [value for value in (trajectory.reward, *(trajectory.shaped_rewards or ())) if not math.isfinite(value)]

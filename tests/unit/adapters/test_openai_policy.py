@@ -41,7 +41,7 @@ async def test_the_base_is_served_until_a_job_is_published(openai_service: OpenA
         assert (reply.policy_version, policy.version, policy.model_name) == (1, 1, "gpt-test")
         assert str(reply.message["content"]).startswith("good")
         assert await policy.fingerprint() != before
-        report = await probe(policy, 1, [HELLO], before)
+        report = await probe(policy, 1, {"": [HELLO]}, before)
         assert (report.max_difference, report.k3, report.num_tokens) == (None, None, 0), "unknown, never 0"
 
 

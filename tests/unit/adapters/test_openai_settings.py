@@ -8,8 +8,10 @@ import pytest
 
 from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.algorithms.dpo import DPO, DPOConfig
+from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.grpo import GRPO
 from reinforge.algorithms.ipo import IPO
+from reinforge.algorithms.malt import MALT, MALTConfig
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
 from reinforge.config.loader import build_config
@@ -28,9 +30,19 @@ def refused(algorithm: Algorithm | None = None, adapter: dict[str, Any] | None =
     return [str(problem) for problem in made.preflight(FinetuneConfig.model_validate(finetuning))]
 
 
-@pytest.mark.parametrize("algorithm", [SFT(), RejectionSampling(), DPO()])
+@pytest.mark.parametrize(
+    "algorithm", [SFT(), RejectionSampling(), ExpertIteration(), DPO(), MALT(MALTConfig(sft_coef=0.0))]
+)
 def test_defaults_are_honoured(algorithm: Algorithm) -> None:
     assert refused(algorithm) == []
+
+
+def test_what_the_services_rows_cannot_say_is_refused() -> None:
+    drawn = ExpertIteration(ExpertIterationConfig(rollout_selection_method="weighted_sampling"))
+    [problem] = refused(drawn)
+    assert "finetuning.algorithm.rollout_selection_method" in str(problem)
+    [problem] = refused(MALT())
+    assert "finetuning.algorithm.sft_coef: 1.0" in str(problem)
 
 
 @pytest.mark.parametrize(

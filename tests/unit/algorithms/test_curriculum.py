@@ -13,7 +13,7 @@ from reinforge.algorithms.curriculum import (
     within_curriculum,
 )
 from reinforge.algorithms.dpo import DPO, DPOConfig
-from reinforge.algorithms.rejection_sampling import ExpertIterationConfig, RejectionSampling
+from reinforge.algorithms.expert_iteration import ExpertIteration
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
@@ -53,7 +53,7 @@ def test_a_spread_of_exactly_the_bound_is_signal():
 
 def test_groups_of_which_the_algorithm_takes_nothing_go_too():
     groups = [group(1, 0, name="solved"), group(0.5, 0, name="not")]
-    selection = with_signal(groups, 0.1, compares=False, teaches=RejectionSampling(ExpertIterationConfig()).teaches)
+    selection = with_signal(groups, 0.1, compares=False, teaches=ExpertIteration().teaches)
     assert ([g.group_id for g in selection.kept], [g.group_id for g in selection.not_taken]) == (["solved"], ["not"])
     assert selection.num_dropped == 1
     assert SFT(SFTConfig(min_reward=0.5)).teaches(groups[1])

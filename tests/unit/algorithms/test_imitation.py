@@ -4,9 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 from reinforge.algorithms.dpo import DPO, DPOConfig
+from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig, draw_probabilities
 from reinforge.algorithms.ipo import IPO, IPOConfig
+from reinforge.algorithms.malt import MALT, MALTConfig
 from reinforge.algorithms.preference import make_pairs
-from reinforge.algorithms.rejection_sampling import ExpertIterationConfig, RejectionSampling, RejectionSamplingConfig
+from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
+from reinforge.algorithms.samples import weigh_agents, without_duplicates
 from reinforge.errors import TrajectoryError
 from reinforge.types.request import TokenLogprobs
 from tests.unit.algorithms.test_algorithms import advantages, group
@@ -33,10 +36,116 @@ def test_a_sibling_without_tokens_is_not_the_best():
 
 
 def test_expert_iteration_keeps_whatever_was_solved():
-    algorithm = RejectionSampling(ExpertIterationConfig())
-    samples, _ = advantages(algorithm, group(1, 1, 0), group(1, 1, name="h"))
-    assert [sample.reward for sample in samples] == [1, 1, 1, 1]
+    algorithm = ExpertIteration(ExpertIterationConfig(drop_duplicates=False))
+    samples, _ = advantages(algorithm, group(1, 0.9, 0.8), group(1, 1, name="h"))
+    assert [sample.reward for sample in samples] == [1, 0.9, 1, 1]
     assert not algorithm.needs_groups, "a group that is solved throughout is worth imitating"
+
+
+def test_what_was_said_twice_is_learnt_once():
+    """The replies of `group` are 5, or 5 6: three of five are equal to the token."""
+    groups = [group(1, 1, 0), group(1, 1, lengths=[1, 2], name="h")]
+    samples, _ = advantages(ExpertIteration(), *groups)
+    assert [(sample.group_id, sample.num_trained) for sample in samples] == [("g", 1), ("h", 2)]
+    groups[1].trajectories[0].agent = groups[1].trajectories[1].agent = "prover"
+    assert len(ExpertIteration().build_samples(groups)) == 3, "what another agent says is another row"
+
+
+def test_draws_are_as_likely_as_rewards_are_high():
+    assert draw_probabilities([0, 1, 3], None, 0.0).tolist() == [0, 0.25, 0.75]
+    assert draw_probabilities([0, 1, 3], 1.0, 0.0).tolist() == [0, 0, 1]
+    assert draw_probabilities([2, 2], None, 0.0).tolist() == [0.5, 0.5], "no 0 / 0 where rewards are equal"
+    assert draw_probabilities([0, 0], 1.0, 0.01).tolist() == [0.5, 0.5]
+    assert draw_probabilities([0, 1, 3], None, 0.03) == pytest.approx([0.01 / 1.03, 0.26 / 1.03, 0.76 / 1.03])
+
+
+def drawing(seed=0, **settings):
+    return ExpertIteration(ExpertIterationConfig(rollout_selection_method="weighted_sampling", **settings), seed)
+
+
+def two_agents(*rewards):
+    """Two groups of as many trajectories, each with a reply and an episode of its own."""
+    groups = [group(*rewards, lengths=range(1, len(rewards) + 1), name=name) for name in ("verifier", "prover")]
+    for siblings in groups:
+        for number, trajectory in enumerate(siblings.trajectories):
+            trajectory.agent, trajectory.episode_id = siblings.group_id, f"collect/0/0/x/{number}"
+    return groups
+
+
+def test_half_of_each_agents_trajectories_are_drawn():
+    groups = two_agents(0, 0, 1, 1)
+    drawn = drawing(weighting_use_replacement=False, weighting_epsilon=0.0).draw(groups)
+    assert drawn == {"verifier": (2, {2: 1, 3: 1}), "prover": (2, {6: 1, 7: 1})}
+    often = drawing(weighting_epsilon=0.0, weighting_sample_size_factor=2.0)
+    samples = often.build_samples(groups)
+    assert {sample.reward for sample in samples} == {1}
+    for agent in ("verifier", "prover"):
+        assert sum(sample.weight for sample in samples if sample.agent == agent) == 8, "drawn twice counts twice"
+
+
+def test_draws_are_those_of_the_seed_and_the_episodes():
+    groups = two_agents(*[0.1 * n for n in range(20)])
+    first, again, other = (drawing(seed).draw(groups) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert {index - 20 for index in first["prover"][1]} != set(first["verifier"][1])
+
+
+def test_fewer_than_asked_for_is_too_little():
+    """Four of each agent, two with a weight; three quarters are three draws."""
+    groups = two_agents(0, 0, 1, 1)
+    fewer = drawing(weighting_use_replacement=False, weighting_epsilon=0.0, weighting_sample_size_factor=0.75)
+    assert fewer.too_little(groups) == (
+        "2 trajectories of verifier can be drawn, weighting_sample_size_factor asks for 3"
+    )
+    assert drawing().too_little(groups) is None
+    assert "min_examples asks for 9" in str(drawing(min_examples=9).too_little(groups))
+    solved = ExpertIteration(ExpertIterationConfig(min_examples=5))
+    assert solved.too_little(groups) == "4 trajectories are good enough, min_examples asks for 5"
+    assert ExpertIteration().too_little(groups) is None
+
+
+def test_agents_count_alike_however_much_they_say():
+    """A verifier with rows of 1 and 2 tokens, a prover with one of 9: 12 in all, 6 each, or 3 and 9."""
+    verifier, prover = group(1, 1, lengths=[1, 2]), group(1, lengths=[9], name="h")
+    for siblings, name in ((verifier, "verifier"), (prover, "prover")):
+        for trajectory in siblings.trajectories:
+            trajectory.agent = name
+    samples = ExpertIteration().build_samples([verifier, prover])
+    weigh_agents(samples)
+    assert [sample.weight for sample in samples] == [pytest.approx(2), pytest.approx(2), pytest.approx(2 / 3)]
+    prover.trajectories[0].agent_weight = 3.0
+    samples = ExpertIteration().build_samples([verifier, prover])
+    weigh_agents(samples)
+    assert [sample.weight for sample in samples] == [pytest.approx(1), pytest.approx(1), pytest.approx(1)]
+    prover.trajectories[0].agent_weight = 0.0
+    samples = ExpertIteration().build_samples([verifier, prover])
+    weigh_agents(samples)
+    assert [sample.weight for sample in samples] == [4, 4, 0]
+    alone = ExpertIteration().build_samples([verifier])
+    weigh_agents(alone)
+    assert [sample.weight for sample in alone] == [1, 1]
+
+
+def test_pairs_count_by_pairs_and_not_by_tokens():
+    """Three pairs of the verifier, one of the prover with long replies: 8 samples, 4 for each."""
+    groups = [group(1, 0, lengths=[1, n], name=f"g{n}") for n in (2, 3, 4)] + [group(1, 0, lengths=[50, 60], name="h")]
+    for siblings in groups:
+        for trajectory in siblings.trajectories:
+            trajectory.agent = "prover" if siblings.group_id == "h" else "verifier"
+    samples = MALT().build_samples(groups)
+    weigh_agents(samples)
+    assert [sample.weight for sample in samples] == [pytest.approx(4 / 6)] * 6 + [2, 2]
+
+
+def test_equal_pairs_are_trained_once():
+    groups = [group(1, 0, lengths=[1, 2], name=name) for name in ("g", "h")] + [group(1, 0, lengths=[1, 3], name="i")]
+    samples = MALT().build_samples(groups)
+    assert [sample.group_id for sample in samples] == ["g", "g", "i", "i"]
+    assert len(MALT(MALTConfig(drop_duplicates=False)).build_samples(groups)) == 6
+    assert len(DPO().build_samples(groups)) == 6
+    again = without_duplicates(DPO().build_samples(groups), add_up=True)
+    assert [sample.weight for sample in again] == [2, 2, 1, 1]
 
 
 def test_something_must_be_rejected():

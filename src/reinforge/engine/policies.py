@@ -1,0 +1,78 @@
+"""Several policies of one backend as one policy server: one version, one fingerprint, each answers by its name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.interfaces import PolicyServer
+from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.sample import FloatArray
+
+
+class NamedPolicies(PolicyServer):
+    """Publishes all of them as the same version; asked without a name, the first answers.
+
+    Args:
+        policies: By name, one at least.
+    """
+
+    def __init__(self, policies: Mapping[str, PolicyServer]):
+        self._policies = dict(policies)
+        self._first = next(iter(self._policies.values()))
+        self.tolerance = max(policy.tolerance for policy in self._policies.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, the first one first."""
+        return tuple(self._policies)
+
+    def named(self, name: str) -> PolicyServer:
+        """Returns the policy of a name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if name not in self._policies:
+            raise ConfigError(Problem("llms", f"there is no adapter {name}, only {', '.join(self._policies)}"))
+        return self._policies[name]
+
+    @property
+    def version(self) -> int:
+        """The newest version that any of them serves."""
+        return max(policy.version for policy in self._policies.values())
+
+    @property
+    def model_name(self) -> str:
+        """The names of all."""
+        return ", ".join(dict.fromkeys(policy.model_name for policy in self._policies.values()))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The first one's template, which all of one model share."""
+        return self._first.chat_template
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Draws one reply by the first."""
+        return await self._first.sample(request)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Returns the first one's log p of each token."""
+        return await self._first.score(token_ids)
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
+        """Returns the tokens of a given reply, which are the same for all."""
+        return await self._first.encode(request, reply)
+
+    async def publish(self, version: int) -> None:
+        """Opens admission on all of them."""
+        for policy in self._policies.values():
+            await policy.publish(version)
+
+    async def fingerprint(self) -> str:
+        """Returns a hash over all of them."""
+        digest = hashlib.sha256()
+        for name, policy in self._policies.items():
+            digest.update(f"{name}={await policy.fingerprint()};".encode())
+        return digest.hexdigest()[:16]

@@ -1,0 +1,278 @@
+"""Seed 003's class over each backend: one suite, for the engine in this process and for OpenAI's API over HTTP."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from reinforge.errors import ConfigError, JobFailed, StorageError, TrajectoryError
+from reinforge.multiagent import (
+    ExperimentSettings,
+    PureTextSharedModelGroup,
+    PureTextSharedModelGroupState,
+    agents_of,
+    protocol_of,
+)
+from reinforge.types.request import ModelRequest, SamplingParams
+from reinforge.types.trajectory import EpisodeItem, Trajectory
+from tests.groups import Embedded, Hosted, experiment, replies, rollouts
+
+ASKED = ModelRequest([{"role": "user", "content": "P q1"}], SamplingParams(temperature=0, max_tokens=3))
+
+
+@pytest.fixture(params=[Embedded, Hosted], ids=["embedded", "openai"])
+def backend(request, tmp_path, tiny_model_dir, openai_service):
+    made = request.param(tmp_path / "groups", tiny_model_dir, openai_service)
+    yield made
+    made.close()
+
+
+def both(params, **fields):
+    return {"prover": rollouts(params, **fields), "verifier": rollouts(params, **fields)}
+
+
+async def test_what_a_group_is(backend):
+    params = backend.experiment(text_rl={"num_epochs": 2})
+    group = backend.group(params)
+    assert isinstance(group, PureTextSharedModelGroup)
+    assert list(group.agent_ids_and_names()) == [(0, "prover"), (1, "verifier")]
+    assert group.agent_names == ("prover", "verifier")
+    assert (group.group_name, group.max_message_rounds, group.num_epochs) == ("both", 4, 2)
+    assert (group.lora_alpha, group.rl_learning_rate, group.is_trainable) == (32, 0.003, True)
+    assert group.shared_agent_params == params.agents["prover"]
+    assert group.model_name == group.base_model_name == backend.model
+    assert group.get_state() == PureTextSharedModelGroupState(None, None)
+    assert await group.get_fine_tune_job_status() == "not_found"
+    assert await group.fine_tune_job_failed()
+    assert await group.get_fine_tune_job_error_repr() == "no job was created"
+    await group.eval()
+    assert not group.is_training
+    await group.train()
+    assert group.is_training
+
+
+async def test_a_supervised_job_makes_the_model_that_is_switched_to(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    await group.wait_for_ready(60)
+    before = await group.sample(ASKED)
+    job = await group.create_supervised_fine_tune_job(both(params), job_name="first")
+    assert job == group.fine_tune_job_id == group.get_state_dict()["fine_tune_job_id"]
+    assert await group.get_fine_tune_job_status() in ("pending", "running", "succeeded")
+    assert group.model_name == backend.model, "what the job makes does not serve yet"
+    assert await group.wait_for_fine_tune_job(60) == "succeeded", await group.get_fine_tune_job_error_repr()
+    assert not await group.fine_tune_job_failed()
+    assert await group.get_fine_tune_job_error_repr() == "no error: the job has succeeded"
+    assert (await group.sample(ASKED)).message == before.message, "the model before it serves until the switch"
+    await group.switch_to_next_model()
+    assert group.model_name == group.fine_tuned_model_name != backend.model
+    await group.switch_to_next_model()
+    assert backend.num_jobs(group) == 1
+    await group.sample(ASKED)
+
+
+async def test_preferences_with_and_without_the_timesteps(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    good = {"prover": replies(params, "prover", [f"yes {i}" for i in range(12)])}
+    bad = {"prover": replies(params, "prover", [f"no {i}" for i in range(12)])}
+    job = await group.create_dpo_fine_tune_job(good, bad, "pairs")
+    assert await group.wait_for_fine_tune_job(60) == "succeeded"
+    timesteps = good
+    assert await group.create_dpo_fine_tune_job(timesteps, good, bad, "pairs") == job
+    assert await group.create_dpo_fine_tune_job(good, bad, timesteps_per_agent=timesteps) == job
+    assert backend.num_jobs(group) == 1
+    await group.switch_to_next_model()
+    assert group.fine_tuned_model_name is not None
+
+
+def test_the_blocking_view_and_plain_event_loops(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    group.sync.wait_for_ready(60)
+    asyncio.run(group.create_supervised_fine_tune_job(both(params)))  # a loop that is gone a moment later
+    assert group.sync.wait_for_fine_tune_job(60) == "succeeded"
+    group.sync.switch_to_next_model()
+    assert group.sync.model_name == group.fine_tuned_model_name
+    assert group.sync.get_state_dict() == group.get_state_dict()
+
+
+async def test_trajectories_of_ours_are_taken_too(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    asked = [
+        [EpisodeItem(role="user", content=f"P q{i}"), EpisodeItem(role="assistant", content=f"it is {i}", trained=True)]
+        for i in range(12)
+    ]
+    given = [Trajectory(episode=episode, reward=1.0) for episode in asked]
+    await group.create_supervised_fine_tune_job({"prover": given})
+    assert await group.wait_for_fine_tune_job(60) == "succeeded"
+    with pytest.raises(TrajectoryError, match="verifier's view, and is given as prover's"):
+        await group.create_supervised_fine_tune_job({"prover": [given[0].model_copy(update={"agent": "verifier"})]})
+
+
+async def test_a_verifiers_guess_becomes_the_truth(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    wrong = rollouts(params, decision="reject", truth="accept")
+    await group.create_supervised_fine_tune_job({}, {"verifier": wrong})
+    assert await group.wait_for_fine_tune_job(60) == "succeeded"
+    collection = group.files.read_trajectories(next(group.files.jobs.iterdir()).name)
+    for [trajectory] in collection.trajectories:
+        assert [turn.content for turn in trajectory.turns][-1] == "accept"
+        assert trajectory.turns[0].content.startswith("is it"), "the rest of what it said stays"
+    unknown = rollouts(params, truth=None)
+    with pytest.raises(TrajectoryError, match="does not say what is right"):
+        await group.create_supervised_fine_tune_job({}, {"verifier": unknown})
+    with pytest.raises(TrajectoryError, match="prover is no verifier"):
+        await group.create_supervised_fine_tune_job({}, {"prover": wrong})
+
+
+async def test_another_process_goes_on_with_the_model(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    await group.create_supervised_fine_tune_job(both(params))
+    await group.wait_for_fine_tune_job(60)
+    await group.switch_to_next_model()
+    state = json.loads(json.dumps(group.get_state_dict()))
+    served = await group.sample(ASKED)
+    again = backend.group(params)
+    assert again.get_state_dict() == state, "the folder says it"
+    assert (await again.sample(ASKED)).message == served.message
+    elsewhere = backend.group(params, run_id="other")
+    elsewhere.set_state(state)
+    assert elsewhere.model_name == group.model_name
+    assert (await elsewhere.sample(ASKED)).message == served.message
+    with pytest.raises(ConfigError, match="the state of a group has fine_tune_job_id, fine_tuned_model_name"):
+        elsewhere.set_state({"model": "x"})
+
+
+async def test_switching_without_a_model_is_an_error(backend):
+    group = backend.group()
+    with pytest.raises(JobFailed, match="there is no model to switch to: the job is not_found"):
+        await group.switch_to_next_model()
+
+
+async def test_data_that_does_not_fit_is_refused(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    with pytest.raises(ConfigError, match="judge.*the group both has no such agent"):
+        await group.create_supervised_fine_tune_job({"judge": rollouts(params)})
+    with pytest.raises(TrajectoryError, match="prover: a preference is one reply over another, and there are 2 and 1"):
+        await group.create_dpo_fine_tune_job(
+            {"prover": replies(params, "prover", ["a", "b"])}, {"prover": replies(params, "prover", ["c"])}
+        )
+    with pytest.raises(TrajectoryError, match="and there are 1 and 0"):
+        await group.create_dpo_fine_tune_job({"prover": replies(params, "prover", ["a"])}, {})
+    assert backend.num_jobs(group) == 0
+
+
+def test_parameters_that_agents_share_must_be_equal(backend):
+    params = backend.experiment(agents={"verifier": {"fine_tune_from_scratch": False}})
+    with pytest.raises(
+        ConfigError, match="fine_tune_from_scratch: differs within the group both.*prover True, verifier"
+    ):
+        backend.group(params)
+
+
+def test_what_is_not_honoured_is_refused_by_name(backend):
+    params = backend.experiment(agents={"verifier": {"use_dummy_api": True}})
+    with pytest.raises(
+        ConfigError, match="hyper_params.agents.verifier.use_dummy_api: is True, and nothing here reads"
+    ):
+        backend.group(params)
+
+
+async def test_a_group_written_to_the_seeds_page_works():
+    """The abstract methods that the page prints, and nothing else: the rest has a default."""
+    params = experiment("m", agents={"verifier": {"shared_model_group": "other"}})
+
+    class Mine(PureTextSharedModelGroup):
+        status = "not_found"
+
+        async def create_supervised_fine_tune_job(
+            self, rollouts_per_agent, guess_replaced_rollouts=None, job_name=None
+        ):
+            self.status, self.fine_tune_job_id = "succeeded", "mine"
+
+        async def create_dpo_fine_tune_job(
+            self, positive_examples_per_agent, negative_examples_per_agent, job_name=None
+        ):
+            self.status = "failed"
+
+        async def get_fine_tune_job_status(self):
+            return self.status
+
+        async def get_fine_tune_job_error_repr(self):
+            return "too little"
+
+    agents = (agent for agent in agents_of(params).values() if agent.name == "prover")
+    group = Mine(params, ExperimentSettings("r"), protocol_of(params), agents, "both")
+    await group.wait_for_ready()
+    await group.create_supervised_fine_tune_job({})
+    await group.switch_to_next_model()
+    assert group.get_state_dict() == {"fine_tune_job_id": "mine", "fine_tuned_model_name": None}
+    await group.create_dpo_fine_tune_job({}, {})
+    assert await group.fine_tune_job_failed()
+    with pytest.raises(JobFailed, match=r"the job is failed \(too little\)"):
+        await group.switch_to_next_model()
+
+
+@pytest.mark.parametrize("backend", [Hosted], ids=["openai"], indirect=True)
+async def test_jobs_of_several_groups_run_side_by_side(backend, openai_service):
+    """All four jobs are created before the first of them ends: together they take as long as the slowest."""
+    names = ("prover", "verifier")
+    groups = []
+    for number in range(2):
+        params = backend.experiment(agents={name: {"shared_model_group": f"{name}{number}"} for name in names})
+        groups += [(name, backend.group(params, name=f"{name}{number}")) for name in names]
+    openai_service.seconds = 3.0
+    await asyncio.gather(*(group.wait_for_ready(60) for _, group in groups))
+
+    async def train(name, group):
+        await group.create_supervised_fine_tune_job({name: rollouts(backend.experiment())})
+        return await group.wait_for_fine_tune_job(60)
+
+    assert await asyncio.gather(*(train(*each) for each in groups)) == ["succeeded"] * 4
+    jobs = openai_service.jobs.values()
+    assert len(jobs) == 4
+    assert max(job["created_at"] for job in jobs) < min(job["finished_at"] for job in jobs)
+
+
+@pytest.mark.parametrize("from_scratch", [True, False])
+async def test_the_next_job_begins_with_the_base_model_or_with_the_one_that_serves(
+    backend, from_scratch, openai_service
+):
+    shared = {name: {"fine_tune_from_scratch": from_scratch} for name in ("prover", "verifier")}
+    params = backend.experiment(agents=shared)
+    group = backend.group(params)
+    ids = []
+    for claim in ("one", "two"):
+        ids.append(await group.create_supervised_fine_tune_job({"prover": rollouts(params, claim=claim)}))
+        assert await group.wait_for_fine_tune_job(60) == "succeeded"
+        await group.switch_to_next_model()
+    if isinstance(backend, Hosted):
+        begun_with = openai_service.jobs[ids[1]]["model"]
+        assert (begun_with == backend.model) is from_scratch
+        return
+    alone = backend.group(params, run_id="alone")
+    await alone.create_supervised_fine_tune_job({"prover": rollouts(params, claim="two")})
+    await alone.wait_for_fine_tune_job(60)
+    await alone.switch_to_next_model()
+    files = [Path(each.model_name, "adapter_model.safetensors") for each in (group, alone)]
+    assert (files[0].read_bytes() == files[1].read_bytes()) is from_scratch
+
+
+@pytest.mark.parametrize("backend", [Embedded], ids=["embedded"], indirect=True)
+async def test_a_damaged_model_is_not_served(backend):
+    params = backend.experiment()
+    group = backend.group(params)
+    await group.create_supervised_fine_tune_job({"prover": rollouts(params)})
+    await group.wait_for_fine_tune_job(60)
+    await group.switch_to_next_model()
+    file = Path(group.model_name, "adapter_model.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    again = backend.group(params)
+    with pytest.raises(StorageError, match="is damaged and not served: adapter_model.safetensors was changed"):
+        await again.sample(ASKED)

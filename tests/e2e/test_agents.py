@@ -1,0 +1,137 @@
+"""Two agents of one tiny model, trained by expert iteration, MALT and GRPO, from the file to the report."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.trainer.store import read_rows
+from tests.babble import settings
+from tests.e2e.conftest import project  # noqa: F401
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def talk(project):  # noqa: F811
+    """Returns the project with a prover and a verifier; what the verifier says must hold a vowel."""
+
+    def made(algorithm, *, epochs=2, builder=None, **protocol):
+        parts = settings(**protocol)
+        project.settings["workflow"] = parts["workflow"]
+        project.settings["eval"]["evaluators"] = {"accuracy": parts["evaluator"]}
+        project.settings["finetuning"]["reward_function"] = {"name": "accuracy"}
+        project.settings["trajectory_builders"]["builder"] = {
+            "_type": "agents",
+            "num_generations": 4,
+            "examples_per_epoch": 8,
+            **(builder or {}),
+        }
+        project.set("finetuning.num_epochs", epochs).set("finetuning.algorithm", algorithm)
+        project.set("finetuning.policy.batch.steps_per_job", 2)
+        project.rows = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(48)]
+        return project
+
+    return made
+
+
+def metrics(project):  # noqa: F811
+    return [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+
+
+def transcripts(project, name):  # noqa: F811
+    return yaml.safe_load((project.run / "transcripts" / name).read_text())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "builder", "protocol"),
+    [
+        ({"_type": "expert_iteration"}, {}, {}),
+        ({"_type": "expert_iteration", "rollout_selection_method": "weighted_sampling"}, {}, {}),
+        ({"_type": "malt"}, {"num_generations": 1}, {"num_responses": 2}),
+        ({"_type": "grpo"}, {"agent_weights": {"verifier": 2.0}}, {}),
+        ({"_type": "grpo"}, {"num_generations": 2}, {"num_responses": 2}),
+        ({"_type": "expert_iteration"}, {"verifier_guess_replacement_proportion": 0.5}, {}),
+    ],
+    ids=["threshold", "weighted_sampling", "malt", "grpo", "grpo_on_trees", "guesses"],
+)
+def test_agents_are_trained_together(talk, algorithm, builder, protocol):
+    run = talk(algorithm, builder=builder, **protocol)
+    result = run.finetune()
+    assert result.exit_code == 0, result.output
+    rows = metrics(run)
+    assert [version["num_updates"] for version in run.summary["policy_versions"]] == [0, 2, 2]
+    assert all(row["direction"] > 0 for row in rows), "each job moved its tokens the way that their credit says"
+    assert all(0 <= row["avg_reward"] <= 1 for row in rows), "the run's reward, not what single agents earned"
+    told = transcripts(run, "epoch-0001.yml")
+    assert (told["num_episodes"], told["num_shown"]) == (len(told["transcripts"]), told["num_episodes"])
+    assert transcripts(run, "baseline.yml")["transcripts"][0]["dialogue"][1]["agent"] == "verifier"
+    first = told["transcripts"][0]
+    if protocol:
+        assert [len(branch["branches"]) for branch in first["branches"]] == [2, 2]
+    else:
+        assert [message["agent"] for message in first["dialogue"]] == ["prover", "verifier"]
+
+
+def test_the_verifier_learns_what_is_right_and_the_only_epoch_is_trained_and_tested(talk):
+    """One epoch, every truth is accept, so the rule to learn is: a vowel. What is tested is what was trained."""
+    run = talk({"_type": "expert_iteration"}, epochs=1, builder={"examples_per_epoch": 24})
+    run.settings["finetuning"]["policy"]["batch"] = {"steps_per_job": 12}
+    result = run.finetune()
+    assert result.exit_code == 0, result.output
+    assert run.summary["final"]["mean"] > run.summary["baseline"]["mean"] + 0.1
+    assert [version["num_updates"] for version in run.summary["policy_versions"]] == [0, 12]
+    tested = read_rows(run.run, "SELECT phase, data FROM episodes WHERE phase LIKE 'confirm%'")
+    versions = {(phase, call["policy_version"]) for phase, data in tested for call in json.loads(data)["calls"]}
+    assert versions == {("confirm_base", 0), ("confirm_tuned", 1)}
+
+
+def killed_at(run, site):
+    """Runs the project in a process of its own, which knows the protocol, until it kills itself at `site`."""
+    code = "import tests.babble; from reinforge.cli import main; main()"
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "REINFORGE_CRASH_AT": site}
+    command = [sys.executable, "-c", code, "finetune", "run.yml", "--run_name", "r"]
+    out = subprocess.run(command, env=env, cwd=run.folder, capture_output=True, text=True)
+    assert out.returncode == -9, out.stderr
+
+
+def test_a_killed_run_goes_on_with_all_that_was_said_before(talk):
+    """Trees; epochs 0, 1, 2 train on those of 1, 2 and 3 epochs, also when the third is collected before a stop."""
+    builder = {"fine_tune_on_all_previous_rollouts": True, "examples_per_epoch": 4, "num_generations": 1}
+    run = talk({"_type": "malt"}, epochs=3, builder=builder, num_responses=2)
+    run.set("finetuning.deterministic", True)
+    run.write_files()
+    killed_at(run, "batch.sealed:3")
+    resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/r"])
+    assert resumed.exit_code == 0, resumed.output
+    undisturbed = CliRunner().invoke(main, ["finetune", "run.yml", "--run_name", "s"])
+    assert undisturbed.exit_code == 0, undisturbed.output
+    counts = [row["num_groups"] for row in metrics(run)]
+    assert counts[0] <= 12, "four trees of one decision of the prover and at most two of the verifier"
+    assert counts[1] - counts[0] >= 8
+    assert counts[2] - counts[1] >= 8
+    summaries = [json.loads((run.folder / "runs" / name / "summary.json").read_text()) for name in "rs"]
+    prints = [[row["fingerprint"] for row in summary["policy_versions"]] for summary in summaries]
+    assert prints[0] == prints[1]
+    jobs = read_rows(run.run, "SELECT epoch, status FROM jobs ORDER BY epoch")
+    assert jobs == [(0, "completed"), (1, "completed"), (2, "completed")]
+
+
+def test_what_does_not_fit_is_refused_before_anything_runs(talk):
+    result = talk({"_type": "malt"}).finetune()
+    assert result.exit_code == 2
+    assert "workflow.num_responses" in result.output
+    run = talk({"_type": "grpo"}, builder={"fine_tune_on_all_previous_rollouts": True, "agent_weights": {"judge": 2}})
+    run.set("finetuning.curriculum_learning.collect_only_included", True)
+    (run.folder / "run.yml").unlink()
+    output = run.finetune().output
+    assert "trajectory_builders.builder.fine_tune_on_all_previous_rollouts" in output
+    assert "the protocol has no agent judge" in output
+    assert "collect_only_included" in output

@@ -1,0 +1,108 @@
+"""The reference's trainers from Python: two agents of one tiny model, each with an adapter of its own."""
+
+import json
+
+import pytest
+
+import tests.babble  # noqa: F401  registers its protocol
+from reinforge.errors import BudgetReached, ConfigError
+from reinforge.multiagent import ExperimentSettings, HyperParameters, experiment_config, run_experiment
+
+ROWS = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(32)]
+EASY = {
+    "workflow": {"verifier_first": False, "max_message_rounds": 2},
+    "finetuning": {
+        "device": "cpu",
+        "policy": {"batch": {"steps_per_job": 2}, "schedule": {"warmup_steps": 0}},
+        "curriculum_learning": {"min_reward_diff": 0.01},
+    },
+}
+
+
+def experiment(model, trainer, agents=None, **fields):
+    params = {"model_name": str(model), "max_tokens_per_message": 4, "lora_rank": 4}
+    given = {
+        name: {**params, "prompt": f"{name}: $question", **(agents or {}).get(name, {})}
+        for name in ("prover", "verifier")
+    }
+    rl = {"num_iterations": 2, "rollouts_per_iteration": 8, "lr": 0.01, "num_epochs": 1}
+    return HyperParameters("vowels", trainer, "unused.jsonl", "babble", agents=given, rl=rl, **fields)
+
+
+def run(tmp_path, params, run_id="r", **changes):
+    overrides = {**EASY, "finetuning": {**EASY["finetuning"], **changes}}
+    return run_experiment(params, ExperimentSettings(run_id, output_dir=tmp_path / "runs"), ROWS, overrides=overrides)
+
+
+def metrics(tmp_path, run_id="r"):
+    lines = (tmp_path / "runs" / run_id / "training_metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields"),
+    [
+        ("pure_text_ei", {}),
+        ("pure_text_malt", {}),
+        ("pure_text_grpo", {"pure_text_grpo": {"num_generations": 4}}),
+    ],
+)
+def test_a_trainer_runs_to_its_verdict(tmp_path, tiny_model_dir, trainer, fields):
+    summary = run(tmp_path, experiment(tiny_model_dir, trainer, **fields))
+    assert summary.status == "completed"
+    assert [row["num_updates"] > 0 for row in metrics(tmp_path)] == [True] * 2, "the last iteration is trained too"
+    checkpoint = sorted((summary.folder / "checkpoints").iterdir())[-1]
+    assert {path.parent.name for path in checkpoint.glob("*/adapter_config.json")} == {"prover", "verifier"}
+    assert summary.final is not None, "the last model is tested"
+    assert (summary.folder / "transcripts").is_dir()
+
+
+def test_a_run_that_was_stopped_goes_on_by_its_name(tmp_path, tiny_model_dir):
+    params = experiment(tiny_model_dir, "pure_text_ei")
+    with pytest.raises(BudgetReached):
+        run(tmp_path, params, limits={"max_tokens": 60})
+    before = len((tmp_path / "runs" / "r" / "run.log").read_text().splitlines())
+    summary = run(tmp_path, params)
+    assert summary.status == "completed"
+    assert len((tmp_path / "runs" / "r" / "run.log").read_text().splitlines()) > before
+    assert len(metrics(tmp_path)) == 2
+
+
+def test_one_agent_is_frozen(tmp_path, tiny_model_dir):
+    frozen = {"verifier": {"freeze_agent": True, "shared_model_group": "one"}, "prover": {"shared_model_group": "one"}}
+    summary = run(tmp_path, experiment(tiny_model_dir, "pure_text_ei", frozen))
+    assert summary.status == "completed"
+    assert [row["num_groups"] for row in metrics(tmp_path)] == [8, 8], "of 8 dialogues the prover's view alone"
+
+
+@pytest.mark.parametrize("trainer", ["pure_text_ei", "pure_text_malt"])
+def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
+    names = ("prover", "verifier")
+    params = {"model_name": "gpt-test", "shared_model_group": "both", "max_tokens_per_message": 4}
+    hyper_params = HyperParameters(
+        "vowels",
+        trainer,
+        "unused.jsonl",
+        "babble",
+        agents={name: {**params, "prompt": f"{name}: $question"} for name in names},
+        rl={"num_iterations": 2, "rollouts_per_iteration": 40},
+    )
+    quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
+    service = {"_type": "openai", "base_url": openai_service.url, "api_key": openai_service.key, **quick}
+    overrides = {"workflow": EASY["workflow"], "trainer_adapters": {"adapter": service}}
+    if trainer == "pure_text_malt":
+        overrides["finetuning"] = {"algorithm": {"sft_coef": 0.0}}
+    settings = ExperimentSettings("r", output_dir=tmp_path / "runs")
+    rows = [{**ROWS[0], "id": str(number), "question": f"say {number}"} for number in range(64)]
+    summary = run_experiment(hyper_params, settings, rows, overrides=overrides)
+    assert summary.status == "completed"
+    assert {job["status"] for job in openai_service.jobs.values()} == {"succeeded"}
+    assert len(openai_service.jobs) == 2
+
+
+def test_what_a_service_chooses_is_refused(tmp_path):
+    params = {name: {"model_name": "gpt-test", "lora_rank": 4} for name in ("prover", "verifier")}
+    hyper_params = HyperParameters("s", "pure_text_ei", "unused", "babble", agents=params, rl={"lr": 0.1})
+    overrides = {"trainer_adapters": {"adapter": {"_type": "openai"}}}
+    with pytest.raises(ConfigError, match=r"rl\.lr: is 0\.1; the service chooses(.|\n)*lora_rank: is 4"):
+        experiment_config(hyper_params, ExperimentSettings("r"), ROWS, overrides=overrides)

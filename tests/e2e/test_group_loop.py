@@ -1,0 +1,83 @@
+"""A loop of one's own over shared-model groups: what was collected is trained on, and moves what is collected next."""
+
+import numpy as np
+import pytest
+
+import tests.babble  # noqa: F401  registers its protocol
+from reinforge.errors import ConfigError, EvaluationError
+from reinforge.multiagent import (
+    EmbeddedSharedModelGroup,
+    ExperimentSettings,
+    HyperParameters,
+    agents_of,
+    collect_rollouts,
+    protocol_of,
+)
+
+ROWS = [{"id": str(number), "question": f"say {number}", "answer": "accept"} for number in range(16)]
+
+
+def make_group(model, folder, agents=("prover", "verifier"), **fields):
+    params = {
+        "model_name": str(model),
+        "shared_model_group": "both",
+        "max_tokens_per_message": 4,
+        "lora_rank": 4,
+        "fine_tune_from_scratch": False,
+    }
+    given = {name: {**params, "prompt": f"{name}: $question"} for name in ("prover", "verifier")}
+    hyper_params = HyperParameters(
+        "vowels", "pure_text_ei", "unused", "babble", agents=given, rl={"lr": 0.01}, text_rl={"num_epochs": 8}, **fields
+    )
+    wholes = [agent for agent in agents_of(hyper_params).values() if agent.name in agents]
+    settings = ExperimentSettings("r", groups_dir=folder)
+    finetuning = {"device": "cpu", "policy": {"batch": {"batch_size": 8}, "schedule": {"warmup_steps": 0}}}
+    return EmbeddedSharedModelGroup(
+        hyper_params, settings, protocol_of(hyper_params), wholes, "both", finetuning=finetuning
+    )
+
+
+def earned(rollouts):
+    """Returns what each agent earned in each dialogue, [dialogue, agent]."""
+    return rollouts["next", "agents", "reward"].sum(1)
+
+
+async def test_a_verifier_that_is_told_the_truth_decides_rightly(tmp_path, tiny_model_dir):
+    group = make_group(tiny_model_dir, tmp_path)
+    place = group.protocol_handler.agent_names.index("verifier")
+    shares = []
+    for iteration in range(3):
+        rollouts = await collect_rollouts([group], ROWS, iteration=iteration, num_dialogues=2)
+        assert rollouts.batch_size == (32, 2)
+        right = earned(rollouts)[:, place] == 1
+        shares.append(right.mean())
+        if right.mean() > 0.9:
+            break
+        await group.create_supervised_fine_tune_job({}, {"verifier": rollouts[~right]})
+        assert await group.wait_for_fine_tune_job(60) == "succeeded"
+        await group.switch_to_next_model()
+    assert shares[-1] > shares[0] + 0.2, shares
+    await group.close()
+
+
+async def test_equal_arguments_give_equal_dialogues(tmp_path, tiny_model_dir):
+    group = make_group(tiny_model_dir, tmp_path)
+    first, again = [await collect_rollouts([group], ROWS[:4]) for _ in range(2)]
+    other = await collect_rollouts([group], ROWS[:4], iteration=1)
+    assert first == again
+    assert not np.array_equal(first["next", "raw_message_history"], other["next", "raw_message_history"])
+    await group.close()
+
+
+async def test_groups_have_all_agents_between_them(tmp_path, tiny_model_dir):
+    group = make_group(tiny_model_dir, tmp_path, agents=("prover",))
+    with pytest.raises(ConfigError, match="the protocol needs the agents verifier too"):
+        await collect_rollouts([group], ROWS)
+    await group.close()
+
+
+async def test_nothing_that_came_to_an_end_is_an_error(tmp_path, tiny_model_dir):
+    group = make_group(tiny_model_dir, tmp_path)
+    with pytest.raises(EvaluationError, match="none of 2 dialogues came to an end: the prompt has"):
+        await collect_rollouts([group], [{"id": str(n), "question": "a b " * 400, "answer": "accept"} for n in (1, 2)])
+    await group.close()

@@ -1,0 +1,130 @@
+"""Jobs of the local adapter that keep their weights, and jobs that begin from scratch."""
+
+import hashlib
+
+import pytest
+
+from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.algorithms.dpo import DPO
+from reinforge.algorithms.grpo import GRPO
+from reinforge.algorithms.sft import SFT
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import EngineError
+from reinforge.rollout.episode import item_of
+from reinforge.types.job import TrainingStatusEnum
+from reinforge.types.request import ModelRequest
+from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+
+COMPLETED = TrainingStatusEnum.COMPLETED
+
+
+def run_config(model, **policy):
+    settings = {"model": str(model), "optimizer": {"learning_rate": 0.01}, "schedule": {"warmup_steps": 0}, **policy}
+    return FinetuneConfig(device="cpu", policy=settings)
+
+
+class Jobs:
+    """An adapter and the data of a few jobs."""
+
+    def __init__(self, model, folder_of=None, algorithm=None, *, from_scratch=False, **policy):
+        config = LocalAdapterConfig(fine_tune_from_scratch=from_scratch)
+        self.adapter = LocalAdapter(config, algorithm or SFT(), folder_of=folder_of)
+        self.config = run_config(model, **policy)
+
+    async def __aenter__(self):
+        await self.adapter.initialize(self.config)
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.adapter.cleanup()
+
+    @property
+    def policy(self):
+        return self.adapter.policy()
+
+    async def trajectory(self, reply, reward=1.0):
+        asked = [{"role": "user", "content": "what"}]
+        message = {"role": "assistant", "content": reply}
+        tokens = await self.policy.encode(ModelRequest(asked), message)
+        return Trajectory(episode=[item_of(asked[0]), item_of(message, logprobs=tokens)], reward=reward)
+
+    async def collected(self, key, *replies):
+        groups = [[await self.trajectory(reply)] for reply in replies]
+        return TrajectoryCollection(trajectories=groups, run_id="r", job_key=key)
+
+    async def run(self, key, *replies):
+        ref = await self.adapter.submit(await self.collected(key, *replies))
+        return await self.adapter.wait_until_complete(ref)
+
+
+def digest(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+async def test_a_jobs_weights_may_go_to_a_folder_and_what_serves_stays(tiny_model_dir, tmp_path):
+    async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
+        before = await jobs.policy.fingerprint()
+        assert (await jobs.run("a", "yes", "no")).status is COMPLETED
+        assert await jobs.policy.fingerprint() == before
+        assert jobs.policy.version == 0
+        await jobs.adapter.restore(tmp_path / "a", 1)
+        after = await jobs.policy.fingerprint()
+        assert (after != before, jobs.policy.version) == (True, 1)
+        await jobs.adapter.reset(2)
+        assert (await jobs.policy.fingerprint(), jobs.policy.version) == (before, 2)
+
+
+async def test_a_job_whose_folder_is_there_is_done(tiny_model_dir, tmp_path):
+    async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
+        await jobs.run("a", "yes")
+    made = (tmp_path / "a" / "manifest.json").stat().st_mtime_ns
+    async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
+        status = await jobs.run("a", "yes")
+        assert (status.status, status.message) == (COMPLETED, "trained before")
+        assert (tmp_path / "a" / "manifest.json").stat().st_mtime_ns == made
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"damaged")
+    async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
+        assert (await jobs.run("a", "yes")).message == "trained", "a damaged one is made again"
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])
+@pytest.mark.parametrize("from_scratch", [False, True])
+async def test_jobs_from_scratch_do_not_build_on_each_other(tiny_model_dir, lora, from_scratch):
+    """Two jobs on the same data: from scratch the second ends where the first did, else it goes further."""
+    async with Jobs(tiny_model_dir, from_scratch=from_scratch, lora=lora) as jobs:
+        fingerprints, directions = [], []
+        for number in (1, 2):
+            status = await jobs.run(str(number), "yes", "no")
+            await jobs.policy.publish(number)
+            fingerprints.append(await jobs.policy.fingerprint())
+            directions.append(status.metadata["direction"])
+        assert (fingerprints[0] == fingerprints[1]) is from_scratch
+        assert all(direction > 0 for direction in directions), "measured from where the job began"
+
+
+async def test_what_algorithms_ask_for_may_change_between_jobs(tiny_model_dir):
+    """The first one says what is kept: DPO needs the reference, SFT nothing."""
+    async with Jobs(tiny_model_dir, algorithm=DPO()) as jobs:
+        jobs.adapter.algorithm = SFT()
+        assert (await jobs.run("a", "yes")).status is COMPLETED
+        jobs.adapter.algorithm = DPO()
+        pair = [await jobs.trajectory("yes"), await jobs.trajectory("no", 0.0)]
+        collection = TrajectoryCollection(trajectories=[pair], run_id="r", job_key="b")
+        status = await jobs.adapter.wait_until_complete(await jobs.adapter.submit(collection))
+        assert status.status is COMPLETED, status.message
+
+
+async def test_what_was_loaded_is_kept_only_where_it_is_asked_for(tiny_model_dir):
+    async with Jobs(tiny_model_dir) as jobs:
+        before = await jobs.policy.fingerprint()
+        with pytest.raises(EngineError, match="load the engine with keep_initial=True"):
+            await jobs.adapter.reset(1)
+        assert await jobs.policy.fingerprint() == before
+        assert jobs.policy.version == 0
+
+
+def test_from_scratch_is_refused_where_tokens_are_weighed_by_who_drew_them(tiny_model_dir):
+    jobs = Jobs(tiny_model_dir, algorithm=GRPO(), from_scratch=True)
+    [problem] = jobs.adapter.preflight(jobs.config)
+    assert problem.message == "GRPO weighs tokens by the weights that drew them"
+    assert not Jobs(tiny_model_dir, from_scratch=True).adapter.preflight(jobs.config)

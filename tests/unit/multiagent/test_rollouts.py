@@ -1,0 +1,176 @@
+"""Dialogues as the reference's arrays, and back; each agent's views of them."""
+
+import numpy as np
+import pytest
+
+from reinforge.errors import TrajectoryError
+from reinforge.multiagent import Dialogue, HyperParameters, Message, NestedArrayDict, agents_of, protocol_of
+from reinforge.multiagent.rollouts import Views, dialogues_of, rollouts_of, rollouts_of_dialogues, with_true_guess
+from tests.groups import dialogue, experiment, replies
+
+PARAMS = experiment("m")
+HANDLER = protocol_of(PARAMS)
+SEED_KEYS = (
+    "round", "question", "solution", "y", "prover_stance", "message_history", "message_agent_id",
+    "raw_message_history",
+)  # fmt: skip
+
+
+def test_the_names_of_a_protocol_handler():
+    """nip of four rounds, the verifier first: it asks in rounds 0 and decides by 2."""
+    assert (HANDLER.agent_names, HANDLER.prover_names, HANDLER.verifier_names) == (
+        ("prover", "verifier"),
+        ("prover",),
+        ("verifier",),
+    )
+    assert (HANDLER.max_message_rounds, HANDLER.min_message_rounds, HANDLER.max_verifier_questions) == (4, 1, 1)
+    assert HANDLER.message_channel_names == ("main",)
+    assert set(HANDLER.agent_channel_visibility) == {("prover", "main"), ("verifier", "main")}
+    assert HANDLER.can_agent_see_channel("prover", "main")
+    assert HANDLER.can_agent_be_active("verifier", 2, "main")
+    assert not HANDLER.can_agent_be_active("verifier", 1, "main")
+    assert (HANDLER.agent_first_active_round("verifier"), HANDLER.agent_first_active_round("prover")) == (0, 1)
+    assert (HANDLER.reward_mid_point_estimate("prover"), HANDLER.reward_mid_point_estimate("verifier")) == (0.5, 0.0)
+    whole = dialogue(1)
+    assert HANDLER.step_interaction_protocol(whole).decision == "accept"
+
+
+def test_a_dialogue_as_arrays():
+    """Three of four rounds are said: the fourth is padding."""
+    arrays = rollouts_of_dialogues([dialogue(1)], HANDLER)
+    assert arrays.batch_size == (1, 4)
+    assert all(name in arrays and name in arrays["next"] for name in SEED_KEYS)
+    [row] = arrays
+    assert row["round"].tolist() == [0, 1, 2, 3]
+    assert row["padding"].tolist() == [False, False, False, True]
+    assert row["y"].tolist() == [1] * 4
+    assert arrays["message_history"].shape == (1, 4, 4, 1)
+    assert arrays["raw_message_history"].shape == (1, 4, 4, 2)
+    assert row["message_history"][1, :, 0].tolist() == ["is it 1", None, None, None], "as it stands before round 1"
+    assert row["next", "message_history"][2, :, 0].tolist() == ["is it 1", "it is 1", "accept", None]
+    assert row["next", "message_agent_id"][2, :, 0].tolist() == [1, 0, 1, -1]
+    assert row["next", "raw_message_history"][2].tolist() == [
+        [None, "is it 1"],
+        ["it is 1", None],
+        [None, "accept"],
+        [None, None],
+    ]
+    assert row["next", "agents", "decision"].tolist() == [[2, 2], [2, 2], [2, 1], [2, 1]]
+    assert row["next", "agents", "reward"][2].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("reduced", [False, True], ids=["ours", "the reference's keys alone"])
+def test_dialogues_come_back_from_their_arrays(reduced):
+    given = [dialogue(1), dialogue(2, decision="reject", truth="accept"), dialogue(3, truth=None)]
+    arrays = rollouts_of_dialogues(given, HANDLER)
+    if reduced:
+        kept = {name: arrays[name] for name in (*SEED_KEYS, "agents")}
+        kept["next"] = {name: arrays["next"][name] for name in (*SEED_KEYS, "agents")}
+        arrays = NestedArrayDict(kept, arrays.batch_size)[:, 2:3]
+    found = dialogues_of(arrays, HANDLER)
+    assert [each.messages for each in found] == [each.messages for each in given]
+    assert [each.problem.truth for each in found] == ["accept", "accept", None]
+    assert [each.problem.question for each in found] == ["q1", "q2", "q3"]
+    assert [each.step.decision for each in found] == ["accept", "reject", "accept"]
+    assert [dict(each.rewards) for each in found] == [dict(each.rewards) for each in given]
+    assert [dict(each.stances) for each in found] == [{"prover": "accept"}] * 3
+
+
+def test_two_who_speak_at_once_in_one_channel():
+    names = ("prover_accept", "prover_reject", "verifier")
+    params = HyperParameters(
+        "s",
+        "pure_text_ei",
+        "d",
+        interaction_protocol="debate",
+        agents={name: {"model_name": "m"} for name in names},
+        debate_protocol={"max_message_rounds": 3},
+    )
+    handler = protocol_of(params)
+    said = [
+        (0, "verifier", "speak"),
+        (1, "prover_accept", "yes"),
+        (1, "prover_reject", "no"),
+        (2, "verifier", "accept"),
+    ]
+    messages = tuple(Message(round_, agent, "main", text, f"shown {text}") for round_, agent, text in said)
+    whole = Dialogue(dialogue(1).problem, {}, messages, 3)
+    arrays = rollouts_of_dialogues([whole], handler)
+    assert arrays["next", "message_history"][0, 2, 1, 0] == "shown yes\nshown no"
+    [found] = dialogues_of(arrays, handler)
+    assert found.messages == messages
+
+
+def test_episodes_of_a_tree_are_a_rollout_each():
+    said = {"agent": "verifier", "channel": "main", "call_id": "c", "num_retries": 0}
+    output = {
+        "question": "q",
+        "truth": "accept",
+        "stances": {"prover": "accept"},
+        "absent": [],
+        "order": ["verifier", "prover"],
+        "messages": [
+            {**said, "path": [0], "round": 0, "text": "accept", "shown": "accept"},
+            {**said, "path": [1], "round": 0, "text": "reject", "shown": "reject"},
+        ],
+        "branches": [
+            {"path": [0], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}},
+            {"path": [1], "decision": "reject", "terminated": False, "rewards": {"prover": 0.0}},
+        ],
+    }
+    arrays = rollouts_of([output], HANDLER, rows=[{"cells": [1, 2]}])
+    assert arrays.batch_size == (2, 4)
+    assert arrays["next", "message_history"][:, 0, 0, 0].tolist() == ["accept", "reject"]
+    assert np.isnan(arrays["next", "agents", "reward"][1, 0, 1]), "what nobody knows is no number"
+    first, second = dialogues_of(arrays, HANDLER)
+    assert first.problem.row["cells"] == [1, 2]
+    assert first.order == ("verifier", "prover")
+    assert dict(second.rewards) == {"prover": 0.0}
+
+
+def test_an_agents_view_of_a_dialogue():
+    """What it said is assistant, what it heard user; each turn says what exactly it answered."""
+    agents = agents_of(PARAMS)
+    views = Views(agents["verifier"], HANDLER, "both", 2.0)
+    trajectory = views.whole(dialogue(1), "e")
+    assert [(item.role.value, item.content) for item in trajectory.episode] == [
+        ("user", "V q1"),
+        ("assistant", "is it 1"),
+        ("user", "prover: it is 1\nDecide now: accept or reject."),
+        ("assistant", "accept"),
+    ]
+    first, second = trajectory.turns
+    assert [message["content"] for message in first.prompt.messages] == ["V q1"]
+    assert [message["role"] for message in second.prompt.messages] == ["user", "assistant", "user"]
+    assert all(turn.is_trained for turn in trajectory.turns)
+    assert (trajectory.agent, trajectory.model_group, trajectory.agent_weight) == ("verifier", "both", 2.0)
+    assert trajectory.reward == 1.0
+    last = views.last(dialogue(1), 0.5, "e")
+    assert [turn.is_trained for turn in last.turns] == [False, True]
+    assert last.reward == 0.5
+
+
+def test_single_steps_end_with_the_message_that_is_compared():
+    steps = replies(PARAMS, "prover", ["yes", "no"])
+    assert steps.batch_size == (2,)
+    views = Views(agents_of(PARAMS)["prover"], HANDLER, "both")
+    last = [views.last(each, 1.0, "e") for each in dialogues_of(steps, HANDLER)]
+    assert [trajectory.turns[-1].content for trajectory in last] == ["yes", "no"]
+    silent = Dialogue(dialogue(1).problem)
+    with pytest.raises(TrajectoryError, match="e: verifier said nothing there"):
+        Views(agents_of(PARAMS)["verifier"], HANDLER, "both").last(silent, 1.0, "e")
+
+
+def test_the_truth_in_place_of_a_guess():
+    right = with_true_guess(dialogue(1, decision="reject", truth="accept"), HANDLER)
+    assert [message.text for message in right.messages] == ["is it 1", "it is 1", "accept"]
+    assert with_true_guess(dialogue(1, truth=None), HANDLER) is None
+
+
+def test_arrays_that_cannot_be_a_dialogue_are_refused():
+    arrays = rollouts_of_dialogues([dialogue(1)], HANDLER)
+    with pytest.raises(TrajectoryError, match="without message_agent_id says nothing"):
+        dialogues_of(NestedArrayDict({name: arrays[name] for name in ("question", "message_history")}, (1, 4)), HANDLER)
+    arrays["padding"] = np.ones((1, 4), np.bool_)
+    with pytest.raises(TrajectoryError, match="nothing but padding"):
+        dialogues_of(arrays, HANDLER)
