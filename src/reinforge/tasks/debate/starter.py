@@ -1,7 +1,8 @@
-"""The debaters as they begin: they know the rules and no strategy.
+"""The debaters as they begin: they know the rules and which way is theirs, and no more.
 
-As a prover it shows some cell, whatever its stance. As a verifier it goes by what it is shown, but for one decision in
-ten: against the claim where a cell refutes it, and else for it.
+As a prover it shows the better of two cells that it looks at: the higher where it argues for reject, else the lower. As
+a verifier it goes by what it is shown, but for one decision in ten: against the claim where a cell refutes it, and else
+for it.
 Recipe and figures: docs/lab-notes.md.
 """
 
@@ -66,11 +67,15 @@ def episodes(recipe: DebateRecipe, tokenizer: Any) -> Iterator[Trajectory]:
 
 
 def prover_says(rng: random.Random, cells: Cells) -> list[Message]:
-    """Returns a prover's prompt and the cell that it shows, any one, then another and so on: more to learn from."""
-    cells = Cells(tuple(rng.choice(DIGITS) for _ in NAMES), cells.seen)  # it knows no digit better than another
-    prompt = Template(PROVER).substitute(cells.row(), stance=rng.choice(STANCES))
+    """Returns a prover's prompt and the cell that it shows, then another and so on: more to learn from."""
+    cells = Cells(tuple(rng.choice(DIGITS) for _ in NAMES), cells.seen)  # any digits, so that it can show them all
+    stance, hidden = rng.choice(STANCES), set(range(len(NAMES)))
+    prompt = Template(PROVER).substitute(cells.row(), stance=stance)
     messages: list[Message] = []
-    for asked, index in zip([prompt, *[ANOTHER] * 5], rng.sample(range(len(NAMES)), 6), strict=True):
+    for asked in (prompt, *[ANOTHER] * 5):
+        pair = sorted(rng.sample(sorted(hidden), 2), key=lambda i: cells.digits[i])
+        index = pair[-1] if stance == "reject" else pair[0]
+        hidden.remove(index)
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": _evidence(cells, index)}]
     return messages
 

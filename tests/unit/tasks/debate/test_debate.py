@@ -57,7 +57,7 @@ def test_problems_stand_in_one_split_each():
     assert [sum(row["split"] == name for row in rows) for name in ("train", "select", "confirm")] == [200, 50, 100]
 
 
-def test_the_starter_has_seen_no_strategy():
+def test_the_starter_knows_which_way_is_its_own_and_no_more():
     tokenizer = make_tokenizer()
     seen = list(islice(episodes(DebateRecipe(), tokenizer), 3000))
     said = [(episode.episode[0].content, episode.turns[0].content) for episode in seen]
@@ -68,6 +68,7 @@ def test_the_starter_has_seen_no_strategy():
             accepted[is_shown].append(reply == "accept")
     assert 0.85 < sum(accepted[False]) / len(accepted[False]) < 0.95
     assert 0.05 < sum(accepted[True]) / len(accepted[True]) < 0.15
-    refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith("argue reject")]
-    assert 0.15 < sum(refuting) / len(refuting) < 0.25  # of cells whose digits are any, 1 of 5 is not below 4
+    for stance, low, high in (("reject", 0.31, 0.41), ("accept", 0.02, 0.07)):  # 1 - 0.8^2 = 0.36 and 0.2^2 = 0.04
+        refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith(f"argue {stance}")]
+        assert low < sum(refuting) / len(refuting) < high
     assert all(len(turn.tokens.token_ids) <= 4 for episode in seen for turn in episode.turns)
