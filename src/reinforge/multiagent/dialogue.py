@@ -70,6 +70,7 @@ class Message:
         shown: What the others are shown.
         call_id: The model call that drew it.
         num_retries: Invalid replies that were drawn before it.
+        refused: Why it is invalid itself: its agent's last try, which nobody is shown; None: it is valid.
     """
 
     round: int
@@ -79,6 +80,7 @@ class Message:
     shown: str
     call_id: str = ""
     num_retries: int = 0
+    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

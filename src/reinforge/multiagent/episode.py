@@ -33,20 +33,21 @@ class ProtocolOutput(dict[str, Any]):
     protocol, question, truth, stances     the problem
     absent, order                          who does not speak, and in which order those are told who speak at once
     agents      {name: {llm, trained, model_group}}
-    messages    [{path, round, agent, channel, text, shown, call_id, num_retries}]
+    messages    [{path, round, agent, channel, text, shown, call_id, num_retries, refused}]
     branches    [{path, decision, terminated, answer, rewards, failed}]; one unless it is a tree
     num_invalid replies that were refused: drawn anew, or the last straw
 
     A message's path are the branches that lead to it, its own the last: a branch's messages are those whose path begins
     its own; all are [] where there is one branch. `rewards` leaves out agents whose reward nobody can tell, such as the
-    others of a branch in which one gave no valid reply: `failed` is its name and why.
+    others of a branch in which one gave no valid reply: `failed` is its name and why, and the last of its replies is among
+    the messages, `refused`, since that is what it is penalised for.
     """
 
     def __str__(self) -> str:
         first = self["branches"][0]
         if first["answer"] is not None:
             return str(first["answer"])
-        said = [m for m in self["messages"] if first["path"][: len(m["path"])] == m["path"]]
+        said = [m for m in self["messages"] if first["path"][: len(m["path"])] == m["path"] and not m["refused"]]
         lines = [f"{m['agent']}: {m['shown']}" for m in said]
         return "\n".join([*lines, f"decision: {first['decision']}"])
 
@@ -64,15 +65,24 @@ class _Branch:
 
 @dataclass(slots=True)
 class _Asked:
-    """One reply that a branch waits for: its message, or why the last one was refused or could not be asked for."""
+    """One reply that a branch waits for: its message, or why the last one was refused or could not be asked for.
+
+    Attributes:
+        last: The last reply; where it was refused, what its agent is penalised for.
+    """
 
     turn: Turn
     messages: list[ChatMessage]
     dialogue: Dialogue
-    message: Message | None = None
     refused: str | None = None
     num_retries: int = 0
     overflow: ContextOverflow | None = None
+    last: Message | None = None
+
+    @property
+    def message(self) -> Message | None:
+        """The valid reply."""
+        return self.last if self.refused is None else None
 
     @property
     def num_invalid(self) -> int:
@@ -112,7 +122,7 @@ class ProtocolWorkflow:
         while level:
             grown, asked = await self._round(level, width, context)
             for branch, replies in zip(grown, asked, strict=True):
-                messages = [one.message for one in replies if one.message is not None]
+                messages = [one.last for one in replies if one.last is not None]
                 said += [{"path": branch.path, **_as_dict(message)} for message in messages]
                 num_invalid += sum(one.num_invalid for one in replies)
             ended += [branch for branch in grown if branch.failed or branch.dialogue.step.done]
@@ -192,9 +202,8 @@ class ProtocolWorkflow:
             return
         text = str(reply.choices[0].message.content or "")
         one.refused = self.handler.refuse(name, text, dialogue)
-        if one.refused is None:
-            shown = self.handler.shown(name, channel, text, dialogue)
-            one.message = Message(dialogue.round, name, channel, text, shown, reply.id, one.num_retries)
+        shown = self.handler.shown(name, channel, text, dialogue) if one.refused is None else ""
+        one.last = Message(dialogue.round, name, channel, text, shown, reply.id, one.num_retries, one.refused)
 
     def _may_retry(self, one: _Asked) -> bool:
         return (

@@ -136,7 +136,9 @@ def _branches(output: dict[str, Any], path: Sequence[int], worth: dict[str, floa
 
 def _message(message: dict[str, Any], worth: dict[str, float]) -> dict[str, Any]:
     told = {name: message[name] for name in ("round", "channel", "agent", "text")}
-    if message["shown"] != message["text"]:
+    if message.get("refused"):
+        told["refused"] = message["refused"]
+    elif message["shown"] != message["text"]:
         told["shown"] = message["shown"]
     if message["num_retries"]:
         told["num_retries"] = message["num_retries"]

@@ -55,14 +55,16 @@ async def test_an_agent_without_a_valid_reply_has_failed_alone():
     assert branch["rewards"] == {"verifier": -0.5}
     assert branch["failed"] == ["verifier", "no decision in the last round, 3 times"]
     assert record.item.output_obj["num_invalid"] == 3
-    assert groups_of([record]) == [], "the verifier said nothing valid, and nobody knows what the prover earned"
+    ((trajectory,),) = groups_of([record])
+    assert (trajectory.agent, trajectory.reward) == ("verifier", -0.5), "nobody knows what the prover earned"
+    assert [turn.content for turn in trajectory.turns] == ["maybe"], "the last of three is what it is penalised for"
 
 
 async def test_what_the_failing_agent_said_before_earns_the_penalty():
     talk = Talk(nip(max_message_rounds=4), {"prover": ["a", "b"], "verifier": ["Why?", *["maybe"] * 3]})
     (record,) = await talk.run("collect")
     ((view,),) = groups_of([record])
-    assert (view.agent, view.reward, view.episode[-1].content) == ("verifier", -0.5, "Why?")
+    assert (view.agent, view.reward, view.episode[-1].content) == ("verifier", -0.5, "maybe")
 
 
 class Debater:
@@ -137,7 +139,7 @@ async def test_a_branch_that_fails_leaves_the_others():
     ]
     assert record.item.output_obj["num_invalid"] == 6
     replies = {t.episode[-1].content for group in groups_of([record]) for t in group}
-    assert replies == {"a1", "accept"}, "no invalid reply, and none that nobody knows the worth of"
+    assert replies == {"a1", "accept", "maybe"}, "what the verifier failed by, and none that nobody knows the worth of"
 
 
 @pytest.mark.parametrize(("num_responses", "outcome"), [(1, "context_overflow"), (2, "ok")])
