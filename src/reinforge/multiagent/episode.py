@@ -39,8 +39,8 @@ class ProtocolOutput(dict[str, Any]):
 
     A message's path are the branches that lead to it, its own the last: a branch's messages are those whose path begins
     its own; all are [] where there is one branch. `rewards` leaves out agents whose reward nobody can tell, such as the
-    others of a branch in which one gave no valid reply: `failed` is its name and why, and the last of its replies is among
-    the messages, `refused`, since that is what it is penalised for.
+    others of a branch in which one gave no valid reply: `failed` is its name and why, and its last reply is among the
+    messages, `refused`, since that is what it is penalised for.
     """
 
     def __str__(self) -> str:
