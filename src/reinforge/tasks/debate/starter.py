@@ -43,7 +43,7 @@ class DebateRecipe(Recipe):
 
 
 def ensure_debater(progress: Progress | None = None, recipe: DebateRecipe | None = None) -> Path:
-    """Returns the starter's folder; makes it if it is not there, which takes half a minute on two cores."""
+    """Returns the starter's folder; makes it if it is not there, which takes three minutes on two cores."""
     recipe = recipe or DebateRecipe()
     return ensure(Starter("debate", recipe, make_tokenizer, partial(episodes, recipe)), progress)
 

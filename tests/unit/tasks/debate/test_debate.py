@@ -3,13 +3,17 @@
 import random
 import re
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
+from reinforge.config.loader import load_config
 from reinforge.tasks.debate.cells import LIMIT, Cells, checked, draw_cells
 from reinforge.tasks.debate.dataset import CellsDataset, CellsDatasetConfig
+from reinforge.tasks.debate.prompts import HINT, PROVER, VERIFIER
 from reinforge.tasks.debate.starter import DebateRecipe, episodes, make_tokenizer
 
+EXAMPLES = Path(__file__).parents[4] / "examples" / "debate"
 PROBLEM = Cells(digits=(3, 2, 0, 4, 2, 1, 1, 3), seen=(1, 6))
 
 
@@ -72,3 +76,13 @@ def test_the_starter_knows_which_way_is_its_own_and_no_more():
         refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith(f"argue {stance}")]
         assert low < sum(refuting) / len(refuting) < high
     assert all(len(turn.tokens.token_ids) <= 4 for episode in seen for turn in episode.turns)
+
+
+@pytest.mark.parametrize("name", ["debate", "solo"])
+def test_the_files_ask_as_the_starter_was_asked(name):
+    config = load_config(EXAMPLES / f"{name}.yml").config
+    prompts = {agent: parameters.prompt for agent, parameters in config.workflow.agents.items()}
+    provers = {"prover_accept": PROVER, "prover_reject": PROVER} if name == "debate" else {}
+    assert prompts == {**provers, "verifier": VERIFIER}
+    assert config.workflow.last_round_hint == HINT
+    assert config.finetuning.gate.margin == (0.15 if name == "debate" else 0.0)
