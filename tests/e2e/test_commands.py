@@ -164,7 +164,7 @@ def test_check_of_an_empty_file_names_it(written):
 
 def test_check_offers_no_key_that_only_the_run_sets(written):
     result = call("check", "run.yml", "-o", "trainer_adapters.adapter.backend", "{}")
-    assert 'unknown key "backend"; allowed: none' in result.output
+    assert 'unknown key "backend"; allowed: fine_tune_from_scratch' in result.output
 
 
 def test_check_of_a_disabled_file_says_so(written):
@@ -317,7 +317,9 @@ def test_config_show_gives_a_file_that_loads_again(written):
     assert yaml.safe_load(result.output)["finetuning"]["seed"] == 3
     written.write("again.yml", result.output)
     assert call("config", "show", "again.yml").output == result.output
-    assert json.loads(call("config", "show", "run.yml", "--json").output)["llms"] == {"agent": {"_type": "policy"}}
+    assert json.loads(call("config", "show", "run.yml", "--json").output)["llms"] == {
+        "agent": {"_type": "policy", "adapter": None}
+    }
 
 
 def test_config_show_origin_tells_file_command_line_and_default(written):

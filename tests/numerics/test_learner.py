@@ -176,16 +176,6 @@ def test_steps_are_shuffled_by_seed_and_epoch_and_split_evenly(tiny_model_dir):
     assert plan != learner.plan(samples, epoch=1)
 
 
-def test_siblings_share_a_step(tiny_model_dir):
-    learner = make_learner(tiny_model_dir, batch_size=4)
-    samples = random_samples(12)
-    for i, sample in enumerate(samples):
-        sample.group_id = f"group {i % 3}"
-    plan = learner.plan(samples, epoch=0)
-    assert sorted(plan) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert len({str(learner.plan(samples, epoch)) for epoch in range(60)}) == 6, "groups come in any order"
-
-
 def test_rates_follow_warm_up_and_progress():
     linear = ScheduleConfig(name="linear", warmup_steps=10, final_fraction=0.1)
     assert rate_factor(linear, 0, 0.0) == pytest.approx(0.1)

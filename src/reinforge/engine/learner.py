@@ -140,23 +140,17 @@ class Learner(Mover):
     def plan(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
         """Returns the samples' indices by optimizer step, shuffled anew in each pass; a pair is never parted.
 
-        Siblings stay together, since they share the cost of their prompt; at most one group is parted by each border.
-
         Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
         """
         settings = self.config.batch
         usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
         units = [[usable[i] for i in unit] for unit in units_of([samples[i] for i in usable])]
-        by_group: dict[str, list[list[int]]] = {}
-        for unit in units:
-            by_group.setdefault(samples[unit[0]].group_id, []).append(unit)
-        groups = list(by_group.values())
         num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
         num_steps = min(num_steps, len(units))
         steps = []
         for number in range(settings.passes):
-            rng = stable_random(self.seed, "shuffle", epoch, number)
-            order = list(chain(*(rng.sample(group, len(group)) for group in rng.sample(groups, len(groups)))))
+            order = units.copy()
+            stable_random(self.seed, "shuffle", epoch, number).shuffle(order)
             bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
             steps += [sorted(chain(*order[a:b])) for a, b in pairwise(bounds)]
         return steps

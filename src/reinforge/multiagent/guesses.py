@@ -16,9 +16,9 @@ from reinforge.multiagent.dialogue import Decision
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.multiagent.rollouts import dialogues_of_output
 from reinforge.types.episode import EpisodeRecord, ModelCall
-from reinforge.types.request import ModelRequest, TokenLogprobs
+from reinforge.types.request import ChatPrompt, ModelRequest, TokenLogprobs
 from reinforge.types.seeding import stable_seed
-from reinforge.types.trajectory import Trajectory
+from reinforge.types.trajectory import EpisodeItem, Trajectory
 
 
 async def replace_guesses(
@@ -41,7 +41,7 @@ async def replace_guesses(
         handler: The protocol.
         share: In [0, 1], of the verifier's trajectories.
         seed: The run's.
-        policy: Writes the decision as tokens.
+        policy: Writes the decision as tokens, or as messages where it tells none.
 
     Raises:
         ConfigError: The backend serves no policy.
@@ -77,9 +77,9 @@ def _decision_call(record: EpisodeRecord, handler: ProtocolHandler) -> ModelCall
 async def _replace(
     trajectory: Trajectory, call: ModelCall, record: EpisodeRecord, handler: ProtocolHandler, policy: PolicyServer
 ) -> bool:
-    output, drawn = record.item.output_obj, call.reply.tokens
-    turn = next((turn for turn in trajectory.turns if drawn is not None and turn.logprobs is drawn), None)
-    if turn is None or drawn is None:
+    output, drawn = record.item.output_obj, call.known
+    turn = next((turn for turn in trajectory.turns if _holds(turn, drawn)), None)
+    if turn is None:
         return False
     truth: Decision = output["truth"]
     text = handler.decision_text(truth)
@@ -91,8 +91,16 @@ async def _replace(
         written = await policy.encode(request, {"role": "assistant", "content": text})
     except ContextOverflow:
         return False
-    assert isinstance(written, TokenLogprobs)  # the policy told those of the decision that it drew
-    turn.content, turn.logprobs = text, replace(written, prompt_token_ids=drawn.prompt_token_ids)
+    if isinstance(written, TokenLogprobs) and isinstance(drawn, TokenLogprobs):
+        written = replace(written, prompt_token_ids=drawn.prompt_token_ids)
+    turn.content, turn.logprobs = text, written
     trajectory.reward = handler.rewards(dialogues_of_output(output)[0], truth)[str(trajectory.agent)]
     trajectory.metadata = {**(trajectory.metadata or {}), "guess_replaced": True}
     return True
+
+
+def _holds(turn: EpisodeItem, drawn: TokenLogprobs | ChatPrompt | None) -> bool:
+    """Returns True if a turn is the reply of which this is known."""
+    if isinstance(drawn, TokenLogprobs):
+        return turn.logprobs is drawn
+    return drawn is not None and turn.logprobs == drawn

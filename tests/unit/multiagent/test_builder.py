@@ -15,7 +15,7 @@ from reinforge.interfaces import ContextOverflow
 from reinforge.multiagent.builder import AgentsTrajectoryBuilderConfig
 from reinforge.multiagent.protocols import NIP, NIPConfig, RolesConfig, SoloVerifierConfig
 from reinforge.rollout.workflow import BoundWorkflow
-from reinforge.types.request import TokenLogprobs
+from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.trajectory import Outcome
 from tests.dialogues import collected, ended, episode, said
 from tests.doubles import ScriptedPolicy, ids_of
@@ -219,6 +219,24 @@ async def test_the_truth_takes_the_place_of_a_share_of_the_decisions():
     assert [math.isnan(p) for p in kept[0].sampling_logprobs[-len("reject") :]] == [True] * len("reject")
     _, again = await collected(records, **wanted)
     assert again.groups[0].rewards == verifier.rewards, "which ones is the seed's choice, in every process"
+
+
+class Service(ScriptedPolicy):
+    """Tells no tokens, of what it draws and of what it is given."""
+
+    async def encode(self, request, reply):
+        return ChatPrompt(tuple(request.messages), None, -1)
+
+
+async def test_the_truth_takes_the_place_where_a_service_tells_no_tokens():
+    record = dialogue(-1, 1, truth="reject")
+    for call in record.calls:
+        call.reply.tokens, call.reply.policy_version = None, 0
+    wanted = {"verifier_guess_replacement_proportion": 1.0, "workflow": bound(), "policy": Service}
+    _, collection = await collected([record], **wanted)
+    (verifier,) = collection.groups[0].trajectories
+    assert (verifier.reward, texts(verifier)[-1]) == (1, ("assistant", "reject"))
+    assert [turn.prompt.policy_version for turn in verifier.turns] == [0, -1]
 
 
 async def test_decisions_that_cannot_be_replaced_stay():
