@@ -121,6 +121,7 @@ async def test_nip_3_each_group_keeps_its_own_job(hosted):
     assert len(hosted.service.jobs) == 2
 
 
+@pytest.mark.slow
 def test_nip_4_seeds_are_the_same_in_every_process():
     """Theirs come of `hash(name)`, which is salted."""
     code = (

@@ -102,6 +102,7 @@ def killed_at(run, site):
     assert out.returncode == -9, out.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_all_that_was_said_before(talk):
     """Trees; epochs 0, 1, 2 train on those of 1, 2 and 3 epochs, also when the third is collected before a stop."""
     builder = {"fine_tune_on_all_previous_rollouts": True, "examples_per_epoch": 4, "num_generations": 1}

@@ -61,6 +61,7 @@ def test_preferences_teach_the_chosen_reply_where_the_rejected_one_is_left_out(o
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights(offline):
     offline.set("finetuning.deterministic", True).set("trajectory_builders.builder.examples_per_epoch", 8)
     assert offline.finetune().exit_code == 0

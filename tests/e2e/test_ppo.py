@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.e2e.test_resume import call, killed_at
 
 
+@pytest.mark.slow
 def test_ppo_trains_and_goes_on_with_its_critic_where_it_was_killed(project):
     project.set("finetuning.algorithm", {"_type": "ppo"}).set("finetuning.num_epochs", 2)
     project.set("trajectory_builders.builder", {"_type": "group", "num_generations": 1})

@@ -38,6 +38,7 @@ def test_a_run_in_float32_computes_old_logprobs_of_nobody(project):
     assert "tis_weight" not in row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [{"name": "sgd", "momentum": 0.9, "learning_rate": 0.3}, {"name": "adagrad"}])
 def test_a_killed_run_in_bfloat16_ends_as_an_undisturbed_one(project, optimizer):
     """Weights, their float32 copies and the optimizer, to the last bit, with layers that are computed again."""

@@ -21,7 +21,10 @@ def wait_for(condition, seconds, process):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+SIGNALS = [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_stops_the_run_and_says_what_was_kept(project, number, code):
     project.set("finetuning.num_epochs", 1000)
     project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
@@ -71,6 +74,7 @@ def test_retries_are_not_told_line_by_line(project):
     assert "stamina" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
     source = (ROOT / "examples" / "own_task.py").read_text()
     assert len(source.splitlines()) <= 30

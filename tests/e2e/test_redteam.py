@@ -89,6 +89,7 @@ def test_what_cannot_work_is_said_before_any_work(attack, path, value, says):
     assert not attack.run.exists()
 
 
+@pytest.mark.slow
 def test_the_same_attack_is_resumed(attack):
     attack.set("finetuning.deterministic", True)
     whole = train(attack)

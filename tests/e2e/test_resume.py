@@ -108,6 +108,7 @@ def test_what_cannot_be_resumed_is_refused(project, arguments, said):
     assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
+@pytest.mark.slow
 def test_a_users_trainer_is_run_again_as_a_whole(project):
     """Its jobs are one opaque stage: after a kill in the second, both are made again, from the base."""
     project.set("trainers.trainer", {"_type": "test_reordered"}).set("finetuning.num_epochs", 2)

@@ -1,6 +1,7 @@
 """The views of the agents of a protocol, their groups and their credit, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -231,7 +232,7 @@ class Service(ScriptedPolicy):
 async def test_the_truth_takes_the_place_where_a_service_tells_no_tokens():
     record = dialogue(-1, 1, truth="reject")
     for call in record.calls:
-        call.reply.tokens, call.reply.policy_version = None, 0
+        call.reply = replace(call.reply, tokens=None, policy_version=0)
     wanted = {"verifier_guess_replacement_proportion": 1.0, "workflow": bound(), "policy": Service}
     _, collection = await collected([record], **wanted)
     (verifier,) = collection.groups[0].trajectories

@@ -63,7 +63,7 @@ def test_problems_stand_in_one_split_each():
 
 def test_the_starter_knows_which_way_is_its_own_and_no_more():
     tokenizer = make_tokenizer()
-    seen = list(islice(episodes(DebateRecipe(), tokenizer), 3000))
+    seen = list(islice(episodes(DebateRecipe(), tokenizer), 1500))
     said = [(episode.episode[0].content, episode.turns[0].content) for episode in seen]
     accepted = {True: [], False: []}
     for prompt, reply in said:
