@@ -105,9 +105,11 @@ class TrainerAdapter(ABC):
     Attributes:
         trains_on: What it needs of a trained turn: `tokens`, the sampler's own, or `messages`, what exactly was asked
             and answered, from samplers that tell no tokens.
+        serves_policy: `policy()` is there after `initialize`, so a run whose agent never calls it is refused.
     """
 
     trains_on: Literal["tokens", "messages"] = "tokens"
+    serves_policy: bool = False
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
         self.adapter_config = adapter_config
@@ -121,6 +123,10 @@ class TrainerAdapter(ABC):
     def preflight(self, run_config: FinetuneConfig) -> list[Problem]:
         """Returns the settings that this backend cannot honour, before anything is allocated."""
         return []
+
+    def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]] | None:
+        """Returns what took effect of the backend's settings, for a person: name and value; None: `policy`'s did."""
+        return None
 
     @abstractmethod
     async def is_healthy(self) -> bool:

@@ -74,6 +74,7 @@ class LocalAdapter(TrainerAdapter):
         algorithm: May be set anew between jobs; the first one says what the engine keeps.
     """
 
+    serves_policy = True
     adapter_config: LocalAdapterConfig
 
     def __init__(

@@ -86,6 +86,7 @@ class OpenAIAdapter(TrainerAdapter):
     """
 
     trains_on = "messages"
+    serves_policy = True
     adapter_config: OpenAIAdapterConfig
 
     def __init__(

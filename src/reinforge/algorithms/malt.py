@@ -1,4 +1,4 @@
-"""Multi-agent LLM training (MALT, arXiv:2412.01928, section 4): preference pairs at every decision of every agent.
+"""Multi-agent LLM training (MALT, arXiv:2412.01928): preference pairs at every decision of every agent.
 
 It is DPO over the trees of the trajectory builder `_type: agents`, and nothing else: a protocol with `num_responses`
 above 1 says every round several times, a reply is worth what its agent earns on average over the dialogues that follow,

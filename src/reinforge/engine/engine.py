@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +23,10 @@ import torch
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.batch import plain_sample
-from reinforge.engine.critic import ValueHead, sample_values
+from reinforge.engine.critic import ValueHead
 from reinforge.engine.fingerprint import Fingerprints
 from reinforge.engine.job import Job
 from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import sample_logprobs
 from reinforge.engine.losses import Loss
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import DEFAULT, CausalModel, load_model, load_tokenizer
@@ -36,8 +34,9 @@ from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
 from reinforge.engine.prefix import sharing_masks
 from reinforge.engine.preflight import check_adapters
 from reinforge.engine.prompts import PromptRenderer
-from reinforge.engine.replies import Replies, score_replies
+from reinforge.engine.replies import Replies
 from reinforge.engine.sampler import Sampler
+from reinforge.engine.scoring import Scorer
 from reinforge.engine.snapshot import Snapshot
 from reinforge.errors import ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
@@ -76,7 +75,6 @@ class Engine:
         deterministic: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.keeps_reference = keep_reference
         self.reference = model.frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._job: Job | None = None
@@ -104,9 +102,17 @@ class Engine:
             for name in adapters
         }
         self.policy = self.policies[adapters[0]]
-        self._masks = self._call(lambda: sharing_masks(model))
+        masks = self._call(lambda: sharing_masks(model))
+        self._scorer = Scorer(
+            model,
+            masks,
+            config.batch.micro_batch_tokens,
+            keeps_reference=keep_reference,
+            reference=self.reference,
+            critic=self.critic,
+        )
         self._learners = {
-            name: self._call(lambda: Learner(model, config, seed, self._masks, self.critic), name) for name in adapters
+            name: self._call(lambda: Learner(model, config, seed, masks, self.critic), name) for name in adapters
         }
         kept = self._learners.items() if keep_initial else ()
         self._initial = {name: self._call(partial(Snapshot, learner), name) for name, learner in kept}
@@ -238,20 +244,16 @@ class Engine:
         Raises:
             EngineError: There is no reference, or no critic.
         """
-        if needs.values and self.critic is None:
-            raise EngineError("values need a critic: load the engine with critic=True")
-        if needs.ref_logprobs and not self.keeps_reference:
-            raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
+        self._scorer.require(reference=needs.ref_logprobs, values=needs.values)
         if needs.old_logprobs is True or (needs.old_logprobs and self.model.dtype.itemsize < 4):
             for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
-            found = self._call(lambda: self._by_reference(samples))
+            found = self._call(lambda: self._scorer.ref_logprobs(samples))
             for sample, logprobs in zip(samples, found, strict=True):
                 sample.ref_logprobs = logprobs
-        if needs.values and self.critic is not None:
-            critic, tokens = self.critic, self.config.batch.micro_batch_tokens
-            values = self._call(lambda: sample_values(self.model, critic, samples, tokens, self._masks))
+        if needs.values:
+            values = self._call(lambda: self._scorer.values(samples))
             for sample, row in zip(samples, values, strict=True):
                 sample.values = row
 
@@ -360,10 +362,7 @@ class Engine:
             samples: The samples.
             adapter: By which; None: the open job's first, or else the first.
         """
-        return self._call(lambda: self._logprobs(self.model, samples), adapter)
-
-    def _logprobs(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        return sample_logprobs(model, samples, self.config.batch.micro_batch_tokens, self._masks)
+        return self._call(lambda: self._scorer.logprobs(samples), adapter)
 
     def replies(self, said: Sequence[TokenLogprobs], *, reference: bool = False, values: bool = False) -> Replies:
         """Returns log-probs of given replies as rows, with gradient where it is on and the model is the trained one.
@@ -376,26 +375,9 @@ class Engine:
         Raises:
             EngineError: There is no reference, or no critic.
         """
-        if reference and not self.keeps_reference:
-            raise EngineError("there is no reference: load the engine with keep_reference=True")
-        if values and self.critic is None:
-            raise EngineError("values need a critic: load the engine with critic=True")
-        tokens, critic, grad = self.config.batch.micro_batch_tokens, self.critic if values else None, False
-        if not reference:
-            grad = torch.is_grad_enabled()
-
-        def score() -> Replies:
-            lent = self.model.without_adapters() if reference and self.reference is None else nullcontext()
-            with lent, torch.set_grad_enabled(grad):
-                return score_replies(
-                    self.reference if reference and self.reference else self.model, said, tokens, self._masks, critic
-                )
-
-        return self._call(score)
-
-    def _by_reference(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
-            return self._logprobs(reference, samples)
+        self._scorer.require(reference=reference, values=values)
+        grad = torch.is_grad_enabled() and not reference  # as it is here, not in the sampler's thread
+        return self._call(lambda: self._scorer.replies(said, reference=reference, values=values, grad=grad))
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]], adapter: str | None = None) -> list[FloatArray]:
         return self.logprobs([plain_sample(row) for row in token_ids], adapter)

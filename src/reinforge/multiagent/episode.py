@@ -1,7 +1,7 @@
 """The workflow behind every protocol: one dialogue, or while it is trained on, a tree of them.
 
 In a tree each round in which a trained agent speaks is said `num_responses` times, and each time is a branch. A reply
-is worth what its agent earns on average over the dialogues that follow from it (MALT, arXiv:2412.01928, section 4.2).
+is worth what its agent earns on average over the dialogues that follow from it (MALT, arXiv:2412.01928).
 
     num_responses 2; A is trained, B is not
     A: x [0]   B: p [0]   A: u [0, 0]  A: v [0, 1]

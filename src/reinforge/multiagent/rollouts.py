@@ -55,7 +55,11 @@ def dialogues_of_output(output: Mapping[str, Any], row: Mapping[str, Any] | None
 
 
 def _dialogue_of_branch(output: Mapping[str, Any], problem: Problem, branch: Mapping[str, Any]) -> Dialogue:
-    said = [each for each in output["messages"] if branch["path"][: len(each["path"])] == each["path"]]
+    said = [
+        each
+        for each in output["messages"]
+        if branch["path"][: len(each["path"])] == each["path"] and not each.get("refused")
+    ]
     names = ("round", "agent", "channel", "text", "shown", "call_id", "num_retries")
     messages = [Message(**{name: each[name] for name in names}) for each in said]
     rewards = dict(branch["rewards"])
@@ -311,7 +315,7 @@ class Views:
             new = asked[len(said) :] if said and asked[: len(said)] == said else asked
             episode += [*map(_context, new), _reply(message, asked)]
             said = [*asked, {"role": "assistant", "content": message.text}]
-        reward = dialogue.rewards.get(self.agent.name, 0.0)
+        reward = dialogue.rewards.get(self.agent.name, 1.0)  # given to be imitated: right, as rows of a dataset are
         return self._trajectory(episode, reward, name) if episode else None
 
     def last(self, dialogue: Dialogue, reward: float, name: str) -> Trajectory:

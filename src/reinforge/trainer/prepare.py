@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.local import LocalAdapter
-from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.config.loader import LoadedConfig
 from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
@@ -152,8 +150,8 @@ async def gather_parts(builder: Builder, folder: Path | None, attempt: Attempts)
     adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
     if adapter is not None:
         attempt.add(adapter.preflight(config))
-    if isinstance(adapter, LocalAdapter | OpenAIAdapter):
-        attempt.add(_called_by_nobody(builder, trajectory_builder))
+        if adapter.serves_policy:
+            attempt.add(_called_by_nobody(builder, trajectory_builder))
     llms = {}
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
@@ -237,7 +235,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     """Returns what took effect, for a person: name and value, in the order of the loop."""
     config = parts.config
     settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
-    hosted = parts.adapter.effective_settings(config) if isinstance(parts.adapter, OpenAIAdapter) else None
+    of_backend = parts.adapter.effective_settings(config)
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
     adapters: dict[str, list[str]] = {}
     for name, llm in parts.llms.items():
@@ -261,7 +259,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
         ("algorithm", f"{type(parts.algorithm).__name__}: {_told(chosen)}"),
-        *(_on_this_machine(parts) if hosted is None else hosted),
+        *(_on_this_machine(parts) if of_backend is None else of_backend),
     ]
 
 

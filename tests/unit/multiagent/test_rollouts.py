@@ -101,6 +101,23 @@ def test_two_who_speak_at_once_in_one_channel():
     assert found.messages == messages
 
 
+def test_a_reply_that_an_agent_failed_by_was_never_said():
+    said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0}
+    output = {
+        "question": "q",
+        "truth": "accept",
+        "stances": {"prover": "accept"},
+        "messages": [
+            {**said, "agent": "verifier", "round": 0, "text": "Why?", "shown": "Why?", "refused": None},
+            {**said, "agent": "prover", "round": 1, "text": " ", "shown": "", "refused": "an empty message"},
+        ],
+        "branches": [{"path": [], "decision": None, "terminated": False, "rewards": {"prover": -0.5}}],
+    }
+    [found] = dialogues_of(rollouts_of([output], HANDLER), HANDLER)
+    assert [message.text for message in found.messages] == ["Why?"]
+    assert found.rewards == {"prover": -0.5}
+
+
 def test_episodes_of_a_tree_are_a_rollout_each():
     said = {"agent": "verifier", "channel": "main", "call_id": "c", "num_retries": 0}
     output = {

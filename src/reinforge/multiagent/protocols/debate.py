@@ -1,4 +1,4 @@
-"""Debate (arXiv:1805.00899, section 2): two provers argue for opposite decisions, and the verifier decides.
+"""Debate (arXiv:1805.00899): two provers argue for opposite decisions, and the verifier decides.
 
 `prover_accept` argues for accept and `prover_reject` for reject, whatever the truth is, so that one of them is always
 right. They earn when the verifier decides for their side.

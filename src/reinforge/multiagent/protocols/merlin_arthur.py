@@ -1,4 +1,4 @@
-"""Merlin-Arthur classifier (arXiv:2206.00759, section 1): a helpful or an adversarial prover, and nobody says which.
+"""Merlin-Arthur classifier (arXiv:2206.00759): a helpful or an adversarial prover, and nobody says which.
 
 Merlin argues for the truth and Morgana against it. By chance one of them sends one message in an episode; the verifier
 (Arthur) is told that it comes from "prover", and decides, or says that it cannot tell: `none`. The one who spoke earns

@@ -1,4 +1,4 @@
-"""Neural interactive proofs (`nip`, arXiv:2412.08897, section 3): a verifier questions one prover until it decides.
+"""Neural interactive proofs (`nip`, arXiv:2412.08897): a verifier questions one prover until it decides.
 
 Differs from the paper: what each agent earns comes from the configuration; zero-knowledge terms are left out.
 """
