@@ -30,7 +30,7 @@ from reinforge.multiagent.parameters import (
 )
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, Registry
-from reinforge.trainer.api import Rows, dataset_block, run_anywhere
+from reinforge.trainer.api import Rows, dataset_block, run_anywhere, sections
 from reinforge.trainer.progress import RunProgress, default_progress
 from reinforge.trainer.report import RunSummary
 from reinforge.trainer.run import RunOptions
@@ -112,26 +112,17 @@ def experiment_config(
         refuse_what_services_choose(hyper_params.rl, trained)
         adapter = {"_type": "openai", "n_epochs": hyper_params.text_rl.num_epochs, **scratch}
         finetuning["policy"] = {"model": trained.model_name}
-    made = {
-        "llms": _llms(hyper_params),
-        "workflow": _workflow(hyper_params),
-        "eval": {
+    made = sections(
+        llms=_llms(hyper_params),
+        workflow=_workflow(hyper_params),
+        evaluation={
             "general": {"max_concurrency": EPISODES_OF_A_WORKER * workers, "dataset": rows},
             "evaluators": {"accuracy": evaluator},
         },
-        "trajectory_builders": {"builder": _builder(hyper_params)},
-        "trainer_adapters": {"adapter": adapter},
-        "trainers": {"trainer": {"_type": "epoch"}},
-        "finetuning": {
-            "enabled": True,
-            "trainer": "trainer",
-            "trajectory_builder": "builder",
-            "trainer_adapter": "adapter",
-            "reward_function": {"name": "accuracy"},
-            **finetuning,
-            "output_dir": str(settings.output_dir),
-        },
-    }
+        builder=_builder(hyper_params),
+        adapter=adapter,
+        finetuning={**finetuning, "output_dir": str(settings.output_dir)},
+    )
     return _merged(made, overrides or {})
 
 

@@ -74,15 +74,7 @@ def finetune(
         ReinforgeError: The run failed; its folder holds a summary with the reason.
     """
     given = dict(settings or {})
-    finetuning: dict[str, Any] = {
-        "enabled": True,
-        "trainer": "trainer",
-        "trajectory_builder": "builder",
-        "trainer_adapter": "adapter",
-        "reward_function": {"name": REWARD},
-        "num_epochs": epochs,
-        "policy": {"model": str(model), **given.pop("policy", {})},
-    }
+    finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model), **given.pop("policy", {})}}
     if algorithm is not None:
         finetuning["algorithm"] = dict(algorithm)
     if output_dir is not None:
@@ -90,23 +82,59 @@ def finetune(
     builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
     if examples_per_epoch is not None:
         builder["examples_per_epoch"] = examples_per_epoch
-    data = {
-        "llms": {LLM: {"_type": "policy"}},
-        "workflow": {"_type": "python", "function": workflow, "llm": LLM},
-        "eval": {
+    data = sections(
+        llms={LLM: {"_type": "policy"}},
+        workflow={"_type": "python", "function": workflow, "llm": LLM},
+        evaluation={
             "general": {"max_concurrency": max_concurrency, "dataset": dataset_block(dataset)},
             "evaluators": {REWARD: {"_type": reward} if isinstance(reward, str) else _python(reward)},
         },
-        "trajectory_builders": {"builder": builder},
-        "trainer_adapters": {"adapter": {"_type": "local"}},
-        "trainers": {"trainer": {"_type": "epoch"}},
-        "finetuning": {**finetuning, **given},
-    }
+        builder=builder,
+        adapter={"_type": "local"},
+        finetuning={**finetuning, **given},
+    )
     loaded = build_config(data, registry=registry)
     options = RunOptions(run_name=run_name, progress=progress or default_progress())
     if resume is not None:
         options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
     return run_anywhere(loaded, options, registry)
+
+
+def sections(
+    *,
+    llms: Mapping[str, Any],
+    workflow: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    builder: Mapping[str, Any],
+    adapter: Mapping[str, Any],
+    finetuning: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the sections of a configuration that has one part of each kind and is rewarded by its first evaluator.
+
+    Args:
+        llms: The section.
+        workflow: The section.
+        evaluation: The section `eval`.
+        builder: The trajectory builder.
+        adapter: The trainer adapter.
+        finetuning: Further keys of that section; they win.
+    """
+    wired = {
+        "enabled": True,
+        "trainer": "trainer",
+        "trajectory_builder": "builder",
+        "trainer_adapter": "adapter",
+        "reward_function": {"name": next(iter(evaluation["evaluators"]))},
+    }
+    return {
+        "llms": llms,
+        "workflow": workflow,
+        "eval": evaluation,
+        "trajectory_builders": {"builder": builder},
+        "trainer_adapters": {"adapter": adapter},
+        "trainers": {"trainer": {"_type": "epoch"}},
+        "finetuning": {**wired, **finetuning},
+    }
 
 
 def _python(function: Callable[..., Any]) -> dict[str, Any]:
