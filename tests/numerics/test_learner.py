@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
-from reinforge.engine import LossOutput, logprobs, register_loss
+from reinforge.engine import LossOutput, head, register_loss
 from reinforge.engine import learner as learner_module
 from reinforge.engine.batch import collate, micro_batches
 from reinforge.engine.learner import Learner, Progress
@@ -120,7 +120,7 @@ def test_gradient_of_the_whole_path_equals_finite_differences(tiny_model_dir):
 def test_chunks_of_the_head_change_neither_logprobs_nor_gradient(tiny_model_dir, monkeypatch):
     results = []
     for chunk in (2**22, 320 * 4):
-        monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+        monkeypatch.setattr(head, "CHUNK_LOGITS", chunk)
         learner = make_learner(tiny_model_dir)
         values, entropies = token_logprobs(learner.model, collate(random_samples(6)), entropy_grad=True)
         (values.sum() + entropies.sum()).backward()

@@ -13,7 +13,7 @@ from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine import logprobs as logprobs_module
+from reinforge.engine import head as head_module
 from reinforge.engine.batch import collate
 from reinforge.engine.logprobs import token_logprobs
 from reinforge.engine.model import CausalModel, load_module
@@ -91,7 +91,7 @@ def test_the_gradient_is_the_slope_over_the_kept_words(tiny_model_dir):
 def test_chunks_of_the_head_change_nothing(tiny_model_dir, monkeypatch):
     results = []
     for chunk in (2**22, 320 * 4):
-        monkeypatch.setattr(logprobs_module, "CHUNK_LOGITS", chunk)
+        monkeypatch.setattr(head_module, "CHUNK_LOGITS", chunk)
         model = CausalModel(load_module(tiny_model_dir, torch.float32))
         batch = collate([*over_some_words(random_samples(5)), *random_samples(3, seed=9)])
         values, entropies = token_logprobs(model, batch, entropy_grad=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reinforge.engine.causal import Run, runs_of
 from reinforge.errors import TrajectoryError
 from reinforge.types.sample import TrainingSample
 
@@ -28,11 +29,13 @@ class Prefixes:
         token_ids: `[G, P]`, padded on the right with 0.
         lengths: `[G]` tokens of each.
         groups: `[B]` the prefix of each sample.
+        runs: The same for `causal.py`; None where siblings do not stand side by side.
     """
 
     token_ids: Tensor
     lengths: Tensor
     groups: Tensor
+    runs: list[Run] | None
 
 
 @dataclass(slots=True)
@@ -152,8 +155,9 @@ def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) ->
     for number, (prefix, members) in enumerate(families.items()):
         groups[members] = number
         token_ids[number, : len(prefix)] = prefix
-    lengths = np.array([len(prefix) for prefix in families])
-    return Prefixes(*(torch.from_numpy(array).to(device) for array in (token_ids, lengths, groups)))
+    lengths = torch.tensor([len(prefix) for prefix in families], device=device)
+    where = torch.from_numpy(groups).to(device)
+    return Prefixes(torch.from_numpy(token_ids).to(device), lengths, where, runs_of(groups.tolist(), lengths))
 
 
 def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:

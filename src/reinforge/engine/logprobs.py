@@ -1,4 +1,4 @@
-"""Log-probs of given tokens by a plain forward, with gradient where asked; logits are never whole.
+"""Log-probs of given tokens by a plain forward, with gradient where asked; logits are never whole (`head.py`).
 
 Shapes: B samples, T tokens, N trained tokens, H features, V words.
 """
@@ -14,13 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from reinforge.engine.batch import TokenBatch, collate, cut
 from reinforge.engine.critic import ValueHead, at_trained
+from reinforge.engine.head import Head, chunks
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.prefix import trained_features
 from reinforge.types.sample import FloatArray, TrainingSample
-
-CHUNK_LOGITS = 2**22
-"""Logits that exist at once: 16 MiB in float32."""
 
 
 def token_logprobs(
@@ -51,14 +49,31 @@ def token_logprobs(
     features_NH = trained_features(model, batch, masks)
     if critic is not None:
         batch.values = at_trained(batch, critic(features_NH))
-    targets_N = batch.token_ids[rows_N, places_N]
-    temperatures_N = batch.temperatures[rows_N, places_N]
+    targets_N, temperatures_N = batch.token_ids[rows_N, places_N], batch.temperatures[rows_N, places_N]
+    scales_N = torch.where(temperatures_N == 0, 1.0, temperatures_N)
+    if batch.supports is None and model.has_plain_head:
+        found = Head.apply(features_NH, model.head.weight, targets_N, scales_N, entropy_grad)
+    else:
+        found = _by_logits(model, batch, features_NH, targets_N, scales_N, entropy_grad)
+    empty = found[0].new_zeros(batch.token_ids.shape)
+    logprobs_BT, entropies_BT = (empty.index_put((rows_N, places_N), values_N) for values_N in found)
+    return logprobs_BT, entropies_BT
+
+
+def _by_logits(
+    model: CausalModel,
+    batch: TokenBatch,
+    features_NH: Tensor,
+    targets_N: Tensor,
+    scales_N: Tensor,
+    entropy_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    """Returns log-probs and entropies by the model's own logits, whatever it makes them of and whatever is left out."""
 
     def head(
-        features_nH: Tensor, targets_n: Tensor, temperatures_n: Tensor, kept_m: Tensor | None, counts_n: Tensor | None
+        features_nH: Tensor, targets_n: Tensor, scales_n: Tensor, kept_m: Tensor | None, counts_n: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        scale_n = torch.where(temperatures_n == 0, 1.0, temperatures_n)
-        logits_nV = factors_nV = model.logits(features_nH) / scale_n[:, None]
+        logits_nV = factors_nV = model.logits(features_nH) / scales_n[:, None]
         if kept_m is not None and counts_n is not None:
             outside_nV = _outside(kept_m, counts_n, logits_nV.shape[-1])
             logits_nV = logits_nV.masked_fill(outside_nV, -torch.inf)
@@ -69,19 +84,17 @@ def token_logprobs(
             entropies_n = sums_n - ((logits_nV - sums_n[:, None]).exp() * factors_nV).sum(dim=-1)
         return logprobs_n, entropies_n
 
-    size = max(1, CHUNK_LOGITS // model.vocab_size)
-    recompute = torch.is_grad_enabled() and len(rows_N) > size
     parts = []
-    for start in range(0, len(rows_N), size):
-        n = slice(start, start + size)
-        part = (features_NH[n], targets_N[n], temperatures_N[n], *_supports(batch, start, start + size))
+    cuts = chunks(len(targets_N), model.vocab_size)
+    for n in cuts:
+        part = (features_NH[n], targets_N[n], scales_N[n], *_supports(batch, n.start, n.stop))
+        recompute = torch.is_grad_enabled() and len(cuts) > 1
         parts.append(checkpoint(head, *part, use_reentrant=False) if recompute else head(*part))
     if not parts:
-        empty = torch.zeros(batch.token_ids.shape, device=batch.token_ids.device)
-        return empty, empty
+        none = features_NH.new_zeros(0, dtype=torch.float32)
+        return none, none
     logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
-    empty = logprobs_N.new_zeros(batch.token_ids.shape)
-    return empty.index_put((rows_N, places_N), logprobs_N), empty.index_put((rows_N, places_N), entropies_N)
+    return logprobs_N, entropies_N
 
 
 def _supports(batch: TokenBatch, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:

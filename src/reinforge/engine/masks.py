@@ -17,9 +17,14 @@ from reinforge.errors import EngineError
 class AttentionMasks:
     """Makes the masks of one model.
 
+    Attributes:
+        joins: Suffixes of shared prefixes need no mask, as long as nothing slides: set by who has tried it.
+
     Raises:
         EngineError: The model's attention is of a kind that takes no explicit mask.
     """
+
+    joins = False
 
     def __init__(self, model: CausalModel):
         if model.attention not in (NAME, "sdpa", "eager"):
@@ -31,6 +36,15 @@ class AttentionMasks:
         slides = self.kinds != {"full_attention"}
         self.window: int | None = getattr(model.config, "sliding_window", None) if slides else None
         self.zero = torch.zeros((), dtype=model.dtype, device=model.device)
+
+    def reach(self, length: int) -> bool:
+        """Returns True if every token of so many sees all that come before it."""
+        return self.window is None or length <= self.window
+
+    def unused(self) -> Tensor | dict[str, Tensor]:
+        """Returns a mask that nobody reads, which keeps a model from making one, `[1, 1, 1, 1]`."""
+        nowhere = torch.zeros(1, 1, dtype=torch.long, device=self.zero.device)
+        return self.between(nowhere, nowhere)
 
     def step(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """Returns the mask of one new token a row over its cache of `length` places, `[B, 1, 1, L]`."""

@@ -69,6 +69,12 @@ class CausalModel:
         return bool(getattr(self.module, "_hf_peft_config_loaded", False))
 
     @property
+    def has_plain_head(self) -> bool:
+        """True if logits are features times the weights of the output layer, and nothing else."""
+        plain = self.separable and type(self.head) is nn.Linear and self.head.bias is None
+        return plain and not (self.head._forward_hooks or self.head._forward_pre_hooks)
+
+    @property
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """What the optimizer moves, by name."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}

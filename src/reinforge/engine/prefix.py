@@ -3,8 +3,9 @@
     prompt a b c, replies d e f and g h     rows:    [a b c d e f] [a b c g h]     12 places, padded
                                             shared:  [a b c]  [d e] [g]             7 places
 
-Keys and values of one prefix go to many rows by `index_select`, whose backward pass adds up what they send back: the
-gradient is that of plain rows up to the order of sums. What a token is predicted from is the place before it, so a
+Suffixes attend to the keys and values of their prefix where those are (`causal.py`, on a CPU), or each row gets them by
+`index_select`, whose backward pass adds up what the rows send back: the gradient is that of plain rows up to the order
+of sums. What a token is predicted from is the place before it, so a
 sample's last token is never computed.
 Shapes: B samples, G prefixes, P tokens of the longest prefix, S of the longest suffix, N trained tokens, H features.
 """
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from reinforge.engine.attention import NAME, SharedKeys
 from reinforge.engine.batch import Prefixes, TokenBatch, collate, plain_sample
+from reinforge.engine.causal import is_exact
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.slots import PrefillLayer
@@ -77,6 +80,9 @@ def _suffix_features(
     last = batch.token_ids.shape[1] - 1  # what lies behind a sample's end is computed and never read
     positions_BS = (starts_B[:, None] + torch.arange(width, device=device)).clamp(max=last)
     token_ids_BS = batch.token_ids.gather(1, positions_BS)
+    if masks.joins and shared.runs is not None and masks.reach(shared.token_ids.shape[1] + width):
+        keys = SharedKeys(prefill.layers, shared.runs)
+        return model.features(token_ids_BS, positions_BS, attention_mask=masks.unused(), shared_keys=keys)
     places_P = torch.arange(shared.token_ids.shape[1], device=device)
     places_BP = places_P.expand(len(starts_B), -1)
     unused_BP = torch.where(places_BP < starts_B[:, None], places_BP, torch.iinfo(torch.int64).max)
@@ -97,11 +103,14 @@ def sharing_masks(model: CausalModel) -> AttentionMasks | None:
     samples = [_looked_at(range(6)), _looked_at([0, 1, 2, 5, 4]), _looked_at([3, 1, 4])]
     masks = AttentionMasks(model)
     batch = collate(samples, model.device)
-    try:
-        shared, plain = trained_features(model, batch, masks), trained_features(model, batch, None)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
-        reason = f"{type(cause).__name__}: {cause}"
-    else:
+    reason = ""
+    can_join = model.attention == NAME and model.device.type == "cpu" and is_exact()
+    for masks.joins in (True, False) if can_join else (False,):
+        try:
+            shared, plain = trained_features(model, batch, masks), trained_features(model, batch, None)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+            reason = f"{type(cause).__name__}: {cause}"
+            continue
         error, size = (shared - plain).abs().max().item(), plain.abs().max().item()
         if error <= (1e-4 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
             return masks

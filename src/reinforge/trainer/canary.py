@@ -27,7 +27,7 @@ NOISE_FACTOR = 10.0
 NUM_CANARY_PROMPTS = 4
 CANARY_CHARACTERS = 2000
 """Further prompts are asked while all together are no longer than this: the check is to cost little of a job."""
-PROBE_TOKENS = 8
+PROBE_TOKENS = 4
 PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
 """Asked where no prompt of the agent's is known yet."""
 

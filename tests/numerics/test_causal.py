@@ -1,0 +1,84 @@
+"""Attention by chunks and over shared prefixes equals softmax(q k^T) v written out, and so do its gradients."""
+
+import math
+
+import pytest
+import torch
+
+from reinforge.engine import attention, causal
+from reinforge.engine.attention import grouped_attention
+from reinforge.engine.causal import Run, causal_attention, is_exact, runs_of
+
+
+def test_the_kernel_is_there_and_exact():
+    assert is_exact()
+
+
+def test_two_tokens_by_hand():
+    """Scores 0 and ln 3 of the second token: a quarter of the first value and three quarters of the second."""
+    query = torch.tensor([0.0, math.log(3)]).view(1, 1, 2, 1)
+    key, value = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1), torch.tensor([4.0, 8.0]).view(1, 1, 2, 1)
+    assert causal_attention(query, key, value, 1.0).flatten().tolist() == pytest.approx([4.0, 7.0])
+
+
+def test_a_prefix_by_hand():
+    """Two rows of one token that see a prefix of one: scores 0 everywhere, so each value counts one half."""
+    query, key = torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)
+    value, before = torch.tensor([2.0, 4.0]).view(2, 1, 1, 1), torch.tensor([6.0]).view(1, 1, 1, 1)
+    runs = runs_of([0, 0], torch.tensor([1]))
+    output = causal_attention(query, key, value, 1.0, (torch.zeros(1, 1, 1, 1), before), runs)
+    assert output.flatten().tolist() == pytest.approx([4.0, 5.0])
+
+
+def test_runs_are_neighbours_with_as_many_members():
+    runs = runs_of([0, 0, 1, 1, 2], torch.tensor([3, 3, 5]))
+    assert runs == [Run(slice(0, 4), slice(0, 2), 2, 3), Run(slice(4, 5), slice(2, 3), 1, 5)]
+    assert runs_of([0, 1, 0], torch.tensor([3, 3])) is None
+
+
+@pytest.mark.parametrize("length", [1, 63, 256, 257, 400])
+@pytest.mark.parametrize("lengths", [None, (9, 9, 9), (9, 2, 7)])
+def test_attention_and_gradients_equal_those_written_out(length, lengths):
+    torch.manual_seed(0)
+    groups = [0, 0, 1, 1, 2]
+    shapes = [(5, 6, length, 8), (5, 2, length, 8), (5, 2, length, 8)] + ([(3, 2, 9, 8)] * 2 if lengths else [])
+    ours = [torch.randn(shape).requires_grad_() for shape in shapes]
+    theirs = [states.detach().clone().requires_grad_() for states in ours]
+    seen = torch.ones(5, 1, length, length).tril()
+    if lengths:
+        runs = runs_of(groups, torch.tensor(lengths))
+        found = causal_attention(*ours[:3], 0.3, tuple(ours[3:]), runs)
+        before = torch.arange(9) < torch.tensor(lengths)[groups][:, None]
+        seen = torch.cat((before[:, None, None].expand(-1, 1, length, -1), seen), dim=3)
+        query, *own = theirs[:3]
+        keys, values = (torch.cat((p[groups], o), dim=2) for p, o in zip(theirs[3:], own, strict=True))
+    else:
+        found = causal_attention(*ours, 0.3)
+        query, keys, values = theirs
+    scores = query @ keys.repeat_interleave(3, 1).transpose(-1, -2) * 0.3 + seen.log()
+    wanted = (scores.softmax(-1) @ values.repeat_interleave(3, 1)).transpose(1, 2)
+    assert (found - wanted).abs().max() < 1e-5
+    credit = torch.randn_like(wanted)
+    (found * credit).sum().backward()
+    (wanted * credit).sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.grad - b.grad).abs().max() <= 1e-4 * b.grad.abs().max() + 1e-6
+
+
+def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
+    """As where a later torch changed it: heads that share keys would be wrong without any error."""
+    real = causal._FLASH
+
+    def other(query, key, value, *args, **kwargs):
+        output, sums = real(query, key, value, *args, **kwargs)
+        return output, sums + 0.1
+
+    monkeypatch.setattr(causal, "_FLASH", other)
+    assert not is_exact.__wrapped__()
+    monkeypatch.setattr(attention, "is_exact", lambda: False)
+    monkeypatch.setattr(attention, "causal_attention", None)  # would raise
+    module = torch.nn.Module()
+    module.is_causal = True
+    query = torch.randn(2, 4, 5, 8)
+    output, _ = grouped_attention(module, query, query, query, None)
+    assert output.shape == (2, 5, 4, 8)
