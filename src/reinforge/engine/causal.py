@@ -23,7 +23,7 @@ from torch.autograd import Function
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-QUERIES = 128
+QUERIES = 96
 """Queries of a chunk; as many as twice that go at once."""
 
 
@@ -168,7 +168,7 @@ class _Attention(Function):
 def _chunks(length: int) -> list[tuple[int, int]]:
     """Returns begin and end of each chunk of queries, all about as long.
 
-    Example: 300 -> [(0, 150), (150, 300)]; 256 -> [(0, 256)].
+    Example: 200 -> [(0, 67), (67, 133), (133, 200)]; 192 -> [(0, 192)].
     """
     count = 1 if length <= 2 * QUERIES else -(-length // QUERIES)
     return list(pairwise(round(length * i / count) for i in range(count + 1)))
