@@ -3,8 +3,8 @@
 The output layer of a large vocabulary makes more numbers than the rest of a small model: 1,024 tokens times 152,000
 words are 0.6 GB, and automatic differentiation keeps several such tensors. Here a chunk of tokens has its logits
 at a time, the backward pass makes them again and turns them into their own gradient in place, and the chunks' gradients
-of the layer add up in one tensor (the memory of Liger Kernel, arXiv:2410.10989, section 3.2, for log-probs that carry
-any gradient instead of the mean cross entropy).
+of the layer add up in one tensor (Liger Kernel's linear cross entropy, arXiv:2410.10989, for log-probs that carry any
+gradient instead of one mean).
 Shapes: N tokens, n of a chunk, H features, V words.
 """
 
