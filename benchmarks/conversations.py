@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -20,12 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from benchmarks.machine import describe, refuse_if_busy
-from benchmarks.sampler import SIZES, Waiter
+from benchmarks.sampler import SIZES, Waiter, random_model
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.rows import SampleRequest
 from reinforge.types.request import SamplingParams
-from tests.models import make_tiny_model
 
 
 def converse(engine: Engine, args: argparse.Namespace, seed: int) -> list[float]:
@@ -98,14 +95,12 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     print(describe())
-    with tempfile.TemporaryDirectory() as folder:
-        sizes = {
-            "hidden_size": args.hidden,
-            "intermediate_size": args.hidden * 8 // 3,
-            "num_hidden_layers": args.layers,
-        }
-        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), **{**SIZES["1.7m"], **sizes}).result()
+    sizes = {
+        "hidden_size": args.hidden,
+        "intermediate_size": args.hidden * 8 // 3,
+        "num_hidden_layers": args.layers,
+    }
+    with random_model({**SIZES["1.7m"], **sizes}) as folder:
         config = PolicyConfig(model=folder, max_batch=args.episodes, kv_cache_mb=args.memory)
         with Engine.load(config, seed=0, device=args.device) as engine:
             print(

@@ -16,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "initializer_range": 0.04,
     },
 }
+
+
+@contextmanager
+def random_model(size: dict[str, Any]) -> Iterator[str]:
+    """Lends the folder of a model of random weights, made in a thread whose pool of workers ends with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(make_tiny_model, Path(folder), **size).result()
+        yield folder
 
 
 class Waiter:
@@ -243,12 +253,10 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     print(describe())
-    with tempfile.TemporaryDirectory() as folder:
-        size = dict(SIZES[args.size])
-        if args.hidden:
-            size |= {"hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
-        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), **size).result()
+    size = dict(SIZES[args.size])
+    if args.hidden:
+        size |= {"hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
+    with random_model(size) as folder:
         config = PolicyConfig(model=folder, max_batch=args.batch)
         with Engine.load(config, seed=0, device="cpu") as engine:
             assert end_tokens(engine.model, engine.tokenizer)

@@ -13,16 +13,14 @@ import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
-from benchmarks.sampler import SIZES, show
+from benchmarks.sampler import SIZES, random_model, show
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, PolicyConfig, SamplingConfig
 from reinforge.engine import Engine
 from reinforge.multiagent.agents import AgentParameters, PureTextWholeAgent
@@ -34,7 +32,6 @@ from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import PolicyModel
-from tests.models import make_tiny_model
 
 QUESTION = "Case {}: the ledger says one thing and the receipt another; which of them is to be believed, and why?"
 AGENTS = ("prover", "verifier")
@@ -130,9 +127,7 @@ def main() -> None:
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
-    with tempfile.TemporaryDirectory() as folder:
-        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), **SIZES[args.size]).result()
+    with random_model(SIZES[args.size]) as folder:
         policy = PolicyConfig(model=folder, max_batch=args.max_batch)
         with Engine.load(policy, seed=0, device="cpu") as engine:
             compare(engine, args)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from benchmarks.machine import describe, refuse_if_busy
-from benchmarks.sampler import SIZES, show
+from benchmarks.sampler import SIZES, random_model, show
 from reinforge.algorithms.grpo import GRPO
 from reinforge.redteam import ASTProblem, ASTSampler, KeywordScorer
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
-from tests.models import make_tiny_model
 
 OPENINGS = [f"It is day number {number} at the desk, and many people wait." for number in range(64)]
 
@@ -120,9 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
-    with tempfile.TemporaryDirectory() as folder:
-        with ThreadPoolExecutor(1) as thread:  # its pool of workers ends with it
-            thread.submit(make_tiny_model, Path(folder), **SIZES["1.7m"]).result()
+    with random_model(SIZES["1.7m"]) as folder:
         policy = {"max_batch": 128, "batch": {"batch_size": 10**6, "micro_batch_tokens": 8192}}  # one step for all
         limits = {"max_tokens": args.tokens, "target_max_tokens": args.tokens}
         with ASTProblem(folder, folder, KeywordScorer("x"), policy=policy, device="cpu", **limits) as problem:

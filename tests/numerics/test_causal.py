@@ -25,15 +25,15 @@ def test_a_prefix_by_hand():
     """Two rows of one token that see a prefix of one: scores 0 everywhere, so each value counts one half."""
     query, key = torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)
     value, before = torch.tensor([2.0, 4.0]).view(2, 1, 1, 1), torch.tensor([6.0]).view(1, 1, 1, 1)
-    runs = runs_of([0, 0], torch.tensor([1]))
+    runs = runs_of([0, 0], [1])
     output = causal_attention(query, key, value, 1.0, (torch.zeros(1, 1, 1, 1), before), runs)
     assert output.flatten().tolist() == pytest.approx([4.0, 5.0])
 
 
 def test_runs_are_neighbours_with_as_many_members():
-    runs = runs_of([0, 0, 1, 1, 2], torch.tensor([3, 3, 5]))
+    runs = runs_of([0, 0, 1, 1, 2], [3, 3, 5])
     assert runs == [Run(slice(0, 4), slice(0, 2), 2, 3), Run(slice(4, 5), slice(2, 3), 1, 5)]
-    assert runs_of([0, 1, 0], torch.tensor([3, 3])) is None
+    assert runs_of([0, 1, 0], [3, 3]) is None
 
 
 @pytest.mark.parametrize("length", [1, 63, 192, 193, 400])
@@ -46,7 +46,7 @@ def test_attention_and_gradients_equal_those_written_out(length, lengths):
     theirs = [states.detach().clone().requires_grad_() for states in ours]
     seen = torch.ones(5, 1, length, length).tril()
     if lengths:
-        runs = runs_of(groups, torch.tensor(lengths))
+        runs = runs_of(groups, lengths)
         found = causal_attention(*ours[:3], 0.3, tuple(ours[3:]), runs)
         before = torch.arange(9) < torch.tensor(lengths)[groups][:, None]
         seen = torch.cat((before[:, None, None].expand(-1, 1, length, -1), seen), dim=3)

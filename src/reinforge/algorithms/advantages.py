@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -24,8 +25,11 @@ def relative_to(reward: float, siblings: Sequence[float], *, scale: bool = False
         scale: Divide by the population standard deviation plus `eps`.
         eps: Keeps the quotient finite, in the unit of the rewards.
     """
-    advantage = reward - statistics.fmean(siblings)
-    return advantage / (statistics.pstdev(siblings) + eps) if scale else advantage
+    mean = statistics.fmean(siblings)
+    if not scale:
+        return reward - mean
+    deviation = math.sqrt(statistics.fmean((other - mean) ** 2 for other in siblings))
+    return (reward - mean) / (deviation + eps)
 
 
 def leave_one_out(reward: float, siblings: Sequence[float]) -> float:

@@ -155,9 +155,9 @@ def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) ->
     for number, (prefix, members) in enumerate(families.items()):
         groups[members] = number
         token_ids[number, : len(prefix)] = prefix
-    lengths = torch.tensor([len(prefix) for prefix in families], device=device)
-    where = torch.from_numpy(groups).to(device)
-    return Prefixes(torch.from_numpy(token_ids).to(device), lengths, where, runs_of(groups.tolist(), lengths))
+    lengths = [len(prefix) for prefix in families]
+    tensors = [torch.from_numpy(array).to(device) for array in (token_ids, np.array(lengths), groups)]
+    return Prefixes(tensors[0], tensors[1], tensors[2], runs_of(groups.tolist(), lengths))
 
 
 def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:

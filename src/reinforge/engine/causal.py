@@ -45,14 +45,14 @@ class Run:
     mask: Tensor | None = None
 
 
-def runs_of(groups: Sequence[int], lengths: Tensor) -> list[Run] | None:
+def runs_of(groups: Sequence[int], lengths: Sequence[int]) -> list[Run] | None:
     """Returns the runs of rows, or None where rows of one prefix do not stand side by side.
 
     Example: prefixes 0 0 1 1 2 of the rows -> rows 0 to 4 with 2 members each, row 4 with 1.
 
     Args:
-        groups: `[B]` prefix of each row.
-        lengths: `[G]` tokens of each prefix.
+        groups: Prefix of each row.
+        lengths: Tokens of each prefix.
     """
     if list(groups) != sorted(groups) or set(groups) != set(range(len(lengths))):
         return None
@@ -60,9 +60,9 @@ def runs_of(groups: Sequence[int], lengths: Tensor) -> list[Run] | None:
     for members, some in groupby(range(len(lengths)), key=list(groups).count):
         prefixes = list(some)
         first = runs[-1].rows.stop if runs else 0
-        its = lengths[prefixes[0] : prefixes[-1] + 1]
+        its = torch.tensor(lengths[prefixes[0] : prefixes[-1] + 1])
         length = int(its.max())
-        unseen = torch.arange(length, device=its.device) >= its[:, None]
+        unseen = torch.arange(length) >= its[:, None]
         mask = torch.where(unseen, -torch.inf, 0.0)[:, None, None] if unseen.any() else None
         rows = slice(first, first + members * len(prefixes))
         runs.append(Run(rows, slice(prefixes[0], prefixes[-1] + 1), members, length, mask))
@@ -220,7 +220,7 @@ def is_exact() -> bool:
         ours = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
         theirs = [states.detach().clone().requires_grad_() for states in ours]
         try:
-            runs = runs_of([0, 0, 1, 1], torch.tensor([3, 2]))
+            runs = runs_of([0, 0, 1, 1], [3, 2])
             query, key, value, first, its = ours
             found = causal_attention(query, key, value, 0.3, (first, its), runs or ())
             (found * found).sum().backward()
