@@ -158,7 +158,7 @@ class BatchConfig(Block):
     batch_size: int = Field(default=64, ge=1, description="Samples per optimizer step where steps_per_job is null.")
     passes: int = Field(default=1, ge=1, description="Passes over the job's samples.")
     micro_batch_tokens: int = Field(
-        default=16384, ge=1, description="Tokens, padding included, computed at once; bounds memory, not the result."
+        default=8192, ge=1, description="Tokens, padding included, computed at once; bounds memory, not the result."
     )
 
 

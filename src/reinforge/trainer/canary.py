@@ -1,10 +1,10 @@
 """Proof that the name the agent calls serves the weights that were just trained.
 
 The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
-job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within a
-measured noise floor, the replies must carry the new version, and the weights' fingerprint must be a new one. A policy
-that tells no tokens cannot be scored: there the version and the fingerprint are all, and the figures are unknown. Of
-several adapters each is asked, with prompts of its own.
+job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within the
+policy's tolerance, or else a measured noise floor, the replies must carry the new version, and the weights'
+fingerprint must be a new one. A policy that tells no tokens cannot be scored: there the version and the fingerprint are
+all, and the figures are unknown. Of several adapters each is asked, with prompts of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingP
 from reinforge.types.trajectory import EpisodeItem, TrajectoryGroup
 
 NOISE_FACTOR = 10.0
-"""Sampler and learner may differ by so many times the noise of scoring twice, and always by the policy's tolerance."""
+"""Sampler and learner may differ by the policy's tolerance, or by so many times the noise of scoring twice."""
 
 NUM_CANARY_PROMPTS = 4
 CANARY_CHARACTERS = 2000
@@ -43,7 +43,6 @@ class CanaryReport:
         mean_difference: Mean of the same, or None.
         k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
             (Schulman, "Approximating KL divergence", 2020); None as above.
-        noise_floor: Largest difference between scoring the first reply's tokens twice, in nats, or None.
         num_tokens: Tokens compared.
     """
 
@@ -52,7 +51,6 @@ class CanaryReport:
     max_difference: float | None
     mean_difference: float | None
     k3: float | None
-    noise_floor: float | None
     num_tokens: int
 
 
@@ -84,17 +82,16 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
     ]
     found = [each for each in asked if each is not None]
     if not found:
-        return CanaryReport(version, fingerprint, None, None, None, None, 0)
-    noise = max(noise for _, noise in found)
-    d_N = np.concatenate([d_n for d_n, _ in found])
+        return CanaryReport(version, fingerprint, None, None, None, 0)
+    d_N = np.concatenate(found)
     mean, k3 = (float(found_N.mean()) if len(d_N) else 0.0 for found_N in (np.abs(d_N), np.expm1(d_N) - d_N))
-    return CanaryReport(version, fingerprint, float(np.abs(d_N).max(initial=0.0)), mean, k3, noise, len(d_N))
+    return CanaryReport(version, fingerprint, float(np.abs(d_N).max(initial=0.0)), mean, k3, len(d_N))
 
 
 async def _compare(
     policy: PolicyServer, name: str, version: int, prompts: Sequence[list[Message]]
-) -> tuple[NDArray[np.float64], float] | None:
-    """Returns learner minus sampler for each token of a few replies, and the noise floor, in nats; None: no tokens.
+) -> NDArray[np.float64] | None:
+    """Returns learner minus sampler for each token of a few replies, in nats; None: no tokens.
 
     Raises:
         JobFailed: They differ by more than that explains, or the replies are of another version.
@@ -108,8 +105,7 @@ async def _compare(
     if all(reply.tokens is None for reply in replies):
         return None
     sequences = [[*r.tokens.prompt_token_ids, *r.tokens.token_ids] for r in replies if r.tokens]
-    once, again = await policy.score(sequences), await policy.score(sequences[:1])
-    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
+    once = await policy.score(sequences)
     differences = [
         scored[-len(r.tokens.token_ids) :] - np.asarray(r.tokens.logprobs)
         for scored, r in zip(once, (r for r in replies if r.tokens), strict=True)
@@ -117,13 +113,17 @@ async def _compare(
     ]
     d_N = np.concatenate(differences, dtype=np.float64) if differences else np.zeros(0)
     largest = float(np.abs(d_N).max(initial=0.0))
-    if not largest <= max(policy.tolerance, NOISE_FACTOR * noise):  # NaN is no agreement
+    if largest <= policy.tolerance:
+        return d_N
+    again = await policy.score(sequences[:1])
+    noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
+    if not largest <= NOISE_FACTOR * noise:  # NaN is no agreement
         by = f" by the adapter {name}" if name else ""
         raise JobFailed(
             f"the agent is not served the weights that were trained{by}: log-probs of the same tokens differ by up to "
             f"{largest:.2e} nats between sampler and learner, with a noise floor of {noise:.1e}"
         )
-    return d_N, noise
+    return d_N
 
 
 def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
