@@ -5,9 +5,12 @@ import math
 import pytest
 import torch
 
+from reinforge.config.schema import PolicyConfig
 from reinforge.engine import attention, causal
 from reinforge.engine.attention import grouped_attention
 from reinforge.engine.causal import Run, causal_attention, is_exact, runs_of
+from reinforge.engine.model import load_model
+from reinforge.engine.prefix import sharing_masks
 
 
 def test_the_kernel_is_there_and_exact():
@@ -82,3 +85,18 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
     query = torch.randn(2, 4, 5, 8)
     output, _ = grouped_attention(module, query, query, query, None)
     assert output.shape == (2, 5, 4, 8)
+
+
+def test_a_family_whose_suffixes_miss_their_prefix_gets_it_row_by_row(tiny_model_dir, monkeypatch):
+    """As where a family's layers do not hand on what they are called with."""
+    model = load_model(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu")
+    masks = sharing_masks(model)
+    assert masks is not None
+    assert masks.joins
+    real = attention.causal_attention
+    monkeypatch.setattr(
+        attention, "causal_attention", lambda query, key, value, scale, *_: real(query, key, value, scale)
+    )
+    masks = sharing_masks(model)
+    assert masks is not None
+    assert not masks.joins

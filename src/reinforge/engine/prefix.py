@@ -5,8 +5,7 @@
 
 Suffixes attend to the keys and values of their prefix where those are (`causal.py`, on a CPU), or each row gets them by
 `index_select`, whose backward pass adds up what the rows send back: the gradient is that of plain rows up to the order
-of sums. What a token is predicted from is the place before it, so a
-sample's last token is never computed.
+of sums. What a token is predicted from is the place before it, so a sample's last token is never computed.
 Shapes: B samples, G prefixes, P tokens of the longest prefix, S of the longest suffix, N trained tokens, H features.
 """
 
