@@ -189,6 +189,7 @@ def test_too_little_memory_stops_with_advice_and_the_run_can_go_on(project, monk
     assert jobs(project) == [(0, "completed"), (1, "completed")]
 
 
+@pytest.mark.slow
 def test_a_damaged_base_is_written_anew(project):
     project.set("finetuning.num_epochs", 2)
     killed_at(project, "batch.sealed:1")

@@ -76,12 +76,19 @@ class LoopThread:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True).start()
             return self._loop
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, which gives back the loop's sockets; work afterwards begins another one."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
