@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from reinforge.config.schema import PolicyConfig
-from reinforge.engine import attention, causal
 from reinforge.engine.attention import grouped_attention
-from reinforge.engine.causal import Run, causal_attention, is_exact, runs_of
+from reinforge.engine.causal import Run, causal_attention, computes_attention, is_exact, runs_of
 from reinforge.engine.model import load_model
 from reinforge.engine.prefix import sharing_masks
 
@@ -68,35 +67,41 @@ def test_attention_and_gradients_equal_those_written_out(length, lengths):
         assert (a.grad - b.grad).abs().max() <= 1e-4 * b.grad.abs().max() + 1e-6
 
 
-def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
+@pytest.mark.parametrize(
+    "off",
+    [
+        lambda *given: causal_attention(*given) * 1.01,
+        lambda *given: causal_attention(*given).detach() + 0 * given[0].sum(),
+        lambda query, key, value, scale, *_: causal_attention(query, key, value, scale),
+    ],
+    ids=["values", "gradients", "no prefix"],
+)
+def test_a_kernel_that_computes_something_else_is_found_out(off):
     """As where a later torch changed it: heads that share keys would be wrong without any error."""
-    real = causal._FLASH
+    assert computes_attention(causal_attention)
+    assert not computes_attention(off)
 
-    def other(query, key, value, *args, **kwargs):
-        output, sums = real(query, key, value, *args, **kwargs)
-        return output, sums + 0.1
 
-    monkeypatch.setattr(causal, "_FLASH", other)
-    assert not is_exact.__wrapped__()
-    monkeypatch.setattr(attention, "is_exact", lambda: False)
-    monkeypatch.setattr(attention, "causal_attention", None)  # would raise
+def test_what_is_not_causal_sees_every_key():
     module = torch.nn.Module()
-    module.is_causal = True
-    query = torch.randn(2, 4, 5, 8)
-    output, _ = grouped_attention(module, query, query, query, None)
-    assert output.shape == (2, 5, 4, 8)
+    module.is_causal = False
+    query, key, value = (torch.randn(2, 4, 5, 8) for _ in range(3))
+    output, _ = grouped_attention(module, query, key, value, None)
+    wanted = (query @ key.transpose(-1, -2) / math.sqrt(8)).softmax(-1) @ value
+    assert torch.allclose(output, wanted.transpose(1, 2), atol=1e-5)
 
 
-def test_a_family_whose_suffixes_miss_their_prefix_gets_it_row_by_row(tiny_model_dir, monkeypatch):
-    """As where a family's layers do not hand on what they are called with."""
+def test_a_family_that_does_not_hand_on_shared_keys_gets_them_row_by_row(tiny_model_dir):
     model = load_model(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu")
     masks = sharing_masks(model)
     assert masks is not None
     assert masks.joins
-    real = attention.causal_attention
-    monkeypatch.setattr(
-        attention, "causal_attention", lambda query, key, value, scale, *_: real(query, key, value, scale)
-    )
+
+    def forgets(forward):
+        return lambda *args, shared_keys=None, **kwargs: forward(*args, **kwargs)
+
+    for layer in model.base.layers:
+        layer.self_attn.forward = forgets(layer.self_attn.forward)
     masks = sharing_masks(model)
     assert masks is not None
     assert not masks.joins

@@ -1,16 +1,17 @@
 """Attention of rows over themselves and over a prefix that they share, by torch's flash kernel for CPUs.
 
-The kernel multiplies each query with up to 512 keys and masks what comes later, so queries go to it in chunks with the
-keys up to their end. Queries of rows with the same prefix go to it side by side, over keys and values that are there
-once. The two parts are joined by their log-sum-exps, and the kernel's backward pass, given the joined output and
-log-sum-exp, returns each part's gradient (as blocks do in Ring Attention, arXiv:2310.01889).
+By its times the kernel skips no later key within 512, so queries go to it in chunks with the keys up to their end.
+Queries of rows with the same prefix go to it side by side, over keys and values that are there once. The two parts are
+joined by their log-sum-exps, and the kernel's backward pass, given the joined output and log-sum-exp, returns each
+part's gradient (as blocks do in Ring Attention, arXiv:2310.01889).
 Shapes: B rows, G prefixes, m rows of a prefix, H heads, K heads of keys and values, S tokens of a row, P of a prefix,
 D size of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+logger = logging.getLogger(__name__)
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -214,22 +217,30 @@ def is_exact() -> bool:
 
     It has no public name, so whether it does is asked of it, once in a process, on a few numbers.
     """
+    return computes_attention(causal_attention)
+
+
+def computes_attention(attend: Callable[..., Tensor]) -> bool:
+    """Returns True if a function computes what `causal_attention` says, and its gradients; else says so in the log."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(4, 4, 5, 8), (4, 2, 5, 8), (4, 2, 5, 8), (2, 2, 3, 8), (2, 2, 3, 8)]
     with torch.inference_mode(False), torch.enable_grad():
         ours = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
         theirs = [states.detach().clone().requires_grad_() for states in ours]
+        query, key, value, first, its = ours
         try:
-            runs = runs_of([0, 0, 1, 1], [3, 2])
-            query, key, value, first, its = ours
-            found = causal_attention(query, key, value, 0.3, (first, its), runs or ())
+            found = attend(query, key, value, 0.3, (first, its), runs_of([0, 0, 1, 1], [3, 2]))
             (found * found).sum().backward()
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError) as cause:
+            logger.info("attention of whole rows is left to transformers, which is slower: %s", cause)
             return False
         wanted = _written_out(*theirs)
         (wanted * wanted).sum().backward()
     pairs = [(found, wanted), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))]
-    return all(a is not None and b is not None and torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+    exact = all(a is not None and b is not None and torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+    if not exact:
+        logger.info("attention of whole rows is left to transformers, which is slower: this torch computes another one")
+    return exact
 
 
 def _written_out(query: Tensor, key: Tensor, value: Tensor, first: Tensor, its: Tensor) -> Tensor:

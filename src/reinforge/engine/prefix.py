@@ -112,6 +112,8 @@ def sharing_masks(model: CausalModel) -> AttentionMasks | None:
             continue
         error, size = (shared - plain).abs().max().item(), plain.abs().max().item()
         if error <= (1e-4 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
+            if can_join and not masks.joins:
+                logger.info("%s models repeat shared keys row by row: %s", model.config.model_type, reason)
             return masks
         reason = f"its features are {error:g} off"
     logger.warning("%s models train without shared prefixes, which is slower: %s", model.config.model_type, reason)

@@ -39,7 +39,7 @@ class CanaryReport:
     Attributes:
         version: Version that every reply carried.
         fingerprint: Of the weights that are served.
-        max_difference: Largest |sampler - learner| log-prob, in nats; None: the policy tells no tokens.
+        max_difference: Largest |sampler - learner| log-prob, in nats; None: no token was compared.
         mean_difference: Mean of the same, or None.
         k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
             (Schulman, "Approximating KL divergence", 2020); None as above.
@@ -81,11 +81,13 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
         for name in policy.names or ("",)
     ]
     found = [each for each in asked if each is not None]
-    if not found:
+    d_N = np.concatenate(found) if found else np.zeros(0)
+    if not len(d_N):  # nothing was compared, which is no agreement of 0.0
         return CanaryReport(version, fingerprint, None, None, None, 0)
-    d_N = np.concatenate(found)
-    mean, k3 = (float(found_N.mean()) if len(d_N) else 0.0 for found_N in (np.abs(d_N), np.expm1(d_N) - d_N))
-    return CanaryReport(version, fingerprint, float(np.abs(d_N).max(initial=0.0)), mean, k3, len(d_N))
+    distances_N, k3_N = np.abs(d_N), np.expm1(d_N) - d_N
+    return CanaryReport(
+        version, fingerprint, float(distances_N.max()), float(distances_N.mean()), float(k3_N.mean()), len(d_N)
+    )
 
 
 async def _compare(

@@ -77,6 +77,13 @@ async def test_the_one_policy_is_asked_as_ever():
     assert [request.messages for request in policy.requests] == [asked("hello")]
 
 
+async def test_where_no_token_was_compared_the_figures_are_unknown():
+    policy = Served()
+    policy.script = lambda request: ""
+    report = await probe(policy, 0, {}, None)
+    assert (report.max_difference, report.mean_difference, report.k3, report.num_tokens) == (None, None, None, 0)
+
+
 def test_names_are_looked_up():
     together = NamedPolicies({"a": Served(), "b": Served()})
     assert together.names == ("a", "b")
