@@ -52,9 +52,12 @@ class Hammer:
             self.errors.append(error)
 
     def wait_for_all(self):
-        """Returns once everybody has asked and waits; or, where somebody is answered all the time, after a second."""
+        """Returns once everybody has asked and waits; or, where somebody is answered all the time, after a second.
+
+        The policy says who waits: a reply of before the job may be on its way through a slow thread still.
+        """
         deadline = time.monotonic() + 1
-        while len(self.asked) - len(self.replies) < THREADS * ASKERS and time.monotonic() < deadline:
+        while self.policy.stats().waiting < THREADS * ASKERS and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def __enter__(self):
