@@ -188,12 +188,12 @@ def test_what_is_kept_makes_room_where_memory_runs_out(engine, caplog):
     one, other = tokens(100, seed=1), tokens(100, seed=2)
 
     def fail_once(width):
-        def fail(module, args, kwargs):
-            if kwargs["input_ids"].shape[1] == width:
+        def fail(module, inputs):
+            if inputs[0].shape[1] == width:
                 hook.remove()
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
-        hook = engine.model.base.register_forward_pre_hook(fail, with_kwargs=True)
+        hook = engine.model.base.rotary_emb.register_forward_pre_hook(fail)
 
     for width, kept, prompt, left in ((2, (one, other), (*one[:90], 7, 8), 96), (1, (one,), tokens(40, seed=3), 44)):
         draw(engine, kept, 1)

@@ -28,6 +28,7 @@ from transformers import Cache
 
 from reinforge.engine.adapters import MixedAdapters
 from reinforge.engine.conversations import Conversations, KeptSequence
+from reinforge.engine.decode import LlamaSteps, can_step
 from reinforge.engine.draw import Cuts, Kept, draw, uniforms
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.memory import is_out_of_memory
@@ -86,6 +87,7 @@ class Sampler:
         self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
         self._prefill = Prefill(model, self._cache, self._masks, self._put)
+        self._own_steps = LlamaSteps(model, self._cache) if can_step(model) else None
         self._mixed = MixedAdapters(model, MIN_ROWS if deterministic else 1) if len(adapters) > 1 else None
         self._conversations = Conversations(0 if deterministic else kept_bytes)
         self._rows = Rows(max_batch)
@@ -172,8 +174,24 @@ class Sampler:
             waiting=len(self._waiting),
         )
 
-    @torch.no_grad()
     def _check(self) -> None:
+        """Compares what the sampler computes with a plain forward, by own steps and, where they fail, by the modules'.
+
+        Raises:
+            EngineError: This family's cache is not one of keys and values by position.
+        """
+        if self._own_steps is not None:
+            try:
+                self._compare()
+            except EngineError as cause:
+                logger.warning("steps of the model's own modules are taken, which are slower: %s", cause)
+                self._own_steps = None
+            else:
+                return
+        self._compare()
+
+    @torch.no_grad()
+    def _compare(self) -> None:
         """Compares cached tokens with a plain forward: five, three steps after them, and the three read at once.
 
         Raises:
@@ -238,6 +256,8 @@ class Sampler:
         while any(request.adapter == adapter for request in self._rows.requests) and not self._closing:
             self._advance()
         self._conversations.clear(adapter)  # the weights may change now, and training wants the memory
+        if self._own_steps is not None:
+            self._own_steps.forget()
 
     def _fail(self, cause: Exception) -> None:
         with self._changed:
@@ -331,10 +351,13 @@ class Sampler:
         self._cache.reserve(length, self._rows.count)
         positions_B = self._put(positions)
         self._cache.begin_step(positions_B, length)
+        token_ids_B, mask = self._put(token_ids), self._masks.step(positions_B, length)
+        if self._own_steps is not None:
+            return self.model.logits(self._own_steps.features(token_ids_B, positions_B, mask))
         features = self.model.features(
-            self._put(token_ids)[:, None],
+            token_ids_B[:, None],
             positions_B[:, None],
-            attention_mask=self._masks.step(positions_B, length),
+            attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
         )
