@@ -9,7 +9,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine.attention import use_grouped_attention
 from reinforge.engine.preflight import ADAPTERS, LORA
+from reinforge.engine.reading import last_layer, only_at
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary
 from reinforge.types.seeding import stable_seed
 
@@ -51,6 +52,9 @@ class CausalModel:
         self.head: Any = module.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(self.module.forward).parameters
         self.separable = self._is_separable()
+        self._last_layer = last_layer(self.module)
+        if self._last_layer is not None and not self._reads_places():
+            self._last_layer = None
         self.max_context = self._context(max_context)
 
     @property
@@ -108,20 +112,30 @@ class CausalModel:
         """Name of transformers' attention function: it decides the type of the masks."""
         return self.config._attn_implementation
 
-    def features(self, token_ids_BT: Tensor, position_ids_BT: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def features(
+        self,
+        token_ids_BT: Tensor,
+        position_ids_BT: Tensor | None = None,
+        *,
+        places_N: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Returns what `logits` takes, `[B, T, H]` (`[B, T, V]` where the model is not separable).
 
         Args:
             token_ids_BT: The tokens; rows are padded on the right, which a causal model never looks at.
             position_ids_BT: Positions; None: 0, 1, 2, ...
+            places_N: Places that are read, b T + t each; what is returned for others means nothing. None: all are.
             kwargs: `attention_mask`, `past_key_values` and `use_cache` as transformers takes them.
         """
         if position_ids_BT is not None and self._takes_positions:
             kwargs["position_ids"] = position_ids_BT
         kwargs.setdefault("use_cache", False)
-        if self.separable:
-            return self.base(input_ids=token_ids_BT, **kwargs).last_hidden_state
-        return self.module(input_ids=token_ids_BT, **kwargs).logits
+        layer = self._last_layer
+        with nullcontext() if places_N is None or layer is None else only_at(places_N, layer):
+            if self.separable:
+                return self.base(input_ids=token_ids_BT, **kwargs).last_hidden_state
+            return self.module(input_ids=token_ids_BT, **kwargs).logits
 
     def logits(self, features_NH: Tensor) -> Tensor:
         """Returns logits, `[N, V]`, in float32 or better."""
@@ -162,6 +176,17 @@ class CausalModel:
             hook.remove()
         hidden = self.base(input_ids=token_ids, use_cache=False).last_hidden_state
         return len(seen) == 2 and torch.equal(seen[0], hidden) and torch.equal(seen[1], logits)
+
+    @torch.no_grad()
+    def _reads_places(self) -> bool:
+        """Tries if a last MLP that computes a few places alone leaves these as they are."""
+        token_ids_BT = torch.arange(10, device=self.device).view(2, 5) % self.vocab_size
+        places_N = torch.tensor([2, 4, 8], device=self.device)
+        whole, some = (
+            self.features(token_ids_BT, places_N=places).flatten(0, 1)[places_N] for places in (None, places_N)
+        )
+        scale = whole.abs().max().item()
+        return bool((whole - some).abs().max() <= (1e-5 if self.dtype == torch.float32 else 0.05) * max(1.0, scale))
 
 
 def pick_device(name: str) -> torch.device:

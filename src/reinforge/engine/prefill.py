@@ -71,10 +71,19 @@ class Prefill:
         cache: The slots.
         masks: Makes the masks of tokens behind a kept sequence.
         put: Puts an array on the model's device.
+        is_mixed: Rows go by different adapters, whose layers have to see all of a row.
     """
 
-    def __init__(self, model: CausalModel, cache: SlotCache, masks: AttentionMasks, put: Callable[[NDArray], Tensor]):
-        self.model, self.cache, self.masks, self.put = model, cache, masks, put
+    def __init__(
+        self,
+        model: CausalModel,
+        cache: SlotCache,
+        masks: AttentionMasks,
+        put: Callable[[NDArray], Tensor],
+        *,
+        is_mixed: bool = False,
+    ):
+        self.model, self.cache, self.masks, self.put, self.is_mixed = model, cache, masks, put, is_mixed
 
     def read(self, openings: Sequence[Opening], first: int) -> Tensor:
         """Fills slots from `first` on, one a request, and returns the logits of each reply's first token, `[B, V]`.
@@ -88,16 +97,22 @@ class Prefill:
         features_nH = read(openings, sources, first)
         return self.model.logits(features_nH).index_select(0, self.put(sources))
 
+    def _only(self, places_n: Tensor) -> Tensor | None:
+        return None if self.is_mixed else places_n
+
     def _read_whole(self, openings: Sequence[Opening], sources: NDArray[np.int64], first: int) -> Tensor:
         lengths = np.array([len(opening.prompt) for opening in openings])
         token_ids = np.zeros((len(openings), lengths.max()), np.int64)
         for row, opening in zip(token_ids, openings, strict=True):
             row[: len(opening.prompt)] = opening.prompt
         prefill = Cache(layers=[PrefillLayer() for _ in range(self.model.num_layers)])
-        features = self.model.features(self.put(token_ids), past_key_values=prefill, use_cache=True)
+        ends = self.put(np.arange(len(openings)) * token_ids.shape[1] + lengths - 1)
+        features = self.model.features(
+            self.put(token_ids), places_N=self._only(ends), past_key_values=prefill, use_cache=True
+        )
         self.cache.reserve(token_ids.shape[1] + 1, first)
         self.cache.fill(prefill, self.put(sources), first)
-        return features[torch.arange(len(openings), device=self.model.device), self.put(lengths - 1)]
+        return features.flatten(0, 1).index_select(0, ends)
 
     def _read_on(self, openings: Sequence[Opening], sources: NDArray[np.int64], first: int) -> Tensor:
         """Reads what is new; a shorter row reads its last token again, in the same place, until the longest ends."""
@@ -117,6 +132,7 @@ class Prefill:
         features = self.model.features(
             self.put(token_ids),
             positions_BS,
+            places_N=self._only(self.put(np.arange(1, count + 1) * width - 1)),
             attention_mask=self.masks.between(positions_BS, torch.arange(length, device=self.model.device)[None]),
             past_key_values=Cache(
                 layers=[ContinuedLayer(layer, rows, positions_BS, length) for layer in self.cache.layers]

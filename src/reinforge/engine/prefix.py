@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,46 +55,58 @@ def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMask
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
     if batch.prefixes is None or masks is None:
-        features_BTH = model.features(batch.token_ids[:, :-1])
-        return features_BTH[rows_N, places_N - 1]
+        return _read(model, batch.token_ids[:, :-1], rows_N, places_N - 1)
     shared = batch.prefixes
     prefill = Cache(layers=[PrefillLayer() for _ in range(model.num_layers)])
-    heads_GPH = model.features(shared.token_ids, past_key_values=prefill, use_cache=True)
     lengths_N = shared.lengths[shared.groups][rows_N]
     is_first_N = places_N == lengths_N
-    first_H = heads_GPH[shared.groups[rows_N[is_first_N]], lengths_N[is_first_N] - 1]
+    firsts_n = shared.groups[rows_N[is_first_N]]
+    ends_G = torch.arange(len(shared.lengths), device=shared.lengths.device), shared.lengths - 1
+    heads_GH = _read(model, shared.token_ids, *ends_G, past_key_values=prefill, use_cache=True)
     if is_first_N.all():
-        return first_H
-    tails_BSH = _suffix_features(model, batch, shared, prefill, masks)
-    rest_H = tails_BSH[rows_N[~is_first_N], (places_N - lengths_N - 1)[~is_first_N]]
+        return heads_GH[firsts_n]
+    rest_H = _suffix_features(
+        model, batch, shared, prefill, masks, rows_N[~is_first_N], (places_N - lengths_N - 1)[~is_first_N]
+    )
     order_N = torch.cat((is_first_N.nonzero(), (~is_first_N).nonzero()))[:, 0].argsort()
-    return torch.cat((first_H, rest_H)).index_select(0, order_N)
+    return torch.cat((heads_GH[firsts_n], rest_H)).index_select(0, order_N)
+
+
+def _read(
+    model: CausalModel, token_ids_BT: Tensor, rows_N: Tensor, columns_N: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Returns the features of some places alone, `[N, H]`."""
+    places_N = rows_N * token_ids_BT.shape[1] + columns_N
+    features_BTH = model.features(token_ids_BT, *args, places_N=places_N, **kwargs)
+    return features_BTH.flatten(0, 1).index_select(0, places_N)
 
 
 def _suffix_features(
-    model: CausalModel, batch: TokenBatch, shared: Prefixes, prefill: Cache, masks: AttentionMasks
+    model: CausalModel,
+    batch: TokenBatch,
+    shared: Prefixes,
+    prefill: Cache,
+    masks: AttentionMasks,
+    rows_N: Tensor,
+    columns_N: Tensor,
 ) -> Tensor:
-    """Returns the features of every sample's tokens after its prefix, `[B, S, H]`."""
+    """Returns the features of some of the samples' tokens after their prefixes, `[N, H]`."""
     device, starts_B = batch.token_ids.device, shared.lengths[shared.groups]
     width = int((batch.lengths - starts_B).max()) - 1
     last = batch.token_ids.shape[1] - 1  # what lies behind a sample's end is computed and never read
     positions_BS = (starts_B[:, None] + torch.arange(width, device=device)).clamp(max=last)
     token_ids_BS = batch.token_ids.gather(1, positions_BS)
+    read = partial(_read, model, token_ids_BS, rows_N, columns_N, positions_BS)
     if masks.joins and shared.runs is not None and masks.reach(shared.token_ids.shape[1] + width):
         keys = SharedKeys(prefill.layers, shared.runs)
-        return model.features(token_ids_BS, positions_BS, attention_mask=masks.unused(), shared_keys=keys)
+        return read(attention_mask=masks.unused(), shared_keys=keys)
     places_P = torch.arange(shared.token_ids.shape[1], device=device)
     places_BP = places_P.expand(len(starts_B), -1)
     unused_BP = torch.where(places_BP < starts_B[:, None], places_BP, torch.iinfo(torch.int64).max)
     keys_BL = torch.cat((unused_BP, positions_BS), dim=1)
     layers = [SuffixLayer(layer, shared.groups) for layer in prefill.layers]
-    return model.features(
-        token_ids_BS,
-        positions_BS,
-        attention_mask=masks.between(positions_BS, keys_BL),
-        past_key_values=Cache(layers=layers),
-        use_cache=True,
-    )
+    mask = masks.between(positions_BS, keys_BL)
+    return read(attention_mask=mask, past_key_values=Cache(layers=layers), use_cache=True)
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ class Sampler:
         self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
         self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
-        self._prefill = Prefill(model, self._cache, self._masks, self._put)
+        self._prefill = Prefill(model, self._cache, self._masks, self._put, is_mixed=len(adapters) > 1)
         self._own_steps = LlamaSteps(model, self._cache) if can_step(model) else None
         self._mixed = MixedAdapters(model, MIN_ROWS if deterministic else 1) if len(adapters) > 1 else None
         self._conversations = Conversations(0 if deterministic else kept_bytes)

@@ -1,0 +1,92 @@
+"""The last MLP is computed where its output is read: what is read, and every gradient, stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.batch import collate
+from reinforge.engine.logprobs import token_logprobs
+from reinforge.engine.model import CausalModel
+from reinforge.engine.reading import last_layer, only_at
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import ask, random_samples, request, sibling_samples
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request, tmp_path_factory):
+    folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+    with Engine.load(PolicyConfig(model=str(folder), max_batch=5), seed=0, device="cpu") as engine:
+        yield engine
+
+
+class Counted:
+    """Counts the places that a module computes."""
+
+    def __init__(self, module):
+        self.places = 0
+        self.hook = module.register_forward_hook(self._count)
+
+    def _count(self, module, inputs, output):
+        self.places += inputs[0].shape[:-1].numel()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.hook.remove()
+
+
+def learned(engine, samples, *, shares):
+    """Log-probs, every gradient, and how many places the last layer's MLP computed."""
+    model, batch = engine.model, collate(samples)
+    model.module.zero_grad()
+    with Counted(last_layer(model.module).mlp) as counted:
+        logprobs, entropies = token_logprobs(model, batch, masks=engine.learner.masks if shares else None)
+        (logprobs.sum() + 0.1 * entropies.sum()).backward()
+    return logprobs.detach(), {name: p.grad.clone() for name, p in engine.learner.parameters.items()}, counted.places
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_log_probs_and_gradients_stay(engine, monkeypatch, shares):
+    """Prefixes of 30 tokens, of which one is read: counted by hand."""
+    samples = sibling_samples() if shares else random_samples(6)
+    model, trained = engine.model, sum(sample.num_trained for sample in samples)
+    logprobs, gradients, places = learned(engine, samples, shares=shares)
+    shared = collate(samples).prefixes
+    saved = 0 if shared is None or not shares else len(samples) - len(shared.lengths)
+    assert places == trained - saved, "a token's place each; the first tokens of siblings have one in common"
+    monkeypatch.setattr(model, "_last_layer", None)
+    whole, whole_gradients, all_places = learned(engine, samples, shares=shares)
+    assert all_places > 1.5 * places
+    assert (logprobs - whole).abs().max() <= 1e-5
+    for name, gradient in whole_gradients.items():
+        assert (gradients[name] - gradient).abs().max() <= 1e-4 * max(1e-2, gradient.abs().max().item()), name
+
+
+def test_of_a_prompt_its_last_token_is_read(engine):
+    asked = [request("a prompt of some tokens " + "a" * i, max_tokens=1) for i in range(3)]
+    with Counted(last_layer(engine.model.module).mlp) as counted:
+        ask(engine.policy, asked)
+    assert counted.places == 3
+
+
+def test_a_family_whose_last_mlp_mixes_tokens_is_found_at_load(tiny_model_dir, monkeypatch):
+    """As where an MLP looked at its neighbours; and a test that this test tells."""
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        module = engine.model.module
+        assert engine.model._last_layer is not None
+        plain = module.model.layers[-1].mlp.forward
+        monkeypatch.setattr(module.model.layers[-1].mlp, "forward", lambda x: plain(x + x.mean(1, keepdim=True)))
+        assert CausalModel(module)._last_layer is None
+
+
+def test_hooks_go_with_the_call(tiny_model_dir):
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        layer = last_layer(engine.model.module)
+        with pytest.raises(MemoryError), only_at(torch.tensor([0]), layer):
+            raise MemoryError
+        assert not layer.mlp._forward_hooks
+        assert not layer.mlp._forward_pre_hooks
