@@ -29,6 +29,7 @@ from reinforge.trainer import resume, stages
 from reinforge.trainer.checkpoints import copy_model
 from reinforge.trainer.components import Builder
 from reinforge.trainer.context import END, RunContext
+from reinforge.trainer.garbage import few_collections
 from reinforge.trainer.gate import choose_best, decide
 from reinforge.trainer.plot import draw_reward_plot
 from reinforge.trainer.prepare import Parts, effective_settings, make_parts, refuse_disabled
@@ -211,16 +212,17 @@ class _Run:
         if self.options.resume is None or not await self._go_on():
             await self._record_base()
         async with _watchdog(context, runner):
-            known = context.validations[:1]
-            baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
-            self.summary.baseline = self._figure(baseline)
-            self._refuse_blind(baseline)
-            statuses = await trainer.run(config.num_epochs) or []
-            stages.refuse_failed(statuses)
-            await stages.adopt_what_is_left(context, self.parts.adapter, statuses)
-            final = await self._final_validation()
-            self.summary.final = self._figure(final)
-            await self._verdict()
+            with few_collections():
+                known = context.validations[:1]
+                baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
+                self.summary.baseline = self._figure(baseline)
+                self._refuse_blind(baseline)
+                statuses = await trainer.run(config.num_epochs) or []
+                stages.refuse_failed(statuses)
+                await stages.adopt_what_is_left(context, self.parts.adapter, statuses)
+                final = await self._final_validation()
+                self.summary.final = self._figure(final)
+                await self._verdict()
 
     def _record_settings(self) -> None:
         """Writes the resolved configuration; a run that goes on must still be the same one."""
