@@ -66,7 +66,8 @@ def test_log_probs_and_gradients_stay(engine, monkeypatch, shares):
         assert (gradients[name] - gradient).abs().max() <= 1e-4 * max(1e-2, gradient.abs().max().item()), name
 
 
-def test_of_a_prompt_its_last_token_is_read(engine):
+def test_of_a_prompt_its_last_token_is_read(engine, monkeypatch):
+    monkeypatch.setattr(engine.policy.sampler._prefill, "direct", None)
     asked = [request("a prompt of some tokens " + "a" * i, max_tokens=1) for i in range(3)]
     with Counted(last_layer(engine.model.module).mlp) as counted:
         ask(engine.policy, asked)

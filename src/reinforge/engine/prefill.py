@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Cache
 
 from reinforge.engine.conversations import Conversations, KeptSequence
+from reinforge.engine.direct import DirectLlama
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.rows import SampleRequest
@@ -72,7 +73,12 @@ class Prefill:
         masks: Makes the masks of tokens behind a kept sequence.
         put: Puts an array on the model's device.
         is_mixed: Rows go by different adapters, whose layers have to see all of a row.
+
+    Attributes:
+        direct: Reads short prompts of models that it knows; None: the model's modules read all.
     """
+
+    direct: DirectLlama | None = None
 
     def __init__(
         self,
@@ -105,14 +111,22 @@ class Prefill:
         token_ids = np.zeros((len(openings), lengths.max()), np.int64)
         for row, opening in zip(token_ids, openings, strict=True):
             row[: len(opening.prompt)] = opening.prompt
-        prefill = Cache(layers=[PrefillLayer() for _ in range(self.model.num_layers)])
         ends = self.put(np.arange(len(openings)) * token_ids.shape[1] + lengths - 1)
-        features = self.model.features(
-            self.put(token_ids), places_N=self._only(ends), past_key_values=prefill, use_cache=True
-        )
+        features, keys, values = self._features(self.put(token_ids), ends)
         self.cache.reserve(token_ids.shape[1] + 1, first)
-        self.cache.fill(prefill, self.put(sources), first)
-        return features.flatten(0, 1).index_select(0, ends)
+        self.cache.fill(keys, values, self.put(sources), first)
+        return features
+
+    def _features(self, token_ids_BT: Tensor, ends_B: Tensor) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """Returns features of the last tokens of prompts, `[B, H]`, and keys and values by layer, `[B, K, T, D]`."""
+        if self.direct is not None and self.direct.can_read(token_ids_BT.shape[1]):
+            return self.direct.read(token_ids_BT, ends_B)
+        prefill = Cache(layers=[PrefillLayer() for _ in range(self.model.num_layers)])
+        features = self.model.features(
+            token_ids_BT, places_N=self._only(ends_B), past_key_values=prefill, use_cache=True
+        )
+        keys, values = [layer.keys for layer in prefill.layers], [layer.values for layer in prefill.layers]
+        return features.flatten(0, 1).index_select(0, ends_B), keys, values
 
     def _read_on(self, openings: Sequence[Opening], sources: NDArray[np.int64], first: int) -> Tensor:
         """Reads what is new; a shorter row reads its last token again, in the same place, until the longest ends."""

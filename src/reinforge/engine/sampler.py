@@ -24,18 +24,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Cache
 
 from reinforge.engine.adapters import MixedAdapters
 from reinforge.engine.conversations import Conversations, KeptSequence
-from reinforge.engine.decode import LlamaSteps, can_step
+from reinforge.engine.direct import DirectLlama, is_llama
 from reinforge.engine.draw import Cuts, Kept, draw, uniforms
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.prefill import Opening, Prefill, batches_by_length, openings_of
 from reinforge.engine.rows import Rows, SampleRequest
-from reinforge.engine.slots import MIN_ROWS, PrefillLayer, SlotCache, round_up
+from reinforge.engine.slots import MIN_ROWS, SlotCache, round_up
 from reinforge.engine.stats import SamplerStats
 from reinforge.errors import EngineError
 from reinforge.types.supports import MAX_SUPPORT
@@ -87,7 +86,7 @@ class Sampler:
         self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
         self._prefill = Prefill(model, self._cache, self._masks, self._put, is_mixed=len(adapters) > 1)
-        self._own_steps = LlamaSteps(model, self._cache) if can_step(model) else None
+        self._direct = self._prefill.direct = DirectLlama(model, self._cache, self._masks) if is_llama(model) else None
         self._mixed = MixedAdapters(model, MIN_ROWS if deterministic else 1) if len(adapters) > 1 else None
         self._conversations = Conversations(0 if deterministic else kept_bytes)
         self._rows = Rows(max_batch)
@@ -175,24 +174,22 @@ class Sampler:
         )
 
     def _check(self) -> None:
-        """Compares what the sampler computes with a plain forward, by own steps and, where they fail, by the modules'.
+        """Compares what the sampler computes with a plain forward: directly and, where that is off, by the modules.
 
         Raises:
             EngineError: This family's cache is not one of keys and values by position.
         """
-        if self._own_steps is not None:
+        if self._direct is not None:
             try:
-                self._compare()
+                return self._compare()
             except EngineError as cause:
-                logger.warning("steps of the model's own modules are taken, which are slower: %s", cause)
-                self._own_steps = None
-            else:
-                return
-        self._compare()
+                logger.warning("the model's own modules sample, which is slower: %s", cause)
+                self._direct = self._prefill.direct = None
+        return self._compare()
 
     @torch.no_grad()
     def _compare(self) -> None:
-        """Compares cached tokens with a plain forward: five, three steps after them, and the three read at once.
+        """Compares with a plain forward: a prompt of five tokens, three steps, and the three read behind the five.
 
         Raises:
             EngineError: This family's cache is not one of keys and values by position.
@@ -200,18 +197,16 @@ class Sampler:
         model, n = self.model, 5
         token_ids = torch.arange(n + 3, device=model.device)[None] % model.vocab_size
         whole = model.logits(model.features(token_ids)[0])
-        prefill = Cache(layers=[PrefillLayer() for _ in range(model.num_layers)])
+        prompt = tuple(token_ids[0].tolist())
+        begun, gone_on = (Opening(ids, [SampleRequest(ids, 1)]) for ids in (prompt[:n], prompt))
         try:
-            model.features(token_ids[:, :n], past_key_values=prefill, use_cache=True)
-            self._cache.reserve(n + 3, 0)
-            self._cache.fill(prefill, torch.zeros(1, dtype=torch.long, device=model.device), 0)
-            logits = [self._forward(np.array([t % model.vocab_size]), np.array([t])) for t in (n, n + 1, n + 2)]
-            prompt = tuple(token_ids[0].tolist())
-            kept = KeptSequence(prompt[:n], self._cache.take(0, n))
-            logits.append(self._prefill.read([Opening(prompt, [SampleRequest(prompt, 1)], kept=kept, start=n)], 0))
+            logits = [self._prefill.read([begun], 0)]
+            logits += [self._forward(np.array([t % model.vocab_size]), np.array([t])) for t in (n, n + 1, n + 2)]
+            gone_on.kept, gone_on.start = KeptSequence(prompt[:n], self._cache.take(0, n)), n
+            logits.append(self._prefill.read([gone_on], 0))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
             raise EngineError(f"cannot sample from {model.config.model_type!r} models: {cause}") from cause
-        error = (torch.cat(logits) - torch.cat((whole[n:], whole[-1:]))).abs().max().item()
+        error = (torch.cat(logits) - torch.cat((whole[n - 1 :], whole[-1:]))).abs().max().item()
         size = whole.abs().max().item()
         if not error <= (1e-3 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
             raise EngineError(f"cannot sample from {model.config.model_type!r} models: cached logits are {error:g} off")
@@ -256,8 +251,8 @@ class Sampler:
         while any(request.adapter == adapter for request in self._rows.requests) and not self._closing:
             self._advance()
         self._conversations.clear(adapter)  # the weights may change now, and training wants the memory
-        if self._own_steps is not None:
-            self._own_steps.forget()
+        if self._direct is not None:
+            self._direct.forget()
 
     def _fail(self, cause: Exception) -> None:
         with self._changed:
@@ -351,13 +346,13 @@ class Sampler:
         self._cache.reserve(length, self._rows.count)
         positions_B = self._put(positions)
         self._cache.begin_step(positions_B, length)
-        token_ids_B, mask = self._put(token_ids), self._masks.step(positions_B, length)
-        if self._own_steps is not None:
-            return self.model.logits(self._own_steps.features(token_ids_B, positions_B, mask))
+        token_ids_B = self._put(token_ids)
+        if self._direct is not None:
+            return self.model.logits(self._direct.step(token_ids_B, positions_B, length))
         features = self.model.features(
             token_ids_B[:, None],
             positions_B[:, None],
-            attention_mask=mask,
+            attention_mask=self._masks.step(positions_B, length),
             past_key_values=self._cache,
             use_cache=True,
         )

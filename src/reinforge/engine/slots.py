@@ -151,18 +151,19 @@ class SlotCache(Cache):
         grown[:num_rows, :, :length] = slots[:num_rows, :, :length]
         return grown
 
-    def fill(self, prefill: Cache, sources: Tensor, first: int) -> None:
+    def fill(self, keys: Sequence[Tensor], values: Sequence[Tensor], sources: Tensor, first: int) -> None:
         """Copies prompts into slots `first`, `first + 1`, ...: one prompt may fill many.
 
         Args:
-            prefill: The prompts' keys and values.
+            keys: Of the prompts, by layer, `[B, H, T, D]`.
+            values: Likewise.
             sources: `[n]` row of the prompt that fills each slot.
             first: The first slot to fill.
         """
-        for layer, prompts in zip(self.layers, prefill.layers, strict=True):
+        for layer, own_keys, own_values in zip(self.layers, keys, values, strict=True):
             if not layer.is_initialized:
-                layer.lazy_initialization(prompts.keys, prompts.values)
-            for slots, states in ((layer.keys, prompts.keys), (layer.values, prompts.values)):
+                layer.lazy_initialization(own_keys, own_values)
+            for slots, states in ((layer.keys, own_keys), (layer.values, own_values)):
                 slots[first : first + len(sources), :, : states.shape[2]] = states.index_select(0, sources)
 
     def take(self, slot: int, length: int) -> Sequence[Tensor]:
