@@ -83,6 +83,7 @@ def went_left(output, expected):
     return float(output is not None and output["tool"] == "left")
 
 
+@pytest.mark.slow
 def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
     summary = reinforge.finetune(
         agent,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 
+import pytest
 import yaml
 import zstandard
 
@@ -167,7 +168,7 @@ _SLOW = """
 import asyncio
 
 async def agent(item, llm, context):
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(0.5)
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
 
@@ -176,6 +177,7 @@ def vowels(output, expected):
 """
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_adapters(project):
     """It improves, ships adapters that PEFT reads, and `eval` runs the model with them."""
     from click.testing import CliRunner

@@ -173,6 +173,7 @@ async def test_a_run_whose_disk_is_full_ends_with_the_reason_and_frees_its_folde
     RunStore.open(tmp_path / "r").close()
 
 
+@pytest.mark.fault
 def test_a_run_that_found_no_room_for_its_checkpoint_goes_on_once_there_is_some(tmp_path, tiny_model_dir, monkeypatch):
     """After the first job the optimizer's moments are larger than the weights: the second checkpoint does not fit."""
     monkeypatch.chdir(tmp_path)

@@ -23,8 +23,9 @@ PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file
 """Rows of a file are no episodes that could be exported."""
 
 
-QUICK = [pytest.param(method, marks=pytest.mark.fault if method == "lora" else ()) for method in METHODS]
-"""Two adapters are adapters: one alone is for the long run."""
+LONG = ("lora", "two adapters", "dpo of a file")
+"""The long run's: adapters are killed there at every place, and one method of a file is enough for the quick one."""
+QUICK = [pytest.param(method, marks=pytest.mark.fault if method in LONG else ()) for method in METHODS]
 
 
 @pytest.mark.parametrize("method", QUICK)
