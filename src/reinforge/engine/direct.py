@@ -33,8 +33,6 @@ MAX_COPIED_BYTES = 64 * 2**20
 MAX_PROMPT = 128
 """Longest prompts that are read here: in longer ones attention in chunks (`causal.py`) is worth more than few calls."""
 
-Mask = Tensor | dict[str, Tensor]
-
 
 class Sizes(NamedTuple):
     """What a model's layers have in common.
@@ -151,9 +149,9 @@ def _read(
 
 @cache
 def _scripted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function as TorchScript runs it, or as it is: torch calls TorchScript deprecated."""
+    """Returns the function as TorchScript runs it; as it is, where torch, which calls that deprecated, has none."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         try:
             return torch.jit.script(function)
         except Exception:  # noqa: BLE001  any reason is a reason to do without
