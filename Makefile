@@ -25,7 +25,7 @@ demo-long: $(STAMP)
 	$(BIN)/reinforge demo --long
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not fault" -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not fault" -n auto --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 1800
