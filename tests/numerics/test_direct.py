@@ -58,10 +58,10 @@ def prompts(engine):
 
 def both_ways(engine, compute):
     sampler = engine.policy.sampler
-    own, known = compute(engine), sampler._direct
-    sampler._direct = sampler._prefill.direct = None
+    own, known = compute(engine), sampler._prefill.direct
+    sampler._prefill.direct = None
     modules = compute(engine)
-    sampler._direct = sampler._prefill.direct = known
+    sampler._prefill.direct = known
     return own, modules
 
 
@@ -74,7 +74,7 @@ def assert_alike(engine):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_direct_are_those_of_the_modules(tmp_path, family):
     with load(make_tiny_model(tmp_path, family, **FAMILIES[family])) as engine:
-        assert (engine.policy.sampler._direct is not None) == (family in OWN)
+        assert (engine.policy.sampler._prefill.direct is not None) == (family in OWN)
         assert_alike(engine)
 
 
@@ -93,7 +93,7 @@ def test_direct_are_those_of_the_modules(tmp_path, family):
 )
 def test_settings_of_a_family_count(tmp_path, config, is_own):
     with load(make_tiny_model(tmp_path, "llama", **config)) as engine:
-        assert (engine.policy.sampler._direct is not None) == is_own
+        assert (engine.policy.sampler._prefill.direct is not None) == is_own
         assert_alike(engine)
 
 
@@ -127,13 +127,14 @@ def test_direct_follow_the_weights(tmp_path, monkeypatch, family):
 
 def test_adapters_go_through_the_modules(tiny_model_dir):
     with load(tiny_model_dir, lora=LoRAConfig(rank=4)) as engine:
-        assert engine.policy.sampler._direct is None
+        assert engine.policy.sampler._prefill.direct is None
 
 
-def test_larger_models_go_through_the_modules(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr(direct, "MAX_COPIED_BYTES", 1000)
-    with load(tiny_model_dir) as engine:
-        assert engine.policy.sampler._direct is None
+def test_larger_models_go_through_the_modules(tmp_path, caplog):
+    """Gate and up of two layers, 2 x 2 x 64 x 70,000 numbers, are 68 MiB."""
+    with caplog.at_level(logging.INFO), load(make_tiny_model(tmp_path, "llama", intermediate_size=70_000)) as engine:
+        assert engine.policy.sampler._prefill.direct is None
+        assert "this llama model is sampled by transformers' modules" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["step", "read"])
@@ -147,12 +148,12 @@ def test_what_computes_something_else_is_not_taken(tiny_model_dir, monkeypatch, 
 
     monkeypatch.setattr(DirectLlama, part, wrong)
     with caplog.at_level(logging.WARNING), load(tiny_model_dir) as engine:
-        assert engine.policy.sampler._direct is None
-        assert "which is slower" in caplog.text
+        assert engine.policy.sampler._prefill.direct is None
+        assert "transformers' modules sample, which is slower" in caplog.text
         assert ask(engine.policy, [request("still there")])[0].num_completion_tokens
 
 
-def test_without_torchscript_it_is_the_same(tiny_model_dir, monkeypatch):
+def test_without_torchscript_it_is_the_same(tiny_model_dir, monkeypatch, caplog):
     """A torch that has none any more."""
 
     def gone(function):
@@ -160,12 +161,13 @@ def test_without_torchscript_it_is_the_same(tiny_model_dir, monkeypatch):
 
     with load(tiny_model_dir) as engine:
         scripted = prompts(engine), step(engine)
-        assert isinstance(engine.policy.sampler._direct._decode, torch.jit.ScriptFunction)
+        assert isinstance(engine.policy.sampler._prefill.direct._decode, torch.jit.ScriptFunction)
     direct._scripted.cache_clear()
     monkeypatch.setattr(torch.jit, "script", gone)
     try:
-        with load(tiny_model_dir) as engine:
-            assert not isinstance(engine.policy.sampler._direct._decode, torch.jit.ScriptFunction)
+        with caplog.at_level(logging.INFO), load(tiny_model_dir) as engine:
+            assert "no TorchScript: torch.jit.script is gone" in caplog.text
+            assert not isinstance(engine.policy.sampler._prefill.direct._decode, torch.jit.ScriptFunction)
             assert all(
                 (a - b).abs().max() <= 1e-5 for a, b in zip(scripted, (prompts(engine), step(engine)), strict=True)
             )
@@ -173,12 +175,13 @@ def test_without_torchscript_it_is_the_same(tiny_model_dir, monkeypatch):
         direct._scripted.cache_clear()
 
 
-def test_long_prompts_go_through_the_modules(tiny_model_dir, monkeypatch):
+def test_long_prompts_go_through_the_modules(tiny_model_dir, tmp_path):
     """And so do those that a window does not reach over."""
     with load(tiny_model_dir) as engine:
-        known = engine.policy.sampler._direct
+        known = engine.policy.sampler._prefill.direct
         assert known.can_read(direct.MAX_PROMPT)
         assert not known.can_read(direct.MAX_PROMPT + 1)
-        monkeypatch.setattr(known.masks, "window", 8)
+    with load(make_tiny_model(tmp_path, "mistral", sliding_window=8)) as engine:
+        known = engine.policy.sampler._prefill.direct
         assert known.can_read(8)
         assert not known.can_read(9)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.batch import collate
+from reinforge.engine.direct import MAX_PROMPT
 from reinforge.engine.logprobs import token_logprobs
-from reinforge.engine.model import CausalModel
+from reinforge.engine.model import CausalModel, load_module
 from reinforge.engine.reading import last_layer, only_at
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, random_samples, request, sibling_samples
@@ -66,9 +69,9 @@ def test_log_probs_and_gradients_stay(engine, monkeypatch, shares):
         assert (gradients[name] - gradient).abs().max() <= 1e-4 * max(1e-2, gradient.abs().max().item()), name
 
 
-def test_of_a_prompt_its_last_token_is_read(engine, monkeypatch):
-    monkeypatch.setattr(engine.policy.sampler._prefill, "direct", None)
-    asked = [request("a prompt of some tokens " + "a" * i, max_tokens=1) for i in range(3)]
+def test_of_a_prompt_its_last_token_is_read(engine):
+    """Longer than those of `direct.py`, which has a way of its own."""
+    asked = [request("a" * (MAX_PROMPT + i), max_tokens=1) for i in range(3)]
     with Counted(last_layer(engine.model.module).mlp) as counted:
         ask(engine.policy, asked)
     assert counted.places == 3
@@ -82,6 +85,16 @@ def test_a_family_whose_last_mlp_mixes_tokens_is_found_at_load(tiny_model_dir, m
         plain = module.model.layers[-1].mlp.forward
         monkeypatch.setattr(module.model.layers[-1].mlp, "forward", lambda x: plain(x + x.mean(1, keepdim=True)))
         assert CausalModel(module)._last_layer is None
+
+
+def test_a_family_whose_last_mlp_gives_more_than_its_output_computes_all(tmp_path, caplog):
+    """GPT-OSS' experts give their routing with it."""
+    config = {"num_local_experts": 4, "head_dim": 16, "attn_implementation": "eager"}
+    folder = make_tiny_model(tmp_path, "gpt_oss", **config)
+    with caplog.at_level(logging.INFO):
+        model = CausalModel(load_module(folder, torch.float32))
+    assert model._last_layer is None
+    assert "gpt_oss models compute their last MLP for every token: AttributeError" in caplog.text
 
 
 def test_hooks_go_with_the_call(tiny_model_dir):

@@ -68,10 +68,23 @@ def grouped_attention(
         return causal_attention(query, key, value, scale), None
     if length != 1 or attention_mask is None or attention_mask.dtype == torch.bool or torch.is_grad_enabled():
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    groups = key.shape[1]
-    query = query.view(rows, groups, heads // groups, size) * scale
-    scores = torch.matmul(query, key.transpose(-1, -2)).add_(attention_mask)
-    return torch.matmul(scores.softmax(-1), value).view(rows, 1, heads, size), None
+    return step_attention(query.view(rows, heads, size), key, value, attention_mask, scale)[:, None], None
+
+
+def step_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Returns what one new token of each row sees, `[B, H, D]`; TorchScript runs it too.
+
+    Args:
+        query: `[B, H, D]`.
+        key: `[B, K, L, D]`, which every head of a group looks at where they are.
+        value: `[B, K, L, D]`.
+        mask: Added to the scores, `[B, 1, 1, L]`.
+        scale: Factor of the scores.
+    """
+    rows, heads, size = query.shape
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size) * scale
+    scores = torch.matmul(grouped, key.transpose(2, 3)).add_(mask)
+    return torch.matmul(scores.softmax(-1), value).view(rows, heads, size)
 
 
 def _is_causal(module: Any, kwargs: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ Shapes: B rows, T new tokens of a row, M = B T, L tokens that a step looks at, H
 and values, D size of a head, I features within the MLP.
 """
 
+import logging
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -20,10 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reinforge.engine.attention import NAME
+from reinforge.engine.attention import NAME, step_attention
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.slots import SlotCache
+
+logger = logging.getLogger(__name__)
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 
@@ -114,14 +117,13 @@ def _decode(
     sizes: Sizes,
 ) -> Tensor:
     """Returns the rows' features after one more token each, whose keys and values go to `places` of the slots."""
-    count, groups = x.shape[0], sizes.queries // sizes.keys
+    count = x.shape[0]
     for number, layer in enumerate(layers):
         query, key, value = _heads(x, layer, cos, sin, sizes)
         keys[number].view(-1, sizes.head).index_copy_(0, places, key.reshape(-1, sizes.head))
         values[number].view(-1, sizes.head).index_copy_(0, places, value.reshape(-1, sizes.head))
-        query = query.reshape(count, sizes.keys, groups, sizes.head) * sizes.scale
-        scores = torch.matmul(query, keys[number][:count, :, :length].transpose(2, 3)).add_(masks[number])
-        seen = torch.matmul(scores.softmax(dim=-1), values[number][:count, :, :length])
+        looked_at, taken = keys[number][:count, :, :length], values[number][:count, :, :length]
+        seen = step_attention(query, looked_at, taken, masks[number], sizes.scale)
         x = _rest(x, seen.view(count, -1), layer, sizes)
     return x
 
@@ -154,7 +156,8 @@ def _scripted(function: Callable[..., Any]) -> Callable[..., Any]:
         warnings.simplefilter("ignore")
         try:
             return torch.jit.script(function)
-        except Exception:  # noqa: BLE001  any reason is a reason to do without
+        except Exception as cause:  # noqa: BLE001  an unscripted function is as right, whatever the reason
+            logger.info("sampling holds Python's lock, which is slower: no TorchScript: %s", cause)
             return function
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,8 @@ from reinforge.engine.preflight import ADAPTERS, LORA
 from reinforge.engine.reading import last_layer, only_at
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary
 from reinforge.types.seeding import stable_seed
+
+logger = logging.getLogger(__name__)
 
 DEFAULT = "default"
 """PEFT's name of an adapter that nobody named; all weights, where there are no adapters, go by it too."""
@@ -179,14 +182,21 @@ class CausalModel:
 
     @torch.no_grad()
     def _reads_places(self) -> bool:
-        """Tries if a last MLP that computes a few places alone leaves these as they are."""
+        """Tries if a last MLP that computes a few places alone leaves these as they are; else says so in the log."""
         token_ids_BT = torch.arange(10, device=self.device).view(2, 5) % self.vocab_size
         places_N = torch.tensor([2, 4, 8], device=self.device)
-        whole, some = (
-            self.features(token_ids_BT, places_N=places).flatten(0, 1)[places_N] for places in (None, places_N)
-        )
-        scale = whole.abs().max().item()
-        return bool((whole - some).abs().max() <= (1e-5 if self.dtype == torch.float32 else 0.05) * max(1.0, scale))
+        whole = self.features(token_ids_BT).flatten(0, 1)[places_N]
+        try:
+            some = self.features(token_ids_BT, places_N=places_N).flatten(0, 1)[places_N]
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+            reason = f"{type(cause).__name__}: {cause}"
+        else:
+            error, size = (whole - some).abs().max().item(), whole.abs().max().item()
+            if error <= (1e-5 if self.dtype == torch.float32 else 0.05) * max(1.0, size):
+                return True
+            reason = f"its features are {error:g} off"
+        logger.info("%s models compute their last MLP for every token: %s", self.config.model_type, reason)
+        return False
 
 
 def pick_device(name: str) -> torch.device:

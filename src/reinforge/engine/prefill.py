@@ -72,13 +72,10 @@ class Prefill:
         cache: The slots.
         masks: Makes the masks of tokens behind a kept sequence.
         put: Puts an array on the model's device.
+        direct: Reads short prompts of models that it knows; None: the model's modules read all.
         is_mixed: Rows go by different adapters, whose layers have to see all of a row.
 
-    Attributes:
-        direct: Reads short prompts of models that it knows; None: the model's modules read all.
     """
-
-    direct: DirectLlama | None = None
 
     def __init__(
         self,
@@ -86,10 +83,12 @@ class Prefill:
         cache: SlotCache,
         masks: AttentionMasks,
         put: Callable[[NDArray], Tensor],
+        direct: DirectLlama | None,
         *,
         is_mixed: bool = False,
     ):
-        self.model, self.cache, self.masks, self.put, self.is_mixed = model, cache, masks, put, is_mixed
+        self.model, self.cache, self.masks, self.put = model, cache, masks, put
+        self.direct, self.is_mixed = direct, is_mixed
 
     def read(self, openings: Sequence[Opening], first: int) -> Tensor:
         """Fills slots from `first` on, one a request, and returns the logits of each reply's first token, `[B, V]`.

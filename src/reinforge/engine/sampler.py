@@ -1,4 +1,4 @@
-"""Continuous batching over the unmodified Hugging Face module, in a thread of its own.
+"""Continuous batching over the Hugging Face module, or its weights (`direct.py`), in a thread of its own.
 
 A reply joins the running batch when there is a slot and leaves when it is done, at token boundaries. Its keys and
 values are kept for the next turn of its conversation (`conversations.py`), so that prompts are read from where they are
@@ -85,8 +85,10 @@ class Sampler:
         self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
         self._masks = AttentionMasks(model)
         self._cache = SlotCache(model, max_batch)
-        self._prefill = Prefill(model, self._cache, self._masks, self._put, is_mixed=len(adapters) > 1)
-        self._direct = self._prefill.direct = DirectLlama(model, self._cache, self._masks) if is_llama(model) else None
+        direct = DirectLlama(model, self._cache, self._masks) if is_llama(model) else None
+        if direct is None:
+            logger.info("this %s model is sampled by transformers' modules", model.config.model_type)
+        self._prefill = Prefill(model, self._cache, self._masks, self._put, direct, is_mixed=len(adapters) > 1)
         self._mixed = MixedAdapters(model, MIN_ROWS if deterministic else 1) if len(adapters) > 1 else None
         self._conversations = Conversations(0 if deterministic else kept_bytes)
         self._rows = Rows(max_batch)
@@ -179,12 +181,12 @@ class Sampler:
         Raises:
             EngineError: This family's cache is not one of keys and values by position.
         """
-        if self._direct is not None:
+        if self._prefill.direct is not None:
             try:
                 return self._compare()
             except EngineError as cause:
-                logger.warning("the model's own modules sample, which is slower: %s", cause)
-                self._direct = self._prefill.direct = None
+                logger.warning("transformers' modules sample, which is slower: %s", cause)
+                self._prefill.direct = None
         return self._compare()
 
     @torch.no_grad()
@@ -251,8 +253,8 @@ class Sampler:
         while any(request.adapter == adapter for request in self._rows.requests) and not self._closing:
             self._advance()
         self._conversations.clear(adapter)  # the weights may change now, and training wants the memory
-        if self._direct is not None:
-            self._direct.forget()
+        if self._prefill.direct is not None:
+            self._prefill.direct.forget()
 
     def _fail(self, cause: Exception) -> None:
         with self._changed:
@@ -347,8 +349,8 @@ class Sampler:
         positions_B = self._put(positions)
         self._cache.begin_step(positions_B, length)
         token_ids_B = self._put(token_ids)
-        if self._direct is not None:
-            return self.model.logits(self._direct.step(token_ids_B, positions_B, length))
+        if self._prefill.direct is not None:
+            return self.model.logits(self._prefill.direct.step(token_ids_B, positions_B, length))
         features = self.model.features(
             token_ids_B[:, None],
             positions_B[:, None],

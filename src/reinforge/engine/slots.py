@@ -1,7 +1,7 @@
 """The key-value cache of the running batch: one slot a reply, filled by a prefill and extended by each step.
 
-Slots are compact: replies stand in slots 0..B-1, and when one leaves, the last one moves into its place. A model
-sees the cache through transformers' own `Cache`, so no model code is ours.
+Slots are compact: replies stand in slots 0..B-1, and when one leaves, the last one moves into its place. Modules see
+the cache through transformers' own `Cache`; `direct.py` writes into the slots.
 
 Shapes: S slots, C their capacity in tokens, L tokens that a step looks at, B rows, H heads, D size of a head.
 """
