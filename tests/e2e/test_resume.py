@@ -12,20 +12,19 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.trainer.store import read_rows
 from tests.e2e.test_user_components import EngineAdapterConfig, ReorderedConfig  # noqa: F401  registers them
+from tests.fault.kit import KILLED, Child
 
 
 def call(*arguments):
     return CliRunner().invoke(main, list(arguments))
 
 
-def killed_at(project, site, *arguments, code=-9):
+def killed_at(project, site, *arguments):
     """Runs the project in a process of its own until it kills itself at `site`."""
     project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
     project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
-    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r", *arguments]
-    env = {**os.environ, "REINFORGE_CRASH_AT": site, "OMP_NUM_THREADS": "1"}
-    out = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert out.returncode == code, out.stderr
+    child = Child(project.folder, ["run.yml", "--run_name", "r", *arguments], site)
+    assert child.wait() == KILLED, child.said
 
 
 def jobs(project):

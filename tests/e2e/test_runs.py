@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from reinforge.cli import main
 from reinforge.trainer.run_episodes import FoundEpisode, episode_lines
 from reinforge.trainer.store import RunStore, read_rows
 from tests.e2e.conftest import Project
+from tests.fault.kit import KILLED, Child
 
 KILLED_AT = "batch.sealed:2"
 """After the second epoch is collected: the first is durable, the second is in the journal."""
@@ -45,11 +45,9 @@ def made(tmp_path_factory, tiny_model_dir):
     project = Project(folder, tiny_model_dir).set("finetuning.num_epochs", 2)
     project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
     project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
-    for name, site in (("done", ""), ("killed", KILLED_AT)):
-        command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", name]
-        environment = {**os.environ, "REINFORGE_CRASH_AT": site}
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        assert ended.returncode == (-signal.SIGKILL if site else 0), ended.stderr
+    for name, site, code in (("done", None, 0), ("killed", KILLED_AT, KILLED)):
+        child = Child(folder, ["run.yml", "--run_name", name], site)
+        assert child.wait() == code, child.said
     return folder
 
 

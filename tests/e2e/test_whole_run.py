@@ -167,8 +167,11 @@ def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
 _SLOW = """
 import asyncio
 
+hangs = [0.7]
+
 async def agent(item, llm, context):
-    await asyncio.sleep(0.5)
+    if hangs:
+        await asyncio.sleep(hangs.pop())
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
 

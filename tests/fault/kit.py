@@ -63,7 +63,7 @@ SHOWN, PREFERRED = {"completion": "aeiou"}, {"chosen": "aeiou", "rejected": "xyz
 class Child:
     """A run in a process and a session of its own; `said` is what it wrote."""
 
-    def __init__(self, folder, arguments, crash_at, mutation):
+    def __init__(self, folder, arguments, crash_at=None, mutation=None):
         self.output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
         task = (folder, arguments, crash_at, mutation, self.output)
         self.process = SERVER.Process(target=_run, args=task, daemon=True)
@@ -171,7 +171,7 @@ class Toy(Project):
     def go_on(self, *arguments):
         """Does what a person does after any kill: `--resume`, or the first command again where there is no run yet."""
         if (self.run / "run.sqlite").exists():
-            return Child(self.folder, ["run.yml", "--resume", str(self.run), *arguments], None, None)
+            return Child(self.folder, ["run.yml", "--resume", str(self.run), *arguments])
         shutil.rmtree(self.run, ignore_errors=True)
         return self.start(*arguments)
 

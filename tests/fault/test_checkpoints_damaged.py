@@ -1,9 +1,7 @@
 """G2: a checkpoint is loaded bit for bit or not at all; the one before takes its place, and the run says so."""
 
 import asyncio
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from reinforge.trainer.store import RunStore, Snapshot
 from reinforge.types.sample import LossSpec
 from tests.doubles import RecordingAdapter
 from tests.e2e.conftest import Project
+from tests.fault.kit import KILLED, Child
 from tests.samples import random_samples
 
 NEWEST, BEFORE = "checkpoints/step-000002", "checkpoints/step-000001"
@@ -159,19 +158,13 @@ def project(tmp_path, tiny_model_dir, monkeypatch):
     return made
 
 
-def reinforge(project, *arguments, **environment):
-    command = [sys.executable, "-m", "reinforge", "finetune", *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=project.folder, env=env, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("lost", "goes_on"), [(1, "after epoch 0"), pytest.param(3, "it begins again", marks=pytest.mark.fault)]
 )
 def test_a_killed_run_goes_on_from_the_newest_checkpoint_that_is_whole(project, lost, goes_on):
     """Its last checkpoints lost a byte: they are named, and what was lost with them is done again."""
     project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
-    assert reinforge(project, "run.yml", "--run_name", "r", REINFORGE_CRASH_AT="publish.before:2").returncode == -9
+    assert Child(project.folder, ["run.yml", "--run_name", "r"], "publish.before:2").wait() == KILLED
     newest = sorted((project.run / "checkpoints").glob("step-*"))
     assert len(newest) == 3
     for folder in newest[-lost:]:

@@ -10,6 +10,15 @@ import pytest
 from reinforge.trainer.garbage import THRESHOLDS, few_collections
 
 
+@pytest.fixture(autouse=True)
+def nothing_frozen():
+    """What `tests/conftest.py` froze is looked at within these tests."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    gc.freeze()
+
+
 class Node:
     """Something that can be part of a cycle."""
 
@@ -47,6 +56,14 @@ def test_a_run_within_another_changes_nothing():
         with few_collections():
             assert gc.get_freeze_count() == count
         assert gc.get_threshold() == THRESHOLDS
+
+
+def test_a_run_collects_what_the_one_before_left():
+    """The weights of its model, say, which would stay beside those of the next."""
+    with few_collections():
+        left = cycle()
+    with few_collections():
+        assert left() is None
 
 
 def test_a_program_that_froze_objects_itself_keeps_them_so():
