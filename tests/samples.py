@@ -94,12 +94,18 @@ def random_samples(count: int, seed: int = 0, vocab_size: int = 320) -> list[Tra
     return samples
 
 
-def sibling_samples(seed: int = 0, vocab_size: int = 320) -> list[TrainingSample]:
-    """Families of one to six siblings with prompts of 3 to 20 tokens and replies of 1 to 7; some train a later turn."""
+def sibling_samples(
+    seed: int = 0, vocab_size: int = 320, stem: int = 0, sizes: Sequence[int] = (6, 1, 3, 4, 1, 2)
+) -> list[TrainingSample]:
+    """Families of siblings with prompts of 3 to 20 tokens and replies of 1 to 7; some train a later turn.
+
+    Before their prompts stand `stem` tokens: the same ones for the first three families, and for the others.
+    """
     rng = np.random.default_rng(seed)
+    stems = rng.integers(6, vocab_size, (2, stem)).tolist()
     samples = []
-    for size in (6, 1, 3, 4, 1, 2):
-        prompt = tuple(rng.integers(6, vocab_size, rng.integers(3, 20)).tolist())
+    for family, size in enumerate(sizes):
+        prompt = (*stems[family // 3], *rng.integers(6, vocab_size, rng.integers(3, 20)).tolist())
         for number in range(size):
             reply = tuple(rng.integers(6, vocab_size, rng.integers(1, 8)).tolist())
             tokens = TokenLogprobs(prompt, reply, (-5.0,) * len(reply), temperature=float(rng.choice([0.7, 1.0])))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reinforge.config.schema import PolicyConfig
-from reinforge.engine.attention import grouped_attention
+from reinforge.engine.attention import few_keys_attention, grouped_attention
 from reinforge.engine.causal import Run, causal_attention, computes_attention, is_exact, runs_of
 from reinforge.engine.model import load_model
 from reinforge.engine.prefix import sharing_masks
@@ -80,6 +80,24 @@ def test_a_kernel_that_computes_something_else_is_found_out(off):
     """As where a later torch changed it: heads that share keys would be wrong without any error."""
     assert computes_attention(causal_attention)
     assert not computes_attention(off)
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_few_keys_by_two_products(length):
+    """Heads in groups of two, each row with keys of its own left out, gradients included."""
+    torch.manual_seed(0)
+    ours = [torch.randn(shape).requires_grad_() for shape in ((3, 4, length, 8), (3, 2, 9, 8), (3, 2, 9, 8))]
+    theirs = [states.detach().clone().requires_grad_() for states in ours]
+    mask = torch.zeros(3, 1, length, 9).masked_fill(torch.rand(3, 1, length, 9) < 0.3, torch.finfo(torch.float32).min)
+    found = few_keys_attention(*ours, mask, 0.3)
+    query, key, value = theirs
+    scores = query @ key.repeat_interleave(2, 1).transpose(-1, -2) * 0.3 + mask
+    wanted = (scores.softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-5)
 
 
 def test_what_is_not_causal_sees_every_key():

@@ -18,6 +18,8 @@ from reinforge.engine.logprobs import sample_logprobs, token_logprobs
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sibling_samples, trained_samples
 
+SIZES = (6, 1, 3, 4, 1, 2)
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def engine(request, tmp_path_factory):
@@ -96,19 +98,28 @@ def test_the_learner_is_the_plain_forward(engine):
             )
 
 
-def test_shared_prefixes_are_rows(engine):
-    """Log-probs to 1e-5, every parameter's gradient to 1e-4 of its size; and prefixes are in fact shared."""
-    samples = sibling_samples()
+@pytest.mark.parametrize(
+    ("stem", "sizes", "in_place"),
+    [(0, SIZES, False), (0, (20, 20, 20), True), (80, SIZES, False), (80, (6, 6, 6, 6), True)],
+    ids=["prefixes repeated", "in place", "behind stems", "in place, behind stems"],
+)
+def test_what_is_shared_is_rows(engine, stem, sizes, in_place):
+    """Log-probs to 1e-5, every parameter's gradient to 1e-4 of its size; and prefixes and stems are in fact shared."""
+    samples = sibling_samples(stem=stem, sizes=sizes)
     masks, model = engine.learner.masks, engine.model
     assert masks is not None
-    assert any(len(batch) > 1 and collate([samples[i] for i in batch]).prefixes for batch in cut(samples, 1000))
-    rows, shared = sample_logprobs(model, samples, 1000), sample_logprobs(model, samples, 1000, masks)
+    assert masks.stems
+    batches = [collate([samples[i] for i in batch]) for batch in cut(samples, 2000)]
+    assert any(batch.prefixes for batch in batches)
+    assert any(batch.prefixes.runs is not None for batch in batches if batch.prefixes) == in_place
+    assert any(batch.stems for batch in batches) == bool(stem)
+    rows, shared = sample_logprobs(model, samples, 2000), sample_logprobs(model, samples, 2000, masks)
     for row, other in zip(rows, shared, strict=True):
         assert np.abs(row - other).max() <= 1e-5
     gradients = []
     for way in (None, masks):
         model.module.zero_grad()
-        for indices in cut(samples, 200, share=way is not None):
+        for indices in cut(samples, 2000 if stem or in_place else 200, share=way is not None):
             logprobs, entropies = token_logprobs(
                 model, collate([samples[i] for i in indices]), masks=way, entropy_grad=True
             )

@@ -20,6 +20,12 @@ from reinforge.types.sample import TrainingSample
 WORTH = 0.9
 """Prefixes are shared where that leaves at most this share of the tokens: a second pass has a price of its own."""
 
+RUN_TOKENS = 1024
+"""Tokens of prefixes, repeated row by row, that cost as much as a run of the kernel that sees them where they are."""
+
+WORTH_TOKENS = 128
+"""Stems are shared where that saves at least so many tokens: what the calls of another pass cost on small models."""
+
 
 @dataclass(slots=True)
 class Prefixes:
@@ -29,13 +35,26 @@ class Prefixes:
         token_ids: `[G, P]`, padded on the right with 0.
         lengths: `[G]` tokens of each.
         groups: `[B]` the prefix of each sample.
-        runs: The same for `causal.py`; None where siblings do not stand side by side.
+        runs: The same for `causal.py`; None where siblings do not stand side by side, or repeating prefixes costs less.
     """
 
     token_ids: Tensor
     lengths: Tensor
     groups: Tensor
     runs: list[Run] | None
+
+
+@dataclass(slots=True)
+class Stems:
+    """What different prompts begin with, all up to the same token: instructions, say, or the first squares of a board.
+
+    Attributes:
+        token_ids: `[S, C]`.
+        groups: The stem of each row of the prompts.
+    """
+
+    token_ids: Tensor
+    groups: Tensor
 
 
 @dataclass(slots=True)
@@ -68,6 +87,7 @@ class TokenBatch:
         old_values: `[B, T]` the critic's values when the job began; None where there is no critic.
         weights: `[B]` weight of each sample.
         prefixes: What samples share; None where each begins in its own way.
+        stems: What prefixes begin with, or samples where there are no prefixes; None where that is not worth a pass.
         pairs: `[P, 2]` rows of each preference pair whose two samples are here: the preferred one, the other one.
         entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
         values: `[B, T]` the critic's values as it is, set by the learner; None where there is no critic.
@@ -85,6 +105,7 @@ class TokenBatch:
     advantages: Tensor
     weights: Tensor
     prefixes: Prefixes | None = None
+    stems: Stems | None = None
     pairs: Tensor | None = None
     entropies: Tensor | None = None
     returns: Tensor | None = None
@@ -109,6 +130,12 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
             target[: len(row)] = row
         return torch.from_numpy(padded).to(device)
 
+    families = _families(samples)
+    prefixes = _prefixes(len(samples), families, device)
+    if prefixes is None:
+        stems = stems_of([prefix_of(sample) for sample in samples], max(map(len, samples)) - 1, device)
+    else:
+        stems = stems_of(list(families), max(map(len, families)), device)
     olds = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     refs = [s.ref_logprobs for s in samples if s.ref_logprobs is not None]
     returns = [s.returns for s in samples if s.returns is not None]
@@ -123,7 +150,8 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         ref_logprobs=pad(refs, np.float32) if len(refs) == len(samples) else None,
         advantages=pad([np.zeros(len(s)) if s.advantages is None else s.advantages for s in samples], np.float32),
         weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
-        prefixes=_prefixes(samples, device),
+        prefixes=prefixes,
+        stems=stems,
         pairs=_pairs(samples, device),
         returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
@@ -146,18 +174,54 @@ def _supports(samples: Sequence[TrainingSample], device: torch.device | None) ->
     return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(words)).to(device).long())
 
 
-def _prefixes(samples: Sequence[TrainingSample], device: torch.device | None) -> Prefixes | None:
-    families = _families(samples)
-    if len(families) == len(samples) or () in families:
+def _prefixes(count: int, families: dict[tuple[int, ...], list[int]], device: torch.device | None) -> Prefixes | None:
+    if len(families) == count or () in families:
         return None
-    groups = np.zeros(len(samples), np.int64)
+    groups = np.zeros(count, np.int64)
     token_ids = np.zeros((len(families), max(map(len, families))), np.int64)
     for number, (prefix, members) in enumerate(families.items()):
         groups[members] = number
         token_ids[number, : len(prefix)] = prefix
     lengths = [len(prefix) for prefix in families]
     tensors = [torch.from_numpy(array).to(device) for array in (token_ids, np.array(lengths), groups)]
-    return Prefixes(tensors[0], tensors[1], tensors[2], runs_of(groups.tolist(), lengths))
+    runs = runs_of(groups.tolist(), lengths)
+    if runs is not None and len(runs) * RUN_TOKENS > count * token_ids.shape[1]:
+        runs = None
+    return Prefixes(tensors[0], tensors[1], tensors[2], runs)
+
+
+def stems_of(prompts: Sequence[tuple[int, ...]], width: int, device: torch.device | None) -> Stems | None:
+    """Returns what prompts begin with, up to where computing that once leaves the fewest tokens; None: it saves little.
+
+    The last token of every prompt is behind its stem, so that whatever is predicted from prompts is, too.
+
+    Example: prompts a a a a b b c, a a a a d and e e e e b, 8 tokens wide: 3 x 8 = 24 tokens; with stems of 4 tokens
+        2 x 4 + 3 x 4 = 20 (which is worth it where there are more of them).
+
+    Args:
+        prompts: Each row's tokens before the first trained one.
+        width: Tokens of the rows.
+        device: Where the tensors are put.
+    """
+    longest = min(map(len, prompts)) - 1
+    if longest < 1 or len(prompts) * width <= WORTH_TOKENS:
+        return None
+    token_ids = np.array([prompt[:longest] for prompt in prompts], np.int64)
+    order = sorted(range(len(prompts)), key=lambda row: token_ids[row].tobytes())
+    differ = token_ids[order[1:]] != token_ids[order[:-1]]
+    alike = np.where(differ.any(axis=1), differ.argmax(axis=1), longest)  # first tokens shared with the row before
+    lengths = np.arange(1, longest + 1)
+    counts = 1 + np.bincount(alike, minlength=longest).cumsum()[:longest]  # rows that begin anew within so many tokens
+    whole = len(prompts) * width
+    saved = (len(prompts) - counts) * lengths
+    length = int(lengths[saved.argmax()])
+    if saved.max() < WORTH_TOKENS or whole - saved.max() > WORTH * whole:
+        return None
+    begins = np.concatenate(([True], alike < length))
+    groups = np.zeros(len(prompts), np.int64)
+    groups[order] = begins.cumsum() - 1
+    stems = token_ids[np.array(order)[begins], :length]
+    return Stems(torch.from_numpy(stems).to(device), torch.from_numpy(groups).to(device))
 
 
 def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
@@ -170,8 +234,8 @@ def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[i
 
 def prefix_of(sample: TrainingSample) -> tuple[int, ...]:
     """Returns what stands before a sample's first trained token (everything, if none is)."""
-    trained = np.flatnonzero(sample.loss_mask)
-    return tuple(sample.token_ids[: trained[0] if len(trained) else len(sample)].tolist())
+    first = int(sample.loss_mask.argmax()) if len(sample) else 0
+    return tuple(sample.token_ids[: first if first or sample.num_trained else len(sample)].tolist())
 
 
 def _pairs(samples: Sequence[TrainingSample], device: torch.device | None) -> Tensor | None:
@@ -208,8 +272,9 @@ def cut(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = Tru
     """Returns indices in micro-batches of at most `max_tokens` tokens, padding included.
 
     Siblings stay together where their common prefix is worth sharing, and are cut only where they are too many for
-    one batch. All others go as rows, with rows of like length; one that is too long goes alone. The two samples of a
-    preference pair are never parted, even where they are too long together.
+    one batch. All others go with them where that leaves fewer tokens, else as rows, with rows of like length; one that
+    is too long goes alone. The two samples of a preference pair are never parted, even where they are too long
+    together.
 
     Example: three samples of a prefix of 6 tokens, each with 2 more, and one of 9: 12 tokens shared, 24 as rows
         => [[3], [0, 1, 2]] with max_tokens 12
@@ -220,24 +285,43 @@ def cut(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = Tru
         prefixes = {prefix_of(samples[i]) for i in together}
         (families.setdefault(prefixes.pop(), []) if len(prefixes) == 1 else alone).append(together)
     units: list[_Unit] = []
+    others: list[_Unit] = []
     for prefix, members in families.items():
         suffixes = [len(samples[i]) - len(prefix) for i in chain(*members)]
-        total = sum(suffixes)
-        if not share or len(prefix) + total > WORTH * (len(prefix) * len(suffixes) + total):
-            alone += members
-            continue
-        size = max(1, (max_tokens - len(prefix)) // max(suffixes))
-        units += [_Unit(len(prefix), max(suffixes), part) for part in _parts(members, size)]
+        total, size = sum(suffixes), max(1, (max_tokens - len(prefix)) // max(suffixes))
+        worth = share and len(prefix) + total <= WORTH * (len(prefix) * len(suffixes) + total)
+        (units if worth else others).extend(_Unit(len(prefix), max(suffixes), part) for part in _parts(members, size))
+    rows = _rows(samples, alone + [unit.members for unit in others], max_tokens)
+    batches = _batches(units, max_tokens)
+    if units and others:
+        left, joint = _rows(samples, alone, max_tokens), _batches(units + others, max_tokens)
+        if _computed(samples, left, joint) <= _computed(samples, rows, batches):
+            rows, batches = left, joint
+    return rows + [[i for unit in batch for i in unit.members] for batch in batches]
+
+
+def _batches(units: Sequence[_Unit], max_tokens: int) -> list[list[_Unit]]:
     batches: list[list[_Unit]] = []
+    suffix = num_rows = 0
     for unit in sorted(units, key=lambda unit: (unit.prefix, unit.suffix, unit.members)):
-        if not batches or _num_tokens([*batches[-1], unit]) > max_tokens:
+        suffix, num_rows = max(suffix, unit.suffix), num_rows + len(unit.members)
+        if not batches or (len(batches[-1]) + 1) * unit.prefix + num_rows * suffix > max_tokens:
             batches.append([])
+            suffix, num_rows = unit.suffix, len(unit.members)
         batches[-1].append(unit)
-    lengths = [max(len(samples[i]) for i in together) for together in alone]
-    rows = micro_batches(lengths, max_tokens, list(map(len, alone)))
-    return [[i for number in batch for i in alone[number]] for batch in rows] + [
-        [i for unit in batch for i in unit.members] for batch in batches
-    ]
+    return batches
+
+
+def _rows(samples: Sequence[TrainingSample], units: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    lengths = [max(len(samples[i]) for i in together) for together in units]
+    batches = micro_batches(lengths, max_tokens, list(map(len, units)))
+    return [[i for number in batch for i in units[number]] for batch in batches]
+
+
+def _computed(samples: Sequence[TrainingSample], rows: Sequence[list[int]], batches: Sequence[list[_Unit]]) -> int:
+    """Returns the tokens of rows and of batches that share, padding included, and what their passes cost besides."""
+    padded = sum(len(batch) * max(len(samples[i]) for i in batch) for batch in rows)
+    return padded + sum(map(_num_tokens, batches)) + WORTH_TOKENS * (len(rows) + 2 * len(batches))
 
 
 def _parts(members: Sequence[list[int]], size: int) -> list[list[int]]:

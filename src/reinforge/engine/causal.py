@@ -11,6 +11,7 @@ D size of a head.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +61,7 @@ def runs_of(groups: Sequence[int], lengths: Sequence[int]) -> list[Run] | None:
     if list(groups) != sorted(groups) or set(groups) != set(range(len(lengths))):
         return None
     runs: list[Run] = []
-    for members, some in groupby(range(len(lengths)), key=list(groups).count):
+    for members, some in groupby(range(len(lengths)), key=Counter(groups).__getitem__):
         prefixes = list(some)
         first = runs[-1].rows.stop if runs else 0
         its = torch.tensor(lengths[prefixes[0] : prefixes[-1] + 1])

@@ -19,12 +19,14 @@ class AttentionMasks:
 
     Attributes:
         joins: Suffixes of shared prefixes need no mask, as long as nothing slides: set by who has tried it.
+        stems: What different prompts begin with is shared too, likewise.
 
     Raises:
         EngineError: The model's attention is of a kind that takes no explicit mask.
     """
 
     joins = False
+    stems = False
 
     def __init__(self, model: CausalModel):
         if model.attention not in (NAME, "sdpa", "eager"):

@@ -3,6 +3,8 @@
     prompt a b c, replies d e f and g h     rows:    [a b c d e f] [a b c g h]     12 places, padded
                                             shared:  [a b c]  [d e] [g]             7 places
 
+So is what different prompts begin with (their stem): all that is read of them stands behind it.
+
 Suffixes attend to the keys and values of their prefix where those are (`causal.py`, on a CPU), or each row gets them by
 `index_select`, whose backward pass adds up what the rows send back: the gradient is that of plain rows up to the order
 of sums. What a token is predicted from is the place before it, so a sample's last token is never computed.
@@ -21,8 +23,8 @@ from torch import Tensor
 from transformers import Cache
 
 from reinforge.engine.attention import NAME, SharedKeys
-from reinforge.engine.batch import Prefixes, TokenBatch, collate, plain_sample
-from reinforge.engine.causal import is_exact
+from reinforge.engine.batch import Prefixes, Stems, TokenBatch, collate, plain_sample
+from reinforge.engine.causal import is_exact, runs_of
 from reinforge.engine.masks import AttentionMasks
 from reinforge.engine.model import CausalModel
 from reinforge.engine.slots import PrefillLayer
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class SuffixLayer(PrefillLayer):
-    """Puts the keys and values of each row's prefix, `[G, K, P, D]`, before its own, `[B, K, S, D]`."""
+    """Puts the keys and values of each row's prefix, `[G, K, P, D]`, before its own, `[B, K, S, D]`, and keeps both."""
 
     def __init__(self, prefix: PrefillLayer, groups_B: Tensor):
         super().__init__()
@@ -40,9 +42,9 @@ class SuffixLayer(PrefillLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Returns keys and values of prefix and suffix, `[B, K, P + S, D]`."""
-        keys = torch.cat((self.prefix.keys.index_select(0, self.groups_B), key_states), dim=2)
-        values = torch.cat((self.prefix.values.index_select(0, self.groups_B), value_states), dim=2)
-        return keys, values
+        self.keys = torch.cat((self.prefix.keys.index_select(0, self.groups_B), key_states), dim=2)
+        self.values = torch.cat((self.prefix.values.index_select(0, self.groups_B), value_states), dim=2)
+        return self.keys, self.values
 
 
 def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMasks | None) -> Tensor:
@@ -54,15 +56,15 @@ def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMask
         masks: Makes the masks of suffixes; None: every sample is a row of its own.
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
+    stems = batch.stems if masks is not None and masks.stems else None
     if batch.prefixes is None or masks is None:
-        return _read(model, batch.token_ids[:, :-1], rows_N, places_N - 1)
+        return _read_prompts(model, batch.token_ids[:, :-1], rows_N, places_N - 1, stems, masks)[0]
     shared = batch.prefixes
-    prefill = Cache(layers=[PrefillLayer() for _ in range(model.num_layers)])
     lengths_N = shared.lengths[shared.groups][rows_N]
     is_first_N = places_N == lengths_N
     firsts_n = shared.groups[rows_N[is_first_N]]
     ends_G = torch.arange(len(shared.lengths), device=shared.lengths.device), shared.lengths - 1
-    heads_GH = _read(model, shared.token_ids, *ends_G, past_key_values=prefill, use_cache=True)
+    heads_GH, prefill = _read_prompts(model, shared.token_ids, *ends_G, stems, masks, keep=not is_first_N.all())
     if is_first_N.all():
         return heads_GH[firsts_n]
     rest_H = _suffix_features(
@@ -79,6 +81,41 @@ def _read(
     places_N = rows_N * token_ids_BT.shape[1] + columns_N
     features_BTH = model.features(token_ids_BT, *args, places_N=places_N, **kwargs)
     return features_BTH.flatten(0, 1).index_select(0, places_N)
+
+
+def _read_prompts(
+    model: CausalModel,
+    token_ids_GP: Tensor,
+    rows_N: Tensor,
+    columns_N: Tensor,
+    stems: Stems | None,
+    masks: AttentionMasks | None,
+    *,
+    keep: bool = False,
+) -> tuple[Tensor, Cache]:
+    """Returns features of some places of whole rows, `[N, H]`, and the rows' keys and values where they are kept.
+
+    Where rows have stems, these are computed once each, and all that is read is behind them.
+    """
+    first = Cache(layers=[PrefillLayer() for _ in range(model.num_layers)])
+    if stems is None or masks is None:
+        cached = {"past_key_values": first, "use_cache": True} if keep else {}
+        return _read(model, token_ids_GP, rows_N, columns_N, **cached), first
+    model.features(stems.token_ids, places_N=rows_N[:0], past_key_values=first, use_cache=True)
+    length = stems.token_ids.shape[1]
+    places_P = torch.arange(token_ids_GP.shape[1], device=token_ids_GP.device)[None]
+    whole = Cache(layers=[SuffixLayer(layer, stems.groups) for layer in first.layers])
+    features_NH = _read(
+        model,
+        token_ids_GP[:, length:],
+        rows_N,
+        columns_N - length,
+        places_P[:, length:].expand(len(token_ids_GP), -1),
+        attention_mask=masks.between(places_P[:, length:], places_P),
+        past_key_values=whole,
+        use_cache=True,
+    )
+    return features_NH, whole
 
 
 def _suffix_features(
@@ -115,6 +152,8 @@ def sharing_masks(model: CausalModel) -> AttentionMasks | None:
     samples = [_looked_at(range(6)), _looked_at([0, 1, 2, 5, 4]), _looked_at([3, 1, 4])]
     masks = AttentionMasks(model)
     batch = collate(samples, model.device)
+    assert batch.prefixes is not None
+    batch.prefixes.runs = runs_of([0, 0, 1], [3, 2])  # not worth it for so few tokens, and to be tried
     reason = ""
     can_join = model.attention == NAME and model.device.type == "cpu" and is_exact()
     for masks.joins in (True, False) if can_join else (False,):
@@ -127,10 +166,29 @@ def sharing_masks(model: CausalModel) -> AttentionMasks | None:
         if error <= (1e-4 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
             if can_join and not masks.joins:
                 logger.info("%s models repeat shared keys row by row: %s", model.config.model_type, reason)
+            masks.stems = _shares_stems(model, masks)
             return masks
         reason = f"its features are {error:g} off"
     logger.warning("%s models train without shared prefixes, which is slower: %s", model.config.model_type, reason)
     return None
+
+
+def _shares_stems(model: CausalModel, masks: AttentionMasks) -> bool:
+    """Tries if prompts may be read behind what they begin with; else says so in the log."""
+    batch = collate([_looked_at([0, 1, 2, 5]), _looked_at([0, 1, 3, 4, 2]), _looked_at([4, 1, 2, 3])], model.device)
+    plain = trained_features(model, batch, None)
+    both = torch.tensor([[0, 1], [4, 1]], device=model.device)
+    batch.stems, masks.stems = Stems(both, torch.tensor([0, 0, 1], device=model.device)), True
+    try:
+        error = (trained_features(model, batch, masks) - plain).abs().max().item()
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+        reason = f"{type(cause).__name__}: {cause}"
+    else:
+        if error <= (1e-4 if model.dtype == torch.float32 else 0.1) * max(1.0, plain.abs().max().item()):
+            return True
+        reason = f"its features are {error:g} off"
+    logger.info("%s models compute the beginning of every prompt: %s", model.config.model_type, reason)
+    return False
 
 
 def _looked_at(token_ids: Sequence[int]) -> TrainingSample:

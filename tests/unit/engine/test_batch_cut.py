@@ -83,6 +83,13 @@ def test_a_pair_stays_together_among_rows():
     assert cut(rows, 1) == [[2], [3], [0, 1]]
 
 
+def test_one_without_siblings_goes_with_families_that_are_about_as_long():
+    """One pass more or less counts as 128 tokens: 20 + 20 + 4 x 2 and two passes, against two more for the one."""
+    family = [sample([1] * 20, [i, i]) for i in range(3)]
+    assert cut([*family, sample([2] * 20, [5, 6])], 100) == [[0, 1, 2, 3]]
+    assert cut([*family, sample([2] * 300, [5, 6])], 2000) == [[3], [0, 1, 2]], "all prefixes would be padded to 300"
+
+
 def test_a_pair_stays_together_in_a_family_that_is_cut():
     """Prefix 6, suffixes of 2: three rows in 12 tokens; the pair 0 and 3 is not parted."""
     family = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(5)]
