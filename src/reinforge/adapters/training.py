@@ -310,8 +310,8 @@ def _watched(engine: Engine, part: Part, seed: int, *, drawn_by_these: bool) -> 
         seed: The run's.
         drawn_by_these: The weights that the job begins with are those that drew what was sampled.
     """
-    samples = [sample for sample in part.samples if sample.weight > 0 and sample.is_finite]
-    chosen = watched_samples(samples, stable_random(seed, "direction", part.epoch))
+    samples = [sample for sample in part.samples if sample.weight > 0]
+    chosen = [s for s in watched_samples(samples, stable_random(seed, "direction", part.epoch)) if s.is_finite]
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
     if not drawn_by_these or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: nobody sampled these
         before = engine.logprobs(chosen, part.adapter)

@@ -123,7 +123,9 @@ class PolicyGradient(Algorithm):
         """Returns each sample's advantages `[T]`: its trajectory's credit on every trained token, or its turn's."""
         if self.config.credit == "turn":
             return self._credit_of_turns(samples)
-        return [on_mask(sample, self.compare(sample.reward, sample.group_rewards)) for sample in samples]
+        keys = [(sample.reward, sample.group_rewards) for sample in samples]  # a trajectory may have many samples
+        worth = {key: self.compare(*key) for key in dict.fromkeys(keys)}
+        return [on_mask(sample, worth[key]) for sample, key in zip(samples, keys, strict=True)]
 
     def _credit_of_turns(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Compares the return of turn k with that of turn k of the siblings that have samples and got so far."""
