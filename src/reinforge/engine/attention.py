@@ -26,6 +26,9 @@ NAME = "reinforge_grouped"
 FEW_KEYS = 128
 """Keys up to which two products and a softmax are faster than the flash kernel with a mask: 1.2 to 2 x."""
 
+FEW_SCORES = 2**22
+"""Scores up to which they are: the backward pass keeps them, where the kernel computes them again; 16 MiB a layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
@@ -73,7 +76,8 @@ def grouped_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if length == 1 and not torch.is_grad_enabled():
         return step_attention(query.view(rows, heads, size), key, value, attention_mask, scale)[:, None], None
-    if key.shape[2] > FEW_KEYS or query.device.type != "cpu" or query.dtype != torch.float32:
+    few = key.shape[2] <= FEW_KEYS and rows * heads * length * key.shape[2] <= FEW_SCORES
+    if not few or query.device.type != "cpu" or query.dtype != torch.float32:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     return few_keys_attention(query, key, value, attention_mask, scale), None
 

@@ -286,13 +286,17 @@ def cut(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = Tru
         (families.setdefault(prefixes.pop(), []) if len(prefixes) == 1 else alone).append(together)
     units: list[_Unit] = []
     others: list[_Unit] = []
+    apart: list[list[int]] = []
     for prefix, members in families.items():
         suffixes = [len(samples[i]) - len(prefix) for i in chain(*members)]
         total, size = sum(suffixes), max(1, (max_tokens - len(prefix)) // max(suffixes))
-        worth = share and len(prefix) + total <= WORTH * (len(prefix) * len(suffixes) + total)
-        (units if worth else others).extend(_Unit(len(prefix), max(suffixes), part) for part in _parts(members, size))
-    rows = _rows(samples, alone + [unit.members for unit in others], max_tokens)
-    batches = _batches(units, max_tokens)
+        parts = [_Unit(len(prefix), max(suffixes), part) for part in _parts(members, size)]
+        if share and len(prefix) + total <= WORTH * (len(prefix) * len(suffixes) + total):
+            units += parts
+        else:
+            others += parts
+            apart += members
+    rows, batches = _rows(samples, alone + apart, max_tokens), _batches(units, max_tokens)
     if units and others:
         left, joint = _rows(samples, alone, max_tokens), _batches(units + others, max_tokens)
         if _computed(samples, left, joint) <= _computed(samples, rows, batches):

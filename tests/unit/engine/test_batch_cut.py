@@ -53,11 +53,16 @@ def test_children_of_a_node_share_the_whole_path_to_it():
 
 @pytest.mark.parametrize("max_tokens", [1, 16, 60, 10_000])
 @pytest.mark.parametrize("share", [True, False])
-def test_each_sample_is_in_exactly_one_batch(max_tokens, share):
+def test_each_sample_is_in_exactly_one_batch_which_is_not_too_large(max_tokens, share):
     samples = sibling_samples(seed=3)
     batches = cut(samples, max_tokens, share=share)
     assert sorted(index for batch in batches for index in batch) == list(range(len(samples)))
-    assert share or batches == cut(samples, max_tokens, share=False)
+    for chosen in ([samples[i] for i in batch] for batch in batches):
+        padded = len(chosen) * max(map(len, chosen))
+        prefixes = {prefix_of(sample) for sample in chosen}
+        suffix = max(len(sample) - len(prefix_of(sample)) for sample in chosen)
+        shared = len(prefixes) * max(map(len, prefixes)) + len(chosen) * suffix
+        assert min(padded, shared if share else padded) <= max_tokens or len(chosen) == 1
 
 
 def test_the_prefixes_of_a_batch():
