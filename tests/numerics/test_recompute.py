@@ -34,7 +34,7 @@ def load(folder, *, again: bool = True, **policy) -> Engine:
     return Engine.load(config, seed=0, device="cpu")
 
 
-def backward(engine: Engine, samples, *, again: bool, shares: bool):
+def backward(engine: Engine, samples, *, again: bool, shares: bool, max_tokens: int = 500):
     """Returns every gradient and the most bytes that one micro-batch saved for its backward pass."""
     model, held, most, shared = engine.model, {}, 0, False
 
@@ -46,7 +46,7 @@ def backward(engine: Engine, samples, *, again: bool, shares: bool):
     model.module.zero_grad()
     masks = engine.learner.masks if shares else None
     assert masks is not None or not shares
-    for indices in cut(samples, 500, share=shares):
+    for indices in cut(samples, max_tokens, share=shares):
         batch, held = collate([samples[i] for i in indices], model.device), {}
         shared = shared or (shares and batch.prefixes is not None)
         with recomputed(layers_of(model)) if again else nullcontext():
@@ -67,6 +67,17 @@ def test_gradients_stay_and_what_is_kept_falls(deep_model_dir, shares):
         gradients, kept_again = backward(engine, samples, again=True, shares=shares)
     assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
     assert kept_again < 0.2 * kept, (kept, kept_again)
+
+
+def test_gradients_stay_behind_what_prompts_begin_with(deep_model_dir):
+    samples = sibling_samples(stem=80)
+    with load(deep_model_dir) as engine:
+        batches = [collate([samples[i] for i in batch]) for batch in cut(samples, 2000)]
+        assert engine.learner.masks.stems
+        assert any(batch.stems for batch in batches)
+        plain, _ = backward(engine, samples, again=False, shares=True, max_tokens=2000)
+        gradients, _ = backward(engine, samples, again=True, shares=True, max_tokens=2000)
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -132,10 +132,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
 
     families = _families(samples)
     prefixes = _prefixes(len(samples), families, device)
-    if prefixes is None:
-        stems = stems_of([prefix_of(sample) for sample in samples], max(map(len, samples)) - 1, device)
-    else:
-        stems = stems_of(list(families), max(map(len, families)), device)
+    width = max(map(len, samples)) - 1 if prefixes is None else prefixes.token_ids.shape[1]
     olds = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     refs = [s.ref_logprobs for s in samples if s.ref_logprobs is not None]
     returns = [s.returns for s in samples if s.returns is not None]
@@ -151,7 +148,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         advantages=pad([np.zeros(len(s)) if s.advantages is None else s.advantages for s in samples], np.float32),
         weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
         prefixes=prefixes,
-        stems=stems,
+        stems=stems_of(list(families), width, device),  # without siblings each family is a sample, in order
         pairs=_pairs(samples, device),
         returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
