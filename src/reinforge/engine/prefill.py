@@ -74,7 +74,6 @@ class Prefill:
         put: Puts an array on the model's device.
         direct: Reads short prompts of models that it knows; None: the model's modules read all.
         is_mixed: Rows go by different adapters, whose layers have to see all of a row.
-
     """
 
     def __init__(
