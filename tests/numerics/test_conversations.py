@@ -13,6 +13,8 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
+from reinforge.engine.direct import DirectLlama
+from reinforge.engine.prefill import Prefill
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.sample import LossSpec
 from tests.models import FAMILIES, make_tiny_model
@@ -183,23 +185,21 @@ async def test_a_cancelled_reply_is_not_kept(engine):
     assert engine.policy.stats().kept_bytes == (reply.num_prompt_tokens + reply.num_completion_tokens - 1) * BYTES
 
 
-def test_what_is_kept_makes_room_where_memory_runs_out(engine, caplog):
+def test_what_is_kept_makes_room_where_memory_runs_out(engine, caplog, monkeypatch):
     """While a prompt is read, and while a step is made: the reply comes all the same, and half is kept from now on."""
     one, other = tokens(100, seed=1), tokens(100, seed=2)
-
-    def fail_once(width):
-        def fail(module, inputs):
-            if inputs[0].shape[1] == width:
-                hook.remove()
-                raise torch.OutOfMemoryError("CUDA out of memory")
-
-        hook = engine.model.base.rotary_emb.register_forward_pre_hook(fail)
-
-    for width, kept, prompt, left in ((2, (one, other), (*one[:90], 7, 8), 96), (1, (one,), tokens(40, seed=3), 44)):
+    read, step = (Prefill, "read", (one, other), (*one[:90], 7, 8), 96), (DirectLlama, "step", (one,), tokens(40), 44)
+    for owner, name, kept, prompt, left in (read, step):
         draw(engine, kept, 1)
         assert engine.policy.stats().kept_bytes == 100 * len(kept) * BYTES
-        fail_once(width)
-        caplog.clear()
-        assert_scored_alike(engine, draw(engine, [prompt], 5))
+        with monkeypatch.context() as patch:
+
+            def fail_once(*args, patch=patch):
+                patch.undo()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+            patch.setattr(owner, name, fail_once)
+            caplog.clear()
+            assert_scored_alike(engine, draw(engine, [prompt], 5))
         assert "memory ran out: at most" in caplog.text
         assert engine.policy.stats().kept_bytes == left * BYTES

@@ -124,22 +124,24 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
     if any(len(sample) and sample.loss_mask[0] for sample in samples):
         raise TrajectoryError("loss_mask[0] is True: the first token of a sample has no context to be predicted from")
 
+    lengths = np.array([len(sample) for sample in samples])
+    is_token_BT = np.arange(lengths.max()) < lengths[:, None]
+
     def pad(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> Tensor:
-        padded: np.ndarray = np.full((len(rows), max(map(len, rows))), fill, dtype)
-        for target, row in zip(padded, rows, strict=True):
-            target[: len(row)] = row
+        padded: np.ndarray = np.full(is_token_BT.shape, fill, dtype)
+        padded[is_token_BT] = np.concatenate(rows)
         return torch.from_numpy(padded).to(device)
 
     families = _families(samples)
     prefixes = _prefixes(len(samples), families, device)
-    width = max(map(len, samples)) - 1 if prefixes is None else prefixes.token_ids.shape[1]
+    width = int(lengths.max()) - 1 if prefixes is None else prefixes.token_ids.shape[1]
     olds = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     refs = [s.ref_logprobs for s in samples if s.ref_logprobs is not None]
     returns = [s.returns for s in samples if s.returns is not None]
     values = [s.values for s in samples if s.values is not None]
     return TokenBatch(
         token_ids=pad([s.token_ids for s in samples], np.int64),
-        lengths=torch.tensor([len(s) for s in samples], device=device),
+        lengths=torch.from_numpy(lengths).to(device),
         loss_mask=pad([s.loss_mask for s in samples], np.bool_),
         temperatures=pad([s.temperatures for s in samples], np.float32, 1),
         sampling_logprobs=pad([s.sampling_logprobs for s in samples], np.float32),

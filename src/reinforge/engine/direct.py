@@ -2,19 +2,15 @@
 
 Transformers' modules are right for every family, and on small models half of a decode step is calls and small
 operations, between any two of which the thread waits for Python's lock while agents run. Models of Llama's type
-(RMSNorm, attention with rotation, RMSNorm, gated MLP) are multiplied here as one function: queries, keys and values by
-one product, gate and up by a batch of two, residuals added by the products before them. TorchScript runs it without
-that lock; where torch has none any more, it is an ordinary function. Figures: docs/performance.md. The sampler
-compares what it gives with a plain forward when it is made, and takes the modules where they differ.
+(RMSNorm, attention with rotation, RMSNorm, gated MLP) are here one function from token ids to logits: queries, keys and
+values by one product, gate and up by a batch of two, residuals added by the products before them. TorchScript runs it
+without that lock (`scripted.py`). Figures: docs/performance.md. The sampler compares what it gives with a plain forward
+when it is made, and takes the modules where they differ.
 
-Shapes: B rows, T new tokens of a row, M = B T, L tokens that a step looks at, H features, N heads of queries, K of keys
-and values, D size of a head, I features within the MLP.
+Shapes: B rows, T new tokens of a row, M = B T, L tokens that a step looks at, S slots, C their capacity, H features, N
+heads of queries, K of keys and values, D size of a head, I features within the MLP, V words.
 """
 
-import logging
-import warnings
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reinforge.engine.attention import NAME, step_attention
-from reinforge.engine.masks import AttentionMasks
+from reinforge.engine.masks import AttentionMasks, added_mask
 from reinforge.engine.model import CausalModel
-from reinforge.engine.slots import SlotCache
-
-logger = logging.getLogger(__name__)
+from reinforge.engine.scripted import scripted
+from reinforge.engine.slots import SlotCache, round_up, step_places
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+
+ROTATIONS = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotation that depend on a token's place alone, and not on how far a batch reaches."""
 
 MAX_COPIED_BYTES = 64 * 2**20
 """Most memory of weights side by side: where they are larger, products take all the time, whoever calls them."""
@@ -45,6 +43,7 @@ class Sizes(NamedTuple):
         head: D.
         scale: Factor of the scores.
         eps: Of every norm.
+        least: What a mask adds where nothing is seen.
     """
 
     queries: int
@@ -52,6 +51,7 @@ class Sizes(NamedTuple):
     head: int
     scale: float
     eps: float
+    least: float
 
 
 class Weights(NamedTuple):
@@ -79,6 +79,23 @@ class Weights(NamedTuple):
     down: Tensor
 
 
+class Ends(NamedTuple):
+    """What comes before and behind the layers.
+
+    Attributes:
+        words: The features that each word begins with, `[V, H]`.
+        norm: Before the output layer, `[H]`.
+        head: The output layer, `[V, H]`.
+        cos, sin: Of the rotation of each place, `[L, D]`.
+    """
+
+    words: Tensor
+    norm: Tensor
+    head: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
 def _heads(x: Tensor, layer: Weights, cos: Tensor, sin: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, `[M, N, D]`, keys and values, `[M, K, D]`; `x` is `[M, H]`, `cos` and `sin` `[M, 1, D]`."""
     half, turned = sizes.head // 2, sizes.queries + sizes.keys
@@ -104,61 +121,70 @@ def _rest(x: Tensor, seen: Tensor, layer: Weights, sizes: Sizes) -> Tensor:
     return torch.addmm(x, F.silu(parts[0]).mul_(parts[1]), layer.down)
 
 
+def _logits(x: Tensor, ends: Ends, sizes: Sizes) -> Tensor:
+    """Returns logits, `[B, V]`, of features, `[B, H]`."""
+    return F.linear(F.rms_norm(x, [x.shape[1]], ends.norm, sizes.eps), ends.head)
+
+
 def _decode(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
     layers: list[Weights],
+    ends: Ends,
     keys: list[Tensor],
     values: list[Tensor],
-    places: Tensor,
-    masks: list[Tensor],
+    slides: list[bool],
+    window: int | None,
     length: int,
     sizes: Sizes,
 ) -> Tensor:
-    """Returns the rows' features after one more token each, whose keys and values go to `places` of the slots."""
-    count = x.shape[0]
+    """Returns the rows' logits after one more token each, whose keys and values go into the slots, `[S, K, C, D]`."""
+    count = token_ids.shape[0]
+    x = F.embedding(token_ids, ends.words)
+    cos, sin = ends.cos.index_select(0, positions)[:, None], ends.sin.index_select(0, positions)[:, None]
+    places = step_places(positions, sizes.keys, keys[0].shape[2])
+    zero, looked_at = torch.zeros([], device=x.device), torch.arange(length, device=x.device)[None]
+    full = added_mask(positions[:, None], looked_at, None, zero, sizes.least)
+    sliding = full if window is None else added_mask(positions[:, None], looked_at, window, zero, sizes.least)
     for number, layer in enumerate(layers):
         query, key, value = _heads(x, layer, cos, sin, sizes)
         keys[number].view(-1, sizes.head).index_copy_(0, places, key.reshape(-1, sizes.head))
         values[number].view(-1, sizes.head).index_copy_(0, places, value.reshape(-1, sizes.head))
-        looked_at, taken = keys[number][:count, :, :length], values[number][:count, :, :length]
-        seen = step_attention(query, looked_at, taken, masks[number], sizes.scale)
+        own_keys, own_values = keys[number][:count, :, :length], values[number][:count, :, :length]
+        seen = step_attention(query, own_keys, own_values, sliding if slides[number] else full, sizes.scale)
         x = _rest(x, seen.view(count, -1), layer, sizes)
-    return x
+    return _logits(x, ends, sizes)
 
 
 def _read(
-    x: Tensor, cos: Tensor, sin: Tensor, layers: list[Weights], count: int, ends: Tensor, sizes: Sizes
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Returns the features of the places `ends` of whole prompts, and all their keys and values by layer."""
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
+    token_ids: Tensor,
+    last: Tensor,
+    sources: Tensor,
+    first: int,
+    layers: list[Weights],
+    ends: Ends,
+    keys: list[Tensor],
+    values: list[Tensor],
+    sizes: Sizes,
+) -> Tensor:
+    """Returns the logits behind the places `last` of whole prompts, and puts their keys and values into slots."""
+    count, length = token_ids.shape
+    slots = sources.shape[0]
+    x = F.embedding(token_ids.flatten(), ends.words)
+    cos, sin = ends.cos[:length].repeat(count, 1)[:, None], ends.sin[:length].repeat(count, 1)[:, None]
     for number, layer in enumerate(layers):
         query, key, value = _heads(x, layer, cos, sin, sizes)
-        keys.append(key.view(count, -1, sizes.keys, sizes.head).transpose(1, 2))
-        values.append(value.view(count, -1, sizes.keys, sizes.head).transpose(1, 2))
-        query = query.view(count, -1, sizes.queries, sizes.head).transpose(1, 2)
-        seen = F.scaled_dot_product_attention(
-            query, keys[number], values[number], is_causal=True, scale=sizes.scale, enable_gqa=True
-        )
+        key = key.view(count, length, sizes.keys, sizes.head).transpose(1, 2)
+        value = value.view(count, length, sizes.keys, sizes.head).transpose(1, 2)
+        keys[number][first : first + slots, :, :length].copy_(key.index_select(0, sources))
+        values[number][first : first + slots, :, :length].copy_(value.index_select(0, sources))
+        query = query.view(count, length, sizes.queries, sizes.head).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=sizes.scale, enable_gqa=True)
         seen = seen.transpose(1, 2).reshape(x.shape[0], -1)
         if number == len(layers) - 1:
-            x, seen = x.index_select(0, ends), seen.index_select(0, ends)
+            x, seen = x.index_select(0, last), seen.index_select(0, last)
         x = _rest(x, seen, layer, sizes)
-    return x, keys, values
-
-
-@cache
-def _scripted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function as TorchScript runs it; as it is, where torch, which calls that deprecated, has none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return torch.jit.script(function)
-        except Exception as cause:  # noqa: BLE001  an unscripted function is as right, whatever the reason
-            logger.info("sampling holds Python's lock, which is slower: no TorchScript: %s", cause)
-            return function
+    return _logits(x, ends, sizes).index_select(0, sources)
 
 
 class DirectLlama:
@@ -171,54 +197,63 @@ class DirectLlama:
     """
 
     def __init__(self, model: CausalModel, slots: SlotCache, masks: AttentionMasks):
-        self.base, self.slots, self.masks = model.base, slots, masks
-        self.kinds = getattr(model.config, "layer_types", None) or [""] * model.num_layers
+        self.model, self.base, self.slots, self.masks = model, model.base, slots, masks
+        kinds = getattr(model.config, "layer_types", None) or [None] * model.num_layers
+        self.slides = [kind != "full_attention" for kind in kinds]
         attention, eps = self.base.layers[0].self_attn, self.base.norm.variance_epsilon
         size = attention.head_dim
         heads = [part.out_features // size for part in (attention.q_proj, attention.k_proj)]
-        self.sizes = Sizes(heads[0], heads[1], size, attention.scaling, eps)
-        self._decode, self._read = _scripted(_decode), _scripted(_read)
+        self.sizes = Sizes(heads[0], heads[1], size, attention.scaling, eps, torch.finfo(model.dtype).min)
+        self._decode, self._read = scripted(_decode), scripted(_read)
         self._weights: list[Weights] = []
+        self._rotation: tuple[Tensor, Tensor] | None = None
 
     def step(self, token_ids_B: Tensor, positions_B: Tensor, length: int) -> Tensor:
-        """Returns what the next token of each row is predicted from, `[B, H]`; the cache has begun the step.
+        """Returns the logits after one more token of each row, `[B, V]`.
 
         Args:
             token_ids_B: The newest token of each row.
             positions_B: Where it stands.
             length: L.
         """
-        mask, layers = self.masks.step(positions_B, length), self.slots.layers
-        masks = [mask[kind] if isinstance(mask, dict) else mask for kind in self.kinds]
-        x_BH, cos, sin = self._begin(token_ids_B, positions_B)
-        keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-        places = self.slots.places(self.sizes.keys)
-        x_BH = self._decode(x_BH, cos, sin, self._layers(), keys, values, places, masks, length, self.sizes)
-        return self._norm(x_BH)
+        layers, ends, (keys, values) = self._layers(), self._ends(length), self._slots()
+        slides, window = self.slides, self.masks.window
+        return self._decode(token_ids_B, positions_B, layers, ends, keys, values, slides, window, length, self.sizes)
 
     def can_read(self, length: int) -> bool:
         """Returns True if prompts of this length are read here."""
         return length <= MAX_PROMPT and self.masks.reach(length)
 
-    def read(self, token_ids_BT: Tensor, ends_B: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Returns features at `ends_B`, b T + t each, `[B, H]`, and keys and values by layer, `[B, K, T, D]`."""
-        count, length = token_ids_BT.shape
-        positions_BT = torch.arange(length, device=token_ids_BT.device).repeat(count)
-        x_MH, cos, sin = self._begin(token_ids_BT.flatten(), positions_BT)
-        x_BH, keys, values = self._read(x_MH, cos, sin, self._layers(), count, ends_B, self.sizes)
-        return self._norm(x_BH), keys, values
+    def read(self, token_ids_BT: Tensor, last_B: Tensor, sources_n: Tensor, first: int) -> Tensor:
+        """Returns the logits of each reply's first token, `[n, V]`, and fills its slot.
+
+        Args:
+            token_ids_BT: Whole prompts, padded on the right.
+            last_B: Where each ends, b T + t.
+            sources_n: Which prompt each slot from `first` on is filled with.
+            first: The first slot to fill; there is room for T tokens.
+        """
+        layers, ends, (keys, values) = self._layers(), self._ends(token_ids_BT.shape[1]), self._slots()
+        return self._read(token_ids_BT, last_B, sources_n, first, layers, ends, keys, values, self.sizes)
 
     def forget(self) -> None:
         """Drops what is copied of the weights, which are about to change."""
         self._weights.clear()
 
-    def _begin(self, token_ids_M: Tensor, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x_MH = self.base.embed_tokens(token_ids_M)
-        cos, sin = self.base.rotary_emb(x_MH[:, None], positions_M[:, None])
-        return x_MH, cos, sin
+    def _slots(self) -> tuple[list[Tensor], list[Tensor]]:
+        layers = self.slots.layers
+        for layer in layers:
+            if not layer.is_initialized:
+                nothing = self.base.norm.weight.new_empty(0, self.sizes.keys, 0, self.sizes.head)
+                layer.lazy_initialization(nothing, nothing)
+        return [layer.keys for layer in layers], [layer.values for layer in layers]
 
-    def _norm(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.base.norm.weight, self.sizes.eps)
+    def _ends(self, length: int) -> Ends:
+        if self._rotation is None or len(self._rotation[0]) < length:
+            places = torch.arange(2 * round_up(length), device=self.model.device)
+            cos, sin = self.base.rotary_emb(self.base.norm.weight, places[None])
+            self._rotation = cos[0], sin[0]
+        return Ends(self.base.embed_tokens.weight, self.base.norm.weight, self.model.head.weight, *self._rotation)
 
     def _layers(self) -> list[Weights]:
         if not self._weights:
@@ -231,7 +266,9 @@ def is_llama(model: CausalModel) -> bool:
     config = model.config
     if config.model_type not in FAMILIES or model.dtype != torch.float32 or model.attention != NAME:
         return False
-    if model.has_adapters or not model.separable or getattr(config, "hidden_act", None) != "silu":
+    if model.has_adapters or not model.has_plain_head or getattr(config, "hidden_act", None) != "silu":
+        return False
+    if model.base.rotary_emb.rope_type not in ROTATIONS or type(model.base.embed_tokens) is not nn.Embedding:
         return False
     linear = [part for part in model.base.layers.modules() if isinstance(part, nn.Linear)]
     outputs = [part for layer in model.base.layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)]

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reinforge.engine.scripted import scripted
 from reinforge.types.supports import MAX_SUPPORT
 
 RANKED = (64, MAX_SUPPORT + 1)
@@ -78,18 +79,32 @@ def draw(
         uniforms_B: u, in [0, 1).
         cuts: None where no row asks.
     """
-    greedy_B = temperatures_B == 0
-    scale_B = torch.where(greedy_B, 1.0, temperatures_B)
-    logprobs_BV = torch.log_softmax(logits_BV / scale_B[:, None], dim=-1)
-    probs_BV = logprobs_BV.exp()
-    kept = None
-    if cuts is not None:
-        probs_BV, kept = restrict(probs_BV, cuts)
-    sums_BV = probs_BV.cumsum(dim=-1)
-    thresholds_B = uniforms_B * sums_BV[:, -1]
-    tokens_B = torch.searchsorted(sums_BV, thresholds_B[:, None], right=True)[:, 0].clamp_(max=logits_BV.shape[-1] - 1)
-    tokens_B = torch.where(greedy_B, logits_BV.argmax(dim=-1), tokens_B)
-    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0], kept
+    if cuts is None:
+        return *scripted(_draw)(logits_BV, temperatures_B, uniforms_B), None
+    logprobs_BV = _logprobs(logits_BV, temperatures_B)
+    probs_BV, kept = restrict(logprobs_BV.exp(), cuts)
+    return *_pick(logits_BV, logprobs_BV, probs_BV, temperatures_B, uniforms_B), kept
+
+
+def _draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs = _logprobs(logits, temperatures)
+    return _pick(logits, logprobs, logprobs.exp(), temperatures, uniforms)
+
+
+def _logprobs(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Returns log-probs after temperature, `[B, V]`; at temperature 0 those at 1."""
+    return torch.log_softmax(logits / torch.where(temperatures == 0, 1.0, temperatures)[:, None], dim=-1)
+
+
+def _pick(
+    logits: Tensor, logprobs: Tensor, probs: Tensor, temperatures: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns a token for each row of `probs`, `[B, V]`, and its log-prob."""
+    sums = probs.cumsum(dim=-1)
+    thresholds = uniforms * sums[:, -1]
+    tokens = torch.searchsorted(sums, thresholds[:, None], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    tokens = torch.where(temperatures == 0, logits.argmax(dim=-1), tokens)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
 def restrict(probs_BV: Tensor, cuts: Cuts) -> tuple[Tensor, Kept]:

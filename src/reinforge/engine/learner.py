@@ -26,7 +26,7 @@ from reinforge.engine.model import CausalModel
 from reinforge.engine.mover import Mover, refused
 from reinforge.engine.recompute import layers_of, recomputed
 from reinforge.errors import EngineError
-from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport
+from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport, are_finite
 from reinforge.types.seeding import stable_random
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Learner(Mover):
     def _try_step(
         self, samples: Sequence[TrainingSample], loss: Loss, progress: float, *, entropy_grad: bool, compare: bool
     ) -> dict[str, float] | None:
-        if not all(sample.is_finite for sample in samples):
+        if not are_finite(samples):
             refused("credit or log-probs that a sample brought are")
             return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)

@@ -60,14 +60,28 @@ class AttentionMasks:
             queries_BS: Position of each query.
             keys_BL: Position of each key; one beyond every query is seen by none.
         """
-        queries_BS1, keys_B1L = queries_BS[:, :, None], keys_BL[:, None, :]
-        full_BSL = keys_B1L <= queries_BS1
+        full = self._added(queries_BS, keys_BL, None)
         if self.window is None:
-            return self._added(full_BSL)
-        sliding_BSL = full_BSL & (keys_B1L > queries_BS1 - self.window)
-        if len(self.kinds) < 2:
-            return self._added(sliding_BSL)
-        return {"full_attention": self._added(full_BSL), "sliding_attention": self._added(sliding_BSL)}
+            return full
+        sliding = self._added(queries_BS, keys_BL, self.window)
+        return {"full_attention": full, "sliding_attention": sliding} if len(self.kinds) > 1 else sliding
 
-    def _added(self, mask_BSL: Tensor) -> Tensor:
-        return torch.where(mask_BSL, self.zero, torch.finfo(self.zero.dtype).min)[:, None]
+    def _added(self, queries_BS: Tensor, keys_BL: Tensor, window: int | None) -> Tensor:
+        return added_mask(queries_BS, keys_BL, window, self.zero, torch.finfo(self.zero.dtype).min)
+
+
+def added_mask(queries_BS: Tensor, keys_BL: Tensor, window: int | None, zero: Tensor, least: float) -> Tensor:
+    """Returns 0 where a query sees a key and the least number elsewhere, `[B, 1, S, L]`; TorchScript runs it too.
+
+    Args:
+        queries_BS: Position of each query.
+        keys_BL: Position of each key.
+        window: How many places back a query sees, its own among them; None: all.
+        zero: Of the mask's type, on its device.
+        least: The least number of that type.
+    """
+    queries_BS1, keys_B1L = queries_BS[:, :, None], keys_BL[:, None, :]
+    seen_BSL = keys_B1L <= queries_BS1
+    if window is not None:
+        seen_BSL = seen_BSL & (keys_B1L > queries_BS1 - window)
+    return torch.where(seen_BSL, zero, least)[:, None]

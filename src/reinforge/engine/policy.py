@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reinforge.engine.cores import Load
 from reinforge.engine.model import DEFAULT, CausalModel
 from reinforge.engine.prompts import PromptRenderer
 from reinforge.engine.rows import SampleRequest
@@ -39,9 +40,10 @@ class Gate(enum.Enum):
 
 @dataclass(eq=False)
 class Outbox:
-    """Requests of one event loop on their way to the sampler."""
+    """Requests of one event loop on their way to the sampler, and how busy that loop is."""
 
     requests: list[SampleRequest] = field(default_factory=list)
+    load: Load = field(default_factory=Load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class EmbeddedPolicy(PolicyServer):
     def _post(self, loop: asyncio.AbstractEventLoop, drawing: SampleRequest) -> None:
         """Puts a request into its loop's outbox; the outbox is sent when it has stopped growing."""
         with self._lock:
-            outbox = self._outboxes.setdefault(loop, Outbox())
+            outbox = self._outboxes.get(loop) or self._outboxes.setdefault(loop, Outbox())
         outbox.requests.append(drawing)
         if len(outbox.requests) == 1:
             loop.call_soon(self._send, loop, outbox, 1, MAX_TURNS)
@@ -229,7 +231,7 @@ class EmbeddedPolicy(PolicyServer):
             return
         requests, outbox.requests = outbox.requests, []
         try:
-            self.sampler.submit(requests)
+            self.sampler.submit(requests, outbox.load.look())
         except EngineError as error:
             for request in requests:
                 request.error = error

@@ -97,34 +97,33 @@ class Prefill:
             first: The first slot; those before it are taken and stay as they are.
         """
         sources = np.repeat(np.arange(len(openings)), [len(opening.requests) for opening in openings])
-        read = self._read_whole if openings[0].kept is None else self._read_on
-        features_nH = read(openings, sources, first)
-        return self.model.logits(features_nH).index_select(0, self.put(sources))
+        if openings[0].kept is None:
+            return self._read_whole(openings, self.put(sources), first)
+        return self._logits(self._read_on(openings, sources, first), self.put(sources))
+
+    def _logits(self, features_nH: Tensor, sources_B: Tensor) -> Tensor:
+        return self.model.logits(features_nH).index_select(0, sources_B)
 
     def _only(self, places_n: Tensor) -> Tensor | None:
         return None if self.is_mixed else places_n
 
-    def _read_whole(self, openings: Sequence[Opening], sources: NDArray[np.int64], first: int) -> Tensor:
+    def _read_whole(self, openings: Sequence[Opening], sources_B: Tensor, first: int) -> Tensor:
         lengths = np.array([len(opening.prompt) for opening in openings])
         token_ids = np.zeros((len(openings), lengths.max()), np.int64)
         for row, opening in zip(token_ids, openings, strict=True):
             row[: len(opening.prompt)] = opening.prompt
-        ends = self.put(np.arange(len(openings)) * token_ids.shape[1] + lengths - 1)
-        features, keys, values = self._features(self.put(token_ids), ends)
-        self.cache.reserve(token_ids.shape[1] + 1, first)
-        self.cache.fill(keys, values, self.put(sources), first)
-        return features
-
-    def _features(self, token_ids_BT: Tensor, ends_B: Tensor) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
-        """Returns features of the last tokens of prompts, `[B, H]`, and keys and values by layer, `[B, K, T, D]`."""
-        if self.direct is not None and self.direct.can_read(token_ids_BT.shape[1]):
-            return self.direct.read(token_ids_BT, ends_B)
+        token_ids_nT, length = self.put(token_ids), token_ids.shape[1]
+        last_n = self.put(np.arange(len(openings)) * length + lengths - 1)
+        self.cache.reserve(length + 1, first)
+        if self.direct is not None and self.direct.can_read(length):
+            return self.direct.read(token_ids_nT, last_n, sources_B, first)
         prefill = Cache(layers=[PrefillLayer() for _ in range(self.model.num_layers)])
         features = self.model.features(
-            token_ids_BT, places_N=self._only(ends_B), past_key_values=prefill, use_cache=True
+            token_ids_nT, places_N=self._only(last_n), past_key_values=prefill, use_cache=True
         )
         keys, values = [layer.keys for layer in prefill.layers], [layer.values for layer in prefill.layers]
-        return features.flatten(0, 1).index_select(0, ends_B), keys, values
+        self.cache.fill(keys, values, sources_B, first)
+        return self._logits(features.flatten(0, 1).index_select(0, last_n), sources_B)
 
     def _read_on(self, openings: Sequence[Opening], sources: NDArray[np.int64], first: int) -> Tensor:
         """Reads what is new; a shorter row reads its last token again, in the same place, until the longest ends."""

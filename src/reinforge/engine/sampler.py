@@ -27,6 +27,7 @@ from torch import Tensor
 
 from reinforge.engine.adapters import MixedAdapters
 from reinforge.engine.conversations import Conversations, KeptSequence
+from reinforge.engine.cores import sampling_threads
 from reinforge.engine.direct import DirectLlama, is_llama
 from reinforge.engine.draw import Cuts, Kept, draw, uniforms
 from reinforge.engine.masks import AttentionMasks
@@ -98,6 +99,7 @@ class Sampler:
         self._changed = threading.Condition()
         self._closed: set[str] = set()
         self._closing = False
+        self._load = 0.0
         self._sampled, self._prompt, self._prefilled, self._reused, self._steps = 0, 0, 0, 0, 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
@@ -109,8 +111,12 @@ class Sampler:
 
     # What other threads call.
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], load: float = 0.0) -> None:
         """Queues requests, in this order.
+
+        Args:
+            requests: Replies to draw.
+            load: Share of its time that the caller's thread computes.
 
         Raises:
             EngineError: The sampler is closed.
@@ -119,6 +125,7 @@ class Sampler:
             if self._closing:
                 raise EngineError("the engine is closed")
             self._waiting.extend(requests)
+            self._load = load
             self._changed.notify_all()
 
     def pause(self, adapter: str = DEFAULT) -> None:
@@ -243,7 +250,7 @@ class Sampler:
 
     def _advance(self) -> None:
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), sampling_threads(self._load):
                 self._admit()
                 self._step()
         except Exception as cause:  # noqa: BLE001  every waiting caller must learn of it
@@ -346,11 +353,10 @@ class Sampler:
         """Returns the logits after one more token of each row, `[B, V]`."""
         length = round_up(int(positions.max()) + 1)
         self._cache.reserve(length, self._rows.count)
-        positions_B = self._put(positions)
-        self._cache.begin_step(positions_B, length)
-        token_ids_B = self._put(token_ids)
+        token_ids_B, positions_B = self._put(token_ids), self._put(positions)
         if self._prefill.direct is not None:
-            return self.model.logits(self._prefill.direct.step(token_ids_B, positions_B, length))
+            return self._prefill.direct.step(token_ids_B, positions_B, length)
+        self._cache.begin_step(positions_B, length)
         features = self.model.features(
             token_ids_B[:, None],
             positions_B[:, None],

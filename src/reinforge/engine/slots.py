@@ -194,6 +194,11 @@ class SlotCache(Cache):
     def places(self, num_heads: int) -> Tensor:
         """Returns where the step's tokens go in `[S * H * C]`, `[B * H]`: made once a step, not once a layer."""
         if num_heads not in self._places:
-            lanes = torch.arange(self.num_rows * num_heads, device=self.device).view(-1, num_heads)
-            self._places[num_heads] = (lanes * self.capacity + self._positions_B[:, None]).view(-1)
+            self._places[num_heads] = step_places(self._positions_B, num_heads, self.capacity)
         return self._places[num_heads]
+
+
+def step_places(positions_B: Tensor, num_heads: int, capacity: int) -> Tensor:
+    """Returns where one token of each row goes in slots of this capacity, seen as `[S * H * C]`: `[B * H]`."""
+    lanes = torch.arange(positions_B.shape[0] * num_heads, device=positions_B.device).view(-1, num_heads)
+    return (lanes * capacity + positions_B[:, None]).view(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -72,18 +73,34 @@ class TrainingSample:
     @property
     def num_trained(self) -> int:
         """Number of tokens that the loss sees."""
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def is_finite(self) -> bool:
-        """True if credit and log-probs of the trained tokens are finite; NaN says that nobody sampled a token."""
-        read = (self.advantages, self.returns, self.old_logprobs, self.ref_logprobs, self.values)
-        mask = self.loss_mask
-        finite = all(np.isfinite(array[mask]).all() for array in read if array is not None)
-        return finite and bool(np.isfinite(self.weight)) and not np.isinf(self.sampling_logprobs[mask]).any()
+        """True if `are_finite`."""
+        return are_finite([self])
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+def are_finite(samples: Sequence[TrainingSample]) -> bool:
+    """Returns True if credit and log-probs of all trained tokens are finite; NaN says that nobody sampled a token."""
+    if not np.isfinite([sample.weight for sample in samples]).all():
+        return False
+    for name in ("advantages", "returns", "old_logprobs", "ref_logprobs", "values"):
+        having = [sample for sample in samples if getattr(sample, name) is not None]
+        if not np.isfinite(_trained(name, having)).all():
+            return False
+    return not np.isinf(_trained("sampling_logprobs", samples)).any()
+
+
+def _trained(name: str, samples: Sequence[TrainingSample]) -> FloatArray:
+    """Returns one array of samples at their trained tokens, one behind the other."""
+    if not samples:
+        return np.zeros(0, np.float32)
+    values: FloatArray = np.concatenate([getattr(sample, name) for sample in samples])
+    return values[np.concatenate([sample.loss_mask for sample in samples])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,58 @@
+"""How many threads sampling takes: all, or all but one while agents keep a core busy.
+
+A product that is cut for all cores ends with its slowest part. Where a thread of agents has one of the cores, that part
+waits for its turn: on two cores a decode step then took 20 ms instead of 5 (docs/lab-notes.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+BUSY = 0.35
+"""Share of its time that a thread of agents computes, from which on it is left a core."""
+
+LEAST_S = 0.02
+"""Time over which the share is measured, at least."""
+
+
+class Load:
+    """What share of its time one thread computes; every call comes from that thread.
+
+    Attributes:
+        share: As it was over the last two looks that were far enough apart, in [0, 1].
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._wall_s, self._computed_s = time.monotonic(), time.thread_time()
+
+    def look(self) -> float:
+        """Measures the share, if there was time enough since the last look, and returns it."""
+        wall_s = time.monotonic()
+        if wall_s - self._wall_s >= LEAST_S:
+            computed_s = time.thread_time()
+            self.share = (computed_s - self._computed_s) / (wall_s - self._wall_s)
+            self._wall_s, self._computed_s = wall_s, computed_s
+        return self.share
+
+
+@contextmanager
+def sampling_threads(load: float) -> Iterator[None]:
+    """Within, torch's operations take one thread less, if agents are busy and there are several.
+
+    Args:
+        load: Share of its time that a thread of agents computes.
+    """
+    threads = torch.get_num_threads()
+    if load < BUSY or threads < 2:
+        yield
+        return
+    torch.set_num_threads(threads - 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
