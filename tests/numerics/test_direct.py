@@ -88,6 +88,7 @@ def test_direct_are_those_of_the_modules(tmp_path, family):
         ({"num_key_value_heads": 4}, True),
         ({"hidden_act": "gelu"}, False),
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}, True),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}}, False),
         ({"tie_word_embeddings": True}, True),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,

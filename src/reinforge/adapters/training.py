@@ -18,7 +18,7 @@ from reinforge.algorithms.samples import num_left_out, num_of_other_choices, wei
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import JobFailed
 from reinforge.interfaces import Algorithm
-from reinforge.types.sample import FloatArray, TrainingSample, UpdateReport
+from reinforge.types.sample import FloatArray, TrainingSample, UpdateReport, are_finite
 from reinforge.types.seeding import stable_random
 from reinforge.types.supports import MAX_SUPPORT
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -311,7 +311,9 @@ def _watched(engine: Engine, part: Part, seed: int, *, drawn_by_these: bool) -> 
         drawn_by_these: The weights that the job begins with are those that drew what was sampled.
     """
     samples = [sample for sample in part.samples if sample.weight > 0]
-    chosen = [s for s in watched_samples(samples, stable_random(seed, "direction", part.epoch)) if s.is_finite]
+    chosen = watched_samples(samples, stable_random(seed, "direction", part.epoch))
+    if not are_finite(chosen):
+        chosen = [sample for sample in chosen if sample.is_finite]
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
     if not drawn_by_these or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: nobody sampled these
         before = engine.logprobs(chosen, part.adapter)

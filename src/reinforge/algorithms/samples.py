@@ -236,4 +236,4 @@ def without_duplicates(samples: Sequence[TrainingSample], *, add_up: bool = Fals
 
 def on_mask(sample: TrainingSample, value: float) -> FloatArray:
     """Returns `[T]`: `value` where the sample is trained, 0 elsewhere."""
-    return np.where(sample.loss_mask, np.float32(value), np.float32(0)).astype(np.float32)
+    return np.where(sample.loss_mask, np.float32(value), np.float32(0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -183,9 +183,9 @@ def _prefixes(count: int, families: dict[tuple[int, ...], list[int]], device: to
         token_ids[number, : len(prefix)] = prefix
     lengths = [len(prefix) for prefix in families]
     tensors = [torch.from_numpy(array).to(device) for array in (token_ids, np.array(lengths), groups)]
-    runs = runs_of(groups.tolist(), lengths)
-    if runs is not None and len(runs) * RUN_TOKENS > count * token_ids.shape[1]:
-        runs = None
+    num_runs = 1 + sum(len(a) != len(b) for a, b in pairwise(families.values()))
+    are_worth_it = num_runs * RUN_TOKENS <= count * token_ids.shape[1]
+    runs = runs_of(groups.tolist(), lengths) if are_worth_it else None
     return Prefixes(tensors[0], tensors[1], tensors[2], runs)
 
 

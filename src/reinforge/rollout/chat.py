@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from reinforge.types.episode import ModelCall
@@ -120,17 +120,20 @@ def build_request(
         raise TypeError(f"chat.completions.create cannot honour: {what}")
     if not messages:
         raise TypeError("chat.completions.create needs at least one message")
-    base = sampling or SamplingParams(
+    if sampling is not None:
+        temperature, top_p, top_k, min_p = sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
+    params = SamplingParams(
         temperature=1.0 if temperature is None else temperature,
         top_p=1.0 if top_p is None else top_p,
         top_k=top_k or 0,
         min_p=min_p or 0.0,
+        max_tokens=limit,
+        stop=stops,
+        seed=seed,
     )
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
-    return ModelRequest(
-        [as_message(m) for m in messages], replace(base, max_tokens=limit, stop=stops, seed=seed), tools
-    )
+    return ModelRequest([as_message(message) for message in messages], params, tools)
 
 
 def as_message(message: Any) -> Message:
