@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine, direct
+from reinforge.engine import Engine, direct, scripted
 from reinforge.engine.direct import DirectLlama
 from reinforge.engine.prefill import Opening
 from reinforge.engine.rows import SampleRequest
-from reinforge.engine.scripted import scripted
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request
 
@@ -163,7 +162,7 @@ def test_without_torchscript_it_is_the_same(tiny_model_dir, monkeypatch, caplog)
     with load(tiny_model_dir) as engine:
         found = prompts(engine), step(engine)
         assert isinstance(engine.policy.sampler._prefill.direct._decode, torch.jit.ScriptFunction)
-    scripted.cache_clear()
+    scripted._script.cache_clear()
     monkeypatch.setattr(torch.jit, "script", gone)
     try:
         with caplog.at_level(logging.INFO), load(tiny_model_dir) as engine:
@@ -171,7 +170,7 @@ def test_without_torchscript_it_is_the_same(tiny_model_dir, monkeypatch, caplog)
             assert not isinstance(engine.policy.sampler._prefill.direct._decode, torch.jit.ScriptFunction)
             assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, (prompts(engine), step(engine)), strict=True))
     finally:
-        scripted.cache_clear()
+        scripted._script.cache_clear()
 
 
 def test_long_prompts_go_through_the_modules(tiny_model_dir, tmp_path):

@@ -204,7 +204,7 @@ class DirectLlama:
         size = attention.head_dim
         heads = [part.out_features // size for part in (attention.q_proj, attention.k_proj)]
         self.sizes = Sizes(heads[0], heads[1], size, attention.scaling, eps, torch.finfo(model.dtype).min)
-        self._decode, self._read = scripted(_decode), scripted(_read)
+        self._decode, self._read = (scripted(function, model.device) for function in (_decode, _read))
         self._weights: list[Weights] = []
         self._rotation: tuple[Tensor, Tensor] | None = None
 

@@ -80,7 +80,7 @@ def draw(
         cuts: None where no row asks.
     """
     if cuts is None:
-        return *scripted(_draw)(logits_BV, temperatures_B, uniforms_B), None
+        return *scripted(_draw, logits_BV.device)(logits_BV, temperatures_B, uniforms_B), None
     logprobs_BV = _logprobs(logits_BV, temperatures_B)
     probs_BV, kept = restrict(logprobs_BV.exp(), cuts)
     return *_pick(logits_BV, logprobs_BV, probs_BV, temperatures_B, uniforms_B), kept

@@ -11,13 +11,17 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-@cache
-def scripted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function as TorchScript runs it; as it is, where torch, which calls that deprecated, has none.
+def scripted(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Returns the function as TorchScript runs it on a CPU; as it is on other devices, where nobody has tried it.
 
     Between any two operations a thread that runs Python waits for the lock, up to 5 ms each time while agents run;
-    TorchScript takes it once.
+    TorchScript takes it once. Where torch, which calls it deprecated, has none, the function stays as it is, too.
     """
+    return _script(function) if device.type == "cpu" else function
+
+
+@cache
+def _script(function: Callable[..., Any]) -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
