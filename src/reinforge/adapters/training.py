@@ -313,7 +313,7 @@ def _watched(engine: Engine, part: Part, seed: int, *, drawn_by_these: bool) -> 
     samples = [sample for sample in part.samples if sample.weight > 0]
     chosen = watched_samples(samples, stable_random(seed, "direction", part.epoch))
     if not are_finite(chosen):
-        chosen = [sample for sample in chosen if sample.is_finite]
+        chosen = [sample for sample in chosen if are_finite([sample])]
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
     if not drawn_by_these or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: nobody sampled these
         before = engine.logprobs(chosen, part.adapter)

@@ -75,11 +75,6 @@ class TrainingSample:
         """Number of tokens that the loss sees."""
         return int(np.count_nonzero(self.loss_mask))
 
-    @property
-    def is_finite(self) -> bool:
-        """True if `are_finite`."""
-        return are_finite([self])
-
     def __len__(self) -> int:
         return len(self.token_ids)
 
