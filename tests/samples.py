@@ -120,3 +120,16 @@ def trained_samples(tokens: TokenLogprobs, reward: float = 1.0) -> list[Training
     """One reply on its way from a trajectory, supports included: what an algorithm would train."""
     turn = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=tokens)
     return to_samples(Trajectory(episode=[turn], reward=reward))
+
+
+def hold_steps(engine, monkeypatch):
+    """Stops the sampler's thread ahead of each decode step until the second event is set; the first says it stands."""
+    held, gate, step = threading.Event(), threading.Event(), engine.policy.sampler._step
+
+    def held_step():
+        held.set()
+        gate.wait(10)
+        step()
+
+    monkeypatch.setattr(engine.policy.sampler, "_step", held_step)
+    return held, gate

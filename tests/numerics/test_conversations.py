@@ -18,7 +18,7 @@ from reinforge.engine.prefill import Prefill
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.sample import LossSpec
 from tests.models import FAMILIES, make_tiny_model
-from tests.samples import ask, draw, random_samples, request
+from tests.samples import ask, draw, hold_steps, random_samples, request
 
 BYTES = 512
 
@@ -175,12 +175,14 @@ def test_where_bits_count_nothing_is_kept(tiny_model_dir):
         assert counts(engine)[1:] == (97, 0)
 
 
-async def test_a_cancelled_reply_is_not_kept(engine):
+async def test_a_cancelled_reply_is_not_kept(engine, monkeypatch):
+    held, gate = hold_steps(engine, monkeypatch)
     task = asyncio.create_task(engine.policy.sample(request("long " * 20, max_tokens=100, temperature=0.1)))
-    await asyncio.sleep(0.02)
+    assert await asyncio.to_thread(held.wait, 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    gate.set()
     reply = await engine.policy.sample(request("another one that is long enough " * 4, max_tokens=3, seed=1))
     assert engine.policy.stats().kept_bytes == (reply.num_prompt_tokens + reply.num_completion_tokens - 1) * BYTES
 

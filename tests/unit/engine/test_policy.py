@@ -14,7 +14,7 @@ from reinforge.engine import Engine
 from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow, PolicyServer
 from reinforge.types.request import ModelRequest
-from tests.samples import ask, request
+from tests.samples import ask, hold_steps, request
 
 
 def load(folder, **config) -> Engine:
@@ -194,21 +194,15 @@ def test_replies_wake_a_loop_once_a_step(engine):
     assert len(wakes) == 1
 
 
-async def test_a_cancelled_request_frees_its_slot(engine):
-    held, gate = threading.Event(), threading.Event()
+async def test_a_cancelled_request_frees_its_slot(engine, monkeypatch):
+    held, gate = hold_steps(engine, monkeypatch)
     task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240, temperature=0.1)))
-    while not engine.policy.stats().running:
-        await asyncio.sleep(0)
-    holder = threading.Thread(target=engine.policy.sampler.call, args=(lambda: (held.set(), gate.wait()),))
-    holder.start()  # the thread stands between two steps, however late this one is
     assert await asyncio.to_thread(held.wait, 10)
-    if engine.policy.stats().running:
-        task.cancel()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    assert engine.policy.stats().running == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     gate.set()
-    holder.join()
     await engine.policy.sample(request(max_tokens=3))
     assert engine.policy.stats().running == 0
 
