@@ -21,11 +21,11 @@ from reinforge.engine.attention import NAME, step_attention
 from reinforge.engine.masks import AttentionMasks, added_mask
 from reinforge.engine.model import CausalModel
 from reinforge.engine.scripted import scripted
-from reinforge.engine.slots import SlotCache, round_up, step_places
+from reinforge.engine.slots import SlotCache, fill_slots, round_up, step_places
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 
-ROTATIONS = {"default", "linear", "llama3", "yarn"}
+ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotation that depend on a token's place alone, and not on how far a batch reaches."""
 
 MAX_COPIED_BYTES = 64 * 2**20
@@ -169,15 +169,14 @@ def _read(
 ) -> Tensor:
     """Returns the logits behind the places `last` of whole prompts, and puts their keys and values into slots."""
     count, length = token_ids.shape
-    slots = sources.shape[0]
     x = F.embedding(token_ids.flatten(), ends.words)
     cos, sin = ends.cos[:length].repeat(count, 1)[:, None], ends.sin[:length].repeat(count, 1)[:, None]
     for number, layer in enumerate(layers):
         query, key, value = _heads(x, layer, cos, sin, sizes)
         key = key.view(count, length, sizes.keys, sizes.head).transpose(1, 2)
         value = value.view(count, length, sizes.keys, sizes.head).transpose(1, 2)
-        keys[number][first : first + slots, :, :length].copy_(key.index_select(0, sources))
-        values[number][first : first + slots, :, :length].copy_(value.index_select(0, sources))
+        fill_slots(keys[number], key, sources, first)
+        fill_slots(values[number], value, sources, first)
         query = query.view(count, length, sizes.queries, sizes.head).transpose(1, 2)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=sizes.scale, enable_gqa=True)
         seen = seen.transpose(1, 2).reshape(x.shape[0], -1)
@@ -268,7 +267,9 @@ def is_llama(model: CausalModel) -> bool:
         return False
     if model.has_adapters or not model.has_plain_head or getattr(config, "hidden_act", None) != "silu":
         return False
-    if model.base.rotary_emb.rope_type not in ROTATIONS or type(model.base.embed_tokens) is not nn.Embedding:
+    if getattr(model.base.rotary_emb, "rope_type", None) not in ROTATIONS:
+        return False
+    if type(model.base.embed_tokens) is not nn.Embedding:
         return False
     linear = [part for part in model.base.layers.modules() if isinstance(part, nn.Linear)]
     outputs = [part for layer in model.base.layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)]

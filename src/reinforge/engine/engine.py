@@ -288,7 +288,7 @@ class Engine:
         learner = self._changing(name)
         report = learner.update(samples, loss, progress)
         moved = {**learner.parameters, **learner.state()}
-        # a sum is a tenth of the work of a look at each number; finite ones may overflow it, hence both
+        # a sum takes a third of the time of a look at each number; finite ones may overflow it, hence both
         doubtful = {name: value for name, value in moved.items() if not torch.isfinite(value.sum())}
         broken = [name for name, value in doubtful.items() if not torch.isfinite(value).all()]
         if report.num_updates and broken:

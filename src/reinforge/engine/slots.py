@@ -164,7 +164,7 @@ class SlotCache(Cache):
             if not layer.is_initialized:
                 layer.lazy_initialization(own_keys, own_values)
             for slots, states in ((layer.keys, own_keys), (layer.values, own_values)):
-                slots[first : first + len(sources), :, : states.shape[2]] = states.index_select(0, sources)
+                fill_slots(slots, states, sources, first)
 
     def take(self, slot: int, length: int) -> Sequence[Tensor]:
         """Returns a copy of the first `length` tokens of a slot: keys, then values, of each layer, `[H, T, D]`."""
@@ -196,6 +196,11 @@ class SlotCache(Cache):
         if num_heads not in self._places:
             self._places[num_heads] = step_places(self._positions_B, num_heads, self.capacity)
         return self._places[num_heads]
+
+
+def fill_slots(slots: Tensor, states: Tensor, sources: Tensor, first: int) -> None:
+    """Copies row `sources[i]` of `[B, H, T, D]` to slot `first + i` of `[S, H, C, D]`; TorchScript runs it too."""
+    slots[first : first + sources.shape[0], :, : states.shape[2]].copy_(states.index_select(0, sources))
 
 
 def step_places(positions_B: Tensor, num_heads: int, capacity: int) -> Tensor:

@@ -6,19 +6,10 @@ import pytest
 import torch
 
 from reinforge.config.schema import PolicyConfig
-from reinforge.engine import Engine, cores
+from reinforge.engine import Engine
 from reinforge.engine.cores import BUSY, Load, sampling_threads
 from reinforge.engine.direct import DirectLlama
 from tests.samples import ask, draw, request
-
-
-@pytest.fixture
-def clocks(monkeypatch):
-    """Seconds on the wall and of processor time, set by hand."""
-    seconds = {"monotonic": 0.0, "thread_time": 0.0}
-    for name in seconds:
-        monkeypatch.setattr(cores.time, name, lambda name=name: seconds[name])
-    return seconds
 
 
 @pytest.fixture
@@ -29,14 +20,15 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_the_share_is_that_of_the_time_between_two_looks(clocks):
-    load = Load()
+def test_the_share_is_that_of_the_time_between_two_looks():
+    seconds = {"wall": 0.0, "computed": 0.0}
+    load = Load(lambda: seconds["wall"], lambda: seconds["computed"])
     assert load.share == 0.0
-    clocks.update(monotonic=0.1, thread_time=0.05)
+    seconds.update(wall=0.1, computed=0.05)
     assert load.look() == pytest.approx(0.5)
-    clocks.update(monotonic=0.11, thread_time=0.05)
+    seconds.update(wall=0.11, computed=0.05)
     assert load.look() == pytest.approx(0.5)  # too soon to tell
-    clocks.update(monotonic=1.1, thread_time=0.15)
+    seconds.update(wall=1.1, computed=0.15)
     assert load.look() == pytest.approx(0.1)
 
 

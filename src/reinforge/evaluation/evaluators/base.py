@@ -54,7 +54,7 @@ def missing(item: EvalInputItem, why: str, reasoning: Any = None) -> EvalOutputI
 
 def as_score(value: Any) -> float | None:
     """Returns a finite float for a number or a truth value; None for anything else."""
-    if not isinstance(value, float | Real | np.bool_):  # float first: the others are asked by their base class
+    if not isinstance(value, Real | np.bool_):
         return None
     try:
         score = float(value)
