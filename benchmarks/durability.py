@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
 from reinforge.config.loader import load_config
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.journal_writer import JournalWriter
 from reinforge.tasks.tic_tac_toe import DEMO
-from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.run import RunOptions, run_async
-from reinforge.trainer.writer import JournalWriter
 
 APART = {"LOAD", "CONFIRM_BASE", "CONFIRM_TUNED"}
 """Stages that are not compared: a run that keeps no weights has no verdict."""
@@ -63,7 +63,7 @@ def train(folder: Path, epochs: int, *, durable: bool) -> float:
     options = RunOptions(run_name=f"{'durable' if durable else 'bare'}-{time.time_ns()}")
     writer = JournalWriter if durable else Forgetful
     keep = timed_keep if durable else keeps_nothing
-    with mock.patch("reinforge.trainer.store.JournalWriter", writer), mock.patch.object(Checkpoints, "keep", keep):
+    with mock.patch("reinforge.runs.journal.JournalWriter", writer), mock.patch.object(Checkpoints, "keep", keep):
         summary = asyncio.run(run_async(loaded, options))
     return sum(seconds for stage, seconds in summary.wall_time_s.items() if stage.upper() not in APART)
 

@@ -23,10 +23,10 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import Evaluator
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.runs.journal import RunStore
+from reinforge.runs.progress import SilentProgress
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.progress import SilentProgress
-from reinforge.trainer.store import RunStore
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, TokenLogprobs
 

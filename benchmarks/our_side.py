@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.sides import Turns
 from benchmarks.words import TOKENIZER, Shape, reward_of
 from reinforge.config.loader import build_config
-from reinforge.trainer.progress import SilentProgress
+from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.run import RunOptions, run_config
 
 STEPS = 10_000

@@ -32,8 +32,8 @@ from benchmarks.machine import describe, matmul_gflops, refuse_if_busy
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import end_tokens
-from reinforge.engine.rows import SampleRequest
-from reinforge.engine.sampler import PREFILL_TOKENS
+from reinforge.engine.sampling.running_batch import SampleRequest
+from reinforge.engine.sampling.sampler import PREFILL_TOKENS
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 

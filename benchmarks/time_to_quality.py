@@ -28,10 +28,10 @@ from benchmarks import trl_games
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sides import spread
 from reinforge.config.loader import load_config
+from reinforge.runs.progress import SilentProgress
 from reinforge.tasks.tic_tac_toe import DEMO
 from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset
 from reinforge.tasks.tic_tac_toe.starter import ensure_starter
-from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.run import RunOptions, run_config
 
 APART = {"LOAD", "BASELINE", "VALIDATE"}

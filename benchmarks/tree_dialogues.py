@@ -23,7 +23,8 @@ from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, random_model, show
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, PolicyConfig, SamplingConfig
 from reinforge.engine import Engine
-from reinforge.multiagent.agents import AgentParameters, PureTextWholeAgent
+from reinforge.multiagent.agent_parameters import AgentParameters
+from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.dialogue import Decision, Dialogue
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.protocols import NIP, NIPConfig

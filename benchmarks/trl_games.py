@@ -130,7 +130,7 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     from reinforge.config.schema import ScheduleConfig
-    from reinforge.engine.mover import rate_factor
+    from reinforge.engine.training.optimizer_step import rate_factor
 
     logging.set_verbosity_error()
     getLogger("trl").setLevel("ERROR")  # says that rows without reward have none

@@ -1,7 +1,8 @@
 """A protocol in which whatever a model says decides something, so that one without any training can take part."""
 
-from reinforge.multiagent.protocol import ProtocolConfig, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig
 from reinforge.multiagent.protocols.nip import NIP
+from reinforge.multiagent.registration import register_protocol
 
 VOWELS = "aeiou"
 DECISIONS = {"accept": "a", "reject": "x"}

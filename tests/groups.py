@@ -20,7 +20,7 @@ from reinforge.multiagent import (
     agents_of,
     protocol_of,
 )
-from reinforge.multiagent.rollouts import rollouts_of_dialogues
+from reinforge.multiagent.nip.rollouts import rollouts_of_dialogues
 from tests.openai_service import OpenAIService
 
 AGENTS = {"prover": {"prompt": "P $question"}, "verifier": {"prompt": "V $question"}}

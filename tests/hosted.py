@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
+from reinforge.adapters.openai import OpenAIAdapter
+from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
 from reinforge.interfaces import Algorithm

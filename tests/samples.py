@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reinforge.algorithms.samples import to_samples
-from reinforge.engine.rows import SampleRequest
+from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory

@@ -1,7 +1,8 @@
 """Lets the agents of a protocol talk through the real runner, each with a model that says what a test wrote."""
 
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.multiagent.agents import AgentParameters, PureTextWholeAgent
+from reinforge.multiagent.agent_parameters import AgentParameters
+from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.builder import AgentsTrajectoryBuilder, AgentsTrajectoryBuilderConfig
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.rollout.runner import EpisodeRunner

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from reinforge.config.loader import load_config
 from reinforge.evaluation.statistics import mean_interval, paired_difference
-from reinforge.trainer.progress import default_progress
+from reinforge.runs.journal import read_outputs
+from reinforge.runs.progress import default_progress
 from reinforge.trainer.run import RunOptions, run_config
-from reinforge.trainer.store import read_outputs
 
 HERE = Path(__file__).parent
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from reinforge.version import __version__ as __version__
 
 _HOMES = {
     "finetune": "reinforge.trainer.api",
     "PolicyFailure": "reinforge.rollout.workflow",
     "ReinforgeError": "reinforge.errors",
     "ConfigError": "reinforge.errors",
-    "RunSummary": "reinforge.trainer.report",
+    "RunSummary": "reinforge.runs.summary",
 }
 
 __all__ = ["ConfigError", "PolicyFailure", "ReinforgeError", "RunSummary", "__version__", "finetune"]
@@ -25,8 +25,8 @@ __all__ = ["ConfigError", "PolicyFailure", "ReinforgeError", "RunSummary", "__ve
 if TYPE_CHECKING:
     from reinforge.errors import ConfigError, ReinforgeError
     from reinforge.rollout.workflow import PolicyFailure
+    from reinforge.runs.summary import RunSummary
     from reinforge.trainer.api import finetune
-    from reinforge.trainer.report import RunSummary
 
 
 def __getattr__(name: str) -> Any:

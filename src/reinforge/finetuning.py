@@ -50,7 +50,9 @@ from reinforge.registry import (
     register_workflow,
 )
 from reinforge.rollout.workflow import PolicyFailure
-from reinforge.trainer.art import (
+from reinforge.trainer.evaluation_run import EvaluationRun
+from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
+from reinforge.trainer.openpipe_art import (
     MATPLOTLIB_AVAILABLE,
     ARTTrainer,
     ARTTrainerConfig,
@@ -58,9 +60,7 @@ from reinforge.trainer.art import (
     ARTTrajectoryBuilderConfig,
     logger,
 )
-from reinforge.trainer.components import Builder
-from reinforge.trainer.evaluation_run import EvaluationRun
-from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
+from reinforge.trainer.setup.components import Builder
 from reinforge.types.evaluation import (
     EvalInput,
     EvalInputItem,

@@ -18,7 +18,7 @@ from reinforge.finetuning import (
     TrajectoryCollection,
 )
 from reinforge.rollout.episode import steps_of
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from tests.guide import register

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "src" / "reinforge"
 
 LAYERS = [
-    {"errors", "types", "crash"},
+    {"errors", "types", "crash", "version"},
     {"files"},
     {"registry"},
     {"config"},
@@ -19,6 +19,7 @@ LAYERS = [
     {"rollout"},
     {"evaluation"},
     {"adapters"},
+    {"runs"},
     {"trainer"},
     {"multiagent", "redteam", "server"},
     {"finetuning"},
@@ -39,6 +40,38 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             yield node.module
+
+
+def module_name(path):
+    parts = ("reinforge", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def graph():
+    """Returns the modules that each module imports, by name; an import inside a function or for types counts too."""
+    paths = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+    edges = {}
+    for name, path in paths.items():
+        edges[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module in paths:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                edges[name] |= (inner & paths.keys()) or {node.module}
+            elif isinstance(node, ast.Import):
+                edges[name] |= {alias.name for alias in node.names} & paths.keys()
+        if path.name == "__init__.py" and name != "reinforge":
+            edges[name] -= {name}
+    return edges
+
+
+def circles(edges):
+    """Returns the modules that cannot be put in an order in which each imports earlier ones alone."""
+    left = {name: set(others) - {name} for name, others in edges.items()}
+    while ready := {name for name, others in left.items() if not others}:
+        left = {name: others - ready for name, others in left.items() if name not in ready}
+    while ready := set(left) - set().union(*left.values()):  # nothing left imports these: they only lead into a circle
+        left = {name: others for name, others in left.items() if name not in ready}
+    return left
 
 
 def package(path):
@@ -66,6 +99,15 @@ def test_torch_stays_in_the_engine(path):
     if package(path) == "tasks":  # a bundled model makes its own tokenizer
         found -= {"tokenizers", "transformers"}
     assert not found
+
+
+def test_no_circle_anywhere():
+    """Modules of one package import each other in one direction, too."""
+    assert circles(graph()) == {}
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}).keys() == {"b", "c"}
 
 
 def test_every_module_has_a_place():

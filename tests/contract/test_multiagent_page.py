@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from reinforge.registry import REGISTRY
-from reinforge.trainer.store import read_outputs
+from reinforge.runs.journal import read_outputs
 from tests.e2e.conftest import project  # noqa: F401
 from tests.generated import DOCS
 

@@ -9,7 +9,7 @@ from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.finetuning import ARTTrainer, ARTTrainerAdapterConfig, ARTTrajectoryBuilder
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "art_example.yml"
 

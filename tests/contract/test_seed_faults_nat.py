@@ -17,7 +17,7 @@ from reinforge.finetuning import (
     FinetuneConfig,
 )
 from reinforge.rollout.episode import episode_items, steps_of, trajectory_of
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs

@@ -10,7 +10,7 @@ from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
 from reinforge.multiagent.protocols import MNIP, NIP, Debate, DebateConfig, MNIPConfig, NIPConfig
 from reinforge.registry import REGISTRY
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 from tests.faults import assert_every_fault_has_a_test
 from tests.talk import Talk, groups_of
 

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.trainer.store import read_rows
+from reinforge.runs.journal import read_rows
 from tests.babble import settings
 from tests.e2e.conftest import project  # noqa: F401
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
-from reinforge.trainer.check import check_config
-from reinforge.trainer.store import read_rows
+from reinforge.runs.journal import read_rows
+from reinforge.trainer.setup.check import check_config
 
 
 def call(*arguments):
@@ -353,7 +353,7 @@ def test_components_lists_fields_defaults_and_origin():
     result = call("components", "trajectory_builder", "--json")
     listed = {component["name"]: component for component in json.loads(result.output)["components"]}
     group = listed["group"]
-    assert group["origin"] == "reinforge.trainer.builder"
+    assert group["origin"] == "reinforge.trainer.builders.group"
     assert group["fields"][0] == {
         "path": "num_generations", "kind": "whole number ≥ 1", "default": "8",
         "description": "Episodes of each example: the siblings of a group.",

@@ -20,7 +20,7 @@ from reinforge.finetuning import (
     TrajectoryCollection,
     register_trajectory_builder,
 )
-from reinforge.trainer.store import read_rows
+from reinforge.runs.journal import read_rows
 from tests.hosted import through_the_service
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import yaml
 
 from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
+from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-from reinforge.trainer.progress import SilentProgress
 from reinforge.trainer.run import RunOptions, run_async
 from tests.openai_server import OpenAIServer, fails, says
 
@@ -97,7 +97,7 @@ async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keep
 
 
 def project_rows(project, query):
-    from reinforge.trainer.store import read_rows
+    from reinforge.runs.journal import read_rows
 
     return read_rows(project.run, query)
 

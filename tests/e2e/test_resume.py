@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.trainer.store import read_rows
+from reinforge.runs.journal import read_rows
 from tests.e2e.test_user_components import EngineAdapterConfig, ReorderedConfig  # noqa: F401  registers them
 from tests.fault.kit import KILLED, Child
 
@@ -172,7 +172,7 @@ def test_too_little_memory_stops_with_advice_and_the_run_can_go_on(project, monk
     """Exit 4, not 3: the job was fine, the machine was not."""
     import torch
 
-    from reinforge.engine.learner import Learner
+    from reinforge.engine.training.learner import Learner
 
     def step(self, *args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory") if of_the_device else MemoryError

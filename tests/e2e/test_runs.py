@@ -13,8 +13,8 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.trainer.run_episodes import FoundEpisode, episode_lines
-from reinforge.trainer.store import RunStore, read_rows
+from reinforge.runs.episodes import FoundEpisode, episode_lines
+from reinforge.runs.journal import RunStore, read_rows
 from tests.e2e.conftest import Project
 from tests.fault.kit import KILLED, Child
 

@@ -7,7 +7,7 @@ import pytest
 
 import reinforge
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig
-from reinforge.trainer.progress import SilentProgress
+from reinforge.runs.progress import SilentProgress
 from reinforge.types.sample import LossSpec, TrainingSample
 from tests.models import make_tiny_model
 
@@ -111,7 +111,7 @@ def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
 
 
 def first_episode(folder):
-    from reinforge.trainer.store import read_rows
+    from reinforge.runs.journal import read_rows
 
     query = "SELECT data FROM episodes WHERE phase = 'collect' AND outcome = 'ok' ORDER BY key LIMIT 1"
     return json.loads(read_rows(folder, query)[0][0])

@@ -18,7 +18,7 @@ from reinforge.finetuning import (
     register_trainer_adapter,
     register_trajectory_builder,
 )
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from tests.guide import register  # noqa: F401  registers the guide's components
 
 

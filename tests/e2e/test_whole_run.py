@@ -10,7 +10,7 @@ import zstandard
 
 import reinforge
 from reinforge.config.loader import load_config
-from reinforge.trainer.progress import SilentProgress
+from reinforge.runs.progress import SilentProgress
 
 
 def test_the_reward_goes_up_and_the_files_tell_so(project):

@@ -3,8 +3,8 @@
 import torch
 
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.engine.losses import register_loss
-from reinforge.engine.policy_losses import clipped_pg
+from reinforge.engine.losses.base import register_loss
+from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import LossSpec
 

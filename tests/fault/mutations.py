@@ -17,14 +17,15 @@ import torch
 from reinforge.adapters import local
 from reinforge.adapters.openai_service import JOBS, FineTuningService
 from reinforge.crash import crash_point
-from reinforge.engine import checkpoint, learner
-from reinforge.engine.learner import Learner
-from reinforge.multiagent.job_files import GroupFiles
+from reinforge.engine import checkpoint
+from reinforge.engine.training import learner
+from reinforge.engine.training.learner import Learner
+from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.rollout import runner
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.journal import Snapshot
 from reinforge.trainer import loop, resume, run, stages
-from reinforge.trainer.checkpoints import Checkpoints
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import Snapshot
 from reinforge.types import trajectory
 
 

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.registry import register_algorithm, register_trajectory_builder
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 
 
 class PoisonedConfig(GRPOConfig, name="poisoned"):

@@ -9,7 +9,7 @@ from transformers.models.llama import modeling_llama
 
 import reinforge.cli.finetune
 import reinforge.engine.engine
-import reinforge.engine.preflight
+import reinforge.engine.model.preflight
 import reinforge.evaluation.datasets
 import reinforge.trainer.api
 import reinforge.trainer.evaluate

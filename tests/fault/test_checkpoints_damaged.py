@@ -12,9 +12,9 @@ from reinforge.cli import main
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import StorageError
-from reinforge.trainer.checkpoints import Checkpoints
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.journal import RunStore, Snapshot
 from reinforge.trainer.resume import choose_snapshot
-from reinforge.trainer.store import RunStore, Snapshot
 from reinforge.types.sample import LossSpec
 from tests.doubles import RecordingAdapter
 from tests.e2e.conftest import Project

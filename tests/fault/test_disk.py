@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import StorageError
 from reinforge.files import replace_file, writing
-from reinforge.trainer.checkpoints import Checkpoints
-from reinforge.trainer.store import RunStore
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.journal import RunStore
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
 from tests.e2e.conftest import Project

@@ -18,11 +18,11 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.runs.journal import RunStore
+from reinforge.runs.progress import SilentProgress
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
-from reinforge.trainer.progress import SilentProgress
-from reinforge.trainer.store import RunStore
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from reinforge.trainer.store import RunStore, read_facts
+from reinforge.runs.journal import RunStore, read_facts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from tests.doubles import examples

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from reinforge.errors import ConfigError, StorageError
-from reinforge.trainer.store import RunStore
+from reinforge.runs.journal import RunStore
 
 RACERS = 4
 

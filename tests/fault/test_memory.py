@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.engine.learner import Learner
-from reinforge.engine.losses import register_loss
-from reinforge.engine.policy_losses import clipped_pg
+from reinforge.engine.losses.base import register_loss
+from reinforge.engine.losses.policy_gradient import clipped_pg
+from reinforge.engine.training.learner import Learner
 from reinforge.registry import register_algorithm
 
 STEP = ("loss", "grad_norm", "entropy", "ratio")

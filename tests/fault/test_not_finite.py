@@ -171,7 +171,7 @@ def test_moments_that_are_not_finite_end_the_job_and_no_weight_moves(tiny_model_
 @pytest.fixture
 def unchecked(monkeypatch):
     monkeypatch.setattr(torch, "isfinite", lambda tensor: torch.ones_like(tensor, dtype=torch.bool))
-    monkeypatch.setattr("reinforge.engine.learner.are_finite", lambda samples: True)
+    monkeypatch.setattr("reinforge.engine.training.learner.are_finite", lambda samples: True)
 
 
 def test_moments_that_nobody_looks_at_show(tiny_model_dir, unchecked):

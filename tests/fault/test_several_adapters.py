@@ -8,7 +8,7 @@ import torch
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.engine.job import Job
+from reinforge.engine.training.job import Job
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from tests.samples import request
 

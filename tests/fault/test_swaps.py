@@ -16,7 +16,7 @@ import torch
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import EmbeddedPolicy
-from reinforge.engine.sampler import Sampler
+from reinforge.engine.sampling.sampler import Sampler
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples, request
 

@@ -19,13 +19,13 @@ from reinforge.algorithms import samples as to_samples_module
 from reinforge.algorithms.grpo import GRPO
 from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, PolicyConfig, SamplingConfig
 from reinforge.engine import Engine
-from reinforge.engine.prompts import PromptRenderer
+from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.llms import PolicyLLM
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.doubles import Scored

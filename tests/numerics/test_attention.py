@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from reinforge.engine.attention import grouped_attention
+from reinforge.engine.model.attention import grouped_attention
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(6, 2), (4, 4), (8, 1)])

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from reinforge.config.schema import BatchConfig, Config, OptimizerConfig, PolicyConfig, ScheduleConfig
-from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import sample_logprobs
-from reinforge.engine.model import CausalModel, load_module
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.registry import REGISTRY
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup

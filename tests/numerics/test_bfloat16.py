@@ -8,9 +8,10 @@ import torch
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
-from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import sample_logprobs
-from reinforge.engine.model import CausalModel, load_module
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.interfaces import Needs
 from reinforge.types.sample import LossSpec
 from tests.numerics.test_bandit import make, mean_reward, play

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from reinforge.config.schema import PolicyConfig
-from reinforge.engine.attention import few_keys_attention, grouped_attention
-from reinforge.engine.causal import Run, causal_attention, computes_attention, is_exact, runs_of
-from reinforge.engine.model import load_model
-from reinforge.engine.prefix import sharing_masks
+from reinforge.engine.model.attention import few_keys_attention, grouped_attention
+from reinforge.engine.model.flash_attention import Run, causal_attention, computes_attention, is_exact, runs_of
+from reinforge.engine.model.loading import load_model
+from reinforge.engine.training.shared_prefix import sharing_masks
 
 
 def test_the_kernel_is_there_and_exact():

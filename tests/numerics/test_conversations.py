@@ -13,8 +13,8 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.direct import DirectLlama
-from reinforge.engine.prefill import Prefill
+from reinforge.engine.sampling.fast_llama import DirectLlama
+from reinforge.engine.sampling.prefill import Prefill
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.sample import LossSpec
 from tests.models import FAMILIES, make_tiny_model

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine, direct, scripted
-from reinforge.engine.direct import DirectLlama
-from reinforge.engine.prefill import Opening
-from reinforge.engine.rows import SampleRequest
+from reinforge.engine import Engine
+from reinforge.engine.sampling import fast_llama as direct
+from reinforge.engine.sampling import torchscript as scripted
+from reinforge.engine.sampling.fast_llama import DirectLlama
+from reinforge.engine.sampling.prefill import Opening
+from reinforge.engine.sampling.running_batch import SampleRequest
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request
 

@@ -12,7 +12,8 @@ import pytest
 from reinforge.config.schema import GateConfig
 from reinforge.evaluation.statistics import detectable_effect
 from reinforge.interfaces import EvaluationReport
-from reinforge.trainer.gate import choose_best, decide
+from reinforge.runs.validations import choose_best
+from reinforge.trainer.gate import decide
 
 NUM_CHECKPOINTS = 6
 NUM_SELECT = 60

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reinforge.config.schema import BatchConfig, PolicyConfig
-from reinforge.engine.critic import ValueHead
-from reinforge.engine.learner import Learner
-from reinforge.engine.losses import find_loss
-from reinforge.engine.model import CausalModel, load_module
-from reinforge.engine.prefix import sharing_masks
+from reinforge.engine.losses.base import find_loss
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.model.value_head import ValueHead
+from reinforge.engine.training.learner import Learner
+from reinforge.engine.training.shared_prefix import sharing_masks
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec
 from tests.numerics.test_whole_path import KeepsGradients

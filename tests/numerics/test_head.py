@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from reinforge.engine import head
-from reinforge.engine.head import Head, chunks
+from reinforge.engine.model import lm_head as head
+from reinforge.engine.model.lm_head import Head, chunks
 
 
 def test_two_words_by_hand():

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
-from reinforge.engine import LossOutput, head, register_loss
-from reinforge.engine import learner as learner_module
-from reinforge.engine.batch import collate, micro_batches
-from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import sample_logprobs, token_logprobs
-from reinforge.engine.model import CausalModel, load_module
-from reinforge.engine.mover import rate_factor
+from reinforge.engine import LossOutput, register_loss
+from reinforge.engine.model import lm_head as head
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training import learner as learner_module
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.micro_batches import micro_batches
+from reinforge.engine.training.optimizer_step import rate_factor
 from reinforge.errors import EngineError, TrajectoryError
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples

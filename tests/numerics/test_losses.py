@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.engine.batch import TokenBatch
-from reinforge.engine.losses import LossOutput, cross_entropy, find_loss, register_loss
-from reinforge.engine.policy_losses import clipped_pg
+from reinforge.engine.losses.base import LossOutput, cross_entropy, find_loss, register_loss
+from reinforge.engine.losses.policy_gradient import clipped_pg
+from reinforge.engine.token_batch import TokenBatch
 from reinforge.errors import ConfigError
 from reinforge.types.sample import LossSpec
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
-from reinforge.engine.optimizers import make_optimizer, slots_of
+from reinforge.engine.training.optimizers import make_optimizer, slots_of
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples
 

@@ -7,7 +7,7 @@ import torch
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine, LossOutput
-from reinforge.engine.policy_losses import clipped_pg
+from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples

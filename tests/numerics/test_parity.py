@@ -13,8 +13,9 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.batch import collate, cut
-from reinforge.engine.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.micro_batches import cut
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sibling_samples, trained_samples
 

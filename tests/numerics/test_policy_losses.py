@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from reinforge.engine.losses import kl_to_reference
-from reinforge.engine.policy_losses import cispo, clipped_pg, gspo
+from reinforge.engine.losses.base import kl_to_reference
+from reinforge.engine.losses.policy_gradient import cispo, clipped_pg, gspo
 from reinforge.errors import ConfigError
 from tests.numerics.test_losses import make_batch, row
 

@@ -9,10 +9,11 @@ import torch
 from reinforge.algorithms.ppo import PPO, PPOConfig, generalized_advantages, token_rewards
 from reinforge.config.schema import BatchConfig, CriticConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
-from reinforge.engine.batch import collate, cut
-from reinforge.engine.critic import sample_values
-from reinforge.engine.logprobs import token_logprobs
-from reinforge.engine.policy_losses import ppo
+from reinforge.engine.losses.policy_gradient import ppo
+from reinforge.engine.model.value_head import sample_values
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
+from reinforge.engine.training.micro_batches import cut
 from reinforge.errors import ConfigError, EngineError, TrajectoryError
 from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs

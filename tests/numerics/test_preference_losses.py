@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from reinforge.engine.batch import collate
-from reinforge.engine.preference_losses import dpo, ipo
+from reinforge.engine.losses.preference import dpo, ipo
+from reinforge.engine.training.collate import collate
 from reinforge.errors import ConfigError, TrajectoryError
 from reinforge.types.request import TokenLogprobs
 from tests.samples import sample_of

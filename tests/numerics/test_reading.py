@@ -9,11 +9,12 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.batch import collate
-from reinforge.engine.direct import MAX_PROMPT
-from reinforge.engine.logprobs import token_logprobs
-from reinforge.engine.model import CausalModel, load_module
-from reinforge.engine.reading import last_layer, only_at
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.last_mlp import last_layer, only_at
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.sampling.fast_llama import MAX_PROMPT
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, random_samples, request, sibling_samples
 

@@ -9,9 +9,10 @@ import torch
 
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.batch import collate, cut
-from reinforge.engine.logprobs import token_logprobs
-from reinforge.engine.recompute import layers_of, recomputed
+from reinforge.engine.model.activation_checkpointing import layers_of, recomputed
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
+from reinforge.engine.training.micro_batches import cut
 from reinforge.errors import ConfigError
 from reinforge.types.sample import LossSpec
 from tests.models import FAMILIES, make_tiny_model

@@ -10,7 +10,7 @@ import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.adapters import MixedAdapters
+from reinforge.engine.model.lora_batch import MixedAdapters
 from reinforge.errors import ConfigError, EngineError
 from reinforge.interfaces import Needs
 from reinforge.types.sample import LossSpec

@@ -13,10 +13,11 @@ from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine import head as head_module
-from reinforge.engine.batch import collate
-from reinforge.engine.logprobs import token_logprobs
-from reinforge.engine.model import CausalModel, load_module
+from reinforge.engine.model import lm_head as head_module
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.types.sample import LossSpec, TrainingSample
 from reinforge.types.supports import MAX_SUPPORT, Supports
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from reinforge.config.schema import BatchConfig, PolicyConfig
-from reinforge.engine.batch import collate, cut
-from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.logprobs import sample_logprobs, token_logprobs
-from reinforge.engine.losses import find_loss
-from reinforge.engine.model import CausalModel, load_module
-from reinforge.engine.prefix import sharing_masks
+from reinforge.engine.losses.base import find_loss
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.micro_batches import cut
+from reinforge.engine.training.shared_prefix import sharing_masks
 from reinforge.types.sample import LossSpec
 from tests.samples import sibling_samples
 

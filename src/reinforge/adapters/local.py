@@ -132,7 +132,7 @@ class LocalAdapter(TrainerAdapter):
 
     def preflight(self, run_config: FinetuneConfig) -> list[Problem]:
         """Returns everything about the model that can be refused before it is loaded; needs no torch."""
-        from reinforge.engine.preflight import check_adapters, check_policy
+        from reinforge.engine.model.preflight import check_adapters, check_policy
 
         policy = self._policy_config(run_config)
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)

@@ -21,7 +21,7 @@ from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatu
 from reinforge.types.seeding import stable_random
 
 if TYPE_CHECKING:
-    from reinforge.adapters.openai import OpenAIAdapterConfig
+    from reinforge.adapters.openai_config import OpenAIAdapterConfig
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reinforge import __version__
+from reinforge.version import __version__
 
 COMMANDS = {
     "finetune": ("reinforge.cli.finetune", "Train the model behind an agent from a YAML file."),

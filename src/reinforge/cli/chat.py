@@ -50,7 +50,7 @@ def command(
     """
     with guarded(as_json=False, debug=debug):
         from reinforge.errors import ConfigError, Problem
-        from reinforge.trainer.saved import find_model
+        from reinforge.runs.saved_model import find_model
         from reinforge.types.request import SamplingParams
 
         found = find_model(model, Path(output_dir), "RUN|PATH")

@@ -30,7 +30,7 @@ def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...]
     with guarded(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.errors import ConfigError
-        from reinforge.trainer.check import check_config
+        from reinforge.trainer.setup.check import check_config
 
         report = asyncio.run(check_config(load_config(file, overrides=overrides), num_samples=num_samples))
         if as_json:

@@ -50,8 +50,8 @@ def command(
 
     def run() -> Any:
         from reinforge.config.loader import load_config
+        from reinforge.runs.progress import SilentProgress, default_progress
         from reinforge.tasks.tic_tac_toe import DEMO, DEMO_LONG
-        from reinforge.trainer.progress import SilentProgress, default_progress
         from reinforge.trainer.run import RunOptions, run_config
 
         options = RunOptions(run_name, SilentProgress() if as_json else default_progress())
@@ -68,8 +68,8 @@ def command(
 
 
 def _show_games(folder: Path) -> None:
+    from reinforge.runs.journal import read_outputs
     from reinforge.tasks.tic_tac_toe.show import choose_example, game_lines
-    from reinforge.trainer.store import read_outputs
 
     before, after = read_outputs(folder, "confirm_base"), read_outputs(folder, "confirm_tuned")
     example = choose_example(before, after)

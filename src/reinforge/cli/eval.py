@@ -54,8 +54,8 @@ def command(
     """
     with guarded(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
+        from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-        from reinforge.trainer.progress import PlainProgress, SilentProgress
 
         loaded = load_config(file, overrides=overrides)
         progress = SilentProgress() if as_json else PlainProgress()

@@ -99,7 +99,7 @@ def train(
 
     def run() -> Any:
         from reinforge.config.loader import load_config
-        from reinforge.trainer.progress import SilentProgress, default_progress
+        from reinforge.runs.progress import SilentProgress, default_progress
         from reinforge.trainer.run import RunOptions, run_config
 
         progress = SilentProgress() if as_json else default_progress()
@@ -129,8 +129,8 @@ def _write_resolved(
 ) -> None:
     with guarded(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
-        from reinforge.trainer.check import dry_run
         from reinforge.trainer.run import RunOptions
+        from reinforge.trainer.setup.check import dry_run
 
         written = asyncio.run(dry_run(load_config(file, overrides=overrides), RunOptions(run_name=run_name)))
         said = json.dumps({"ok": True, "config": str(written)}) if as_json else f"{file} is valid; wrote {written}"

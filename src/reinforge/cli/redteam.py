@@ -13,7 +13,7 @@ from reinforge.cli import finetune
 from reinforge.cli.chat import plain_text
 from reinforge.cli.eval import INTERRUPTED
 from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded
-from reinforge.trainer.report import RunSummary
+from reinforge.runs.summary import RunSummary
 
 ARMS = {"confirm_base": "before", "confirm_tuned": "after"}
 
@@ -54,7 +54,7 @@ command.add_command(
 def report_on(summary: RunSummary) -> list[str]:
     """Writes the report of a run that reached its verdict; returns its lines."""
     from reinforge.redteam.report import TEXT_FILE, attack_report, write_report
-    from reinforge.trainer.store import read_outputs
+    from reinforge.runs.journal import read_outputs
 
     outputs = {name: read_outputs(summary.folder, phase) for phase, name in ARMS.items()}
     found = {name: attack_report(each.values()) for name, each in outputs.items() if each}
@@ -94,8 +94,8 @@ def eval_command(
     with guarded(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.redteam.report import attack_report, write_report
+        from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-        from reinforge.trainer.progress import PlainProgress, SilentProgress
 
         progress = SilentProgress() if as_json else PlainProgress()
         options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)

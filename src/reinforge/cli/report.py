@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
-from reinforge.trainer.report import RunSummary
+from reinforge.runs.summary import RunSummary
 
 INTERNAL_ERROR = 1
 NOT_PROMOTED = 3

@@ -14,8 +14,8 @@ from reinforge.cli.finetune import flag
 from reinforge.cli.report import DEBUG, JSON, guarded
 
 if TYPE_CHECKING:
-    from reinforge.trainer.run_folders import RunOverview, RunRecord
-    from reinforge.trainer.verify_run import Verification
+    from reinforge.runs.run_folder import RunOverview, RunRecord
+    from reinforge.runs.verify import Verification
 
 DAMAGE = 4
 OUTPUT_DIR = flag("output_dir", default="./.reinforge/runs", show_default=True, help="Folder of the run folders.")
@@ -43,7 +43,7 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
       reinforge runs list --output_dir runs --json
     """
     with guarded(as_json=as_json, debug=debug):
-        from reinforge.trainer.run_folders import half_removed, read_runs
+        from reinforge.runs.run_folder import half_removed, read_runs
 
         folder = Path(output_dir)
         runs, rests = read_runs(folder), half_removed(folder)
@@ -67,7 +67,7 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
 
 
 def _row(run: RunOverview) -> tuple[str, ...]:
-    from reinforge.trainer.run_folders import local_time, size_text
+    from reinforge.runs.run_folder import local_time, size_text
 
     done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
     epochs = f"{done} of {planned}" if run.record is not None else ""
@@ -108,9 +108,9 @@ def show_command(
         raise click.UsageError("a key names its phase and epoch itself: leave --phase and --epoch out")
     with guarded(as_json=as_json, debug=debug):
         from reinforge.errors import StorageError
+        from reinforge.runs.episodes import episode_lines, find_episode
+        from reinforge.runs.run_folder import read_overview
         from reinforge.trainer.resume import find_run
-        from reinforge.trainer.run_episodes import episode_lines, find_episode
-        from reinforge.trainer.run_folders import read_overview
 
         folder = find_run(run, Path(output_dir))
         if episode is not None:
@@ -133,7 +133,7 @@ def show_command(
 def _shown(run: RunOverview, record: RunRecord) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from reinforge.trainer.run_folders import iso
+    from reinforge.runs.run_folder import iso
 
     sessions = [{**row, "started": iso(row["started_s"]), "ended_at": iso(row["ended_s"])} for row in record.sessions]
     summary = run.summary.as_dict() if run.summary is not None else None
@@ -142,8 +142,8 @@ def _shown(run: RunOverview, record: RunRecord) -> dict[str, Any]:
 
 
 def _tell(run: RunOverview, record: RunRecord) -> None:
-    from reinforge.trainer.run_folders import local_time, resume_point, size_text
-    from reinforge.trainer.run_story import story
+    from reinforge.runs.history import story
+    from reinforge.runs.run_folder import local_time, resume_point, size_text
 
     head = run.summary.headline() if run.summary is not None else run.status
     _say(f"{run.folder.name} {head}" + (f" ({run.owner})" if run.owner else ""))
@@ -170,8 +170,8 @@ def _tell(run: RunOverview, record: RunRecord) -> None:
 
 
 def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
-    from reinforge.trainer.checkpoints import Checkpoints
-    from reinforge.trainer.run_folders import num_bytes
+    from reinforge.runs.checkpoints import Checkpoints
+    from reinforge.runs.run_folder import num_bytes
 
     names = Checkpoints(run.folder).all()
     base = record.validations[0].get("checkpoint") if record.validations else None
@@ -215,8 +215,8 @@ def transcripts_command(
     """
     with guarded(as_json=format == "json", debug=debug):
         from reinforge.errors import ConfigError, Problem
+        from reinforge.runs.transcripts import read_transcripts, transcripts_text
         from reinforge.trainer.resume import find_run
-        from reinforge.trainer.transcripts import read_transcripts, transcripts_text
 
         folder = find_run(run, Path(output_dir))
         found = read_transcripts(folder, phase, epoch, limit)
@@ -244,8 +244,8 @@ def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> Non
       reinforge runs verify last
     """
     with guarded(as_json=as_json, debug=debug):
+        from reinforge.runs.verify import verify_run
         from reinforge.trainer.resume import find_run
-        from reinforge.trainer.verify_run import verify_run
 
         found = verify_run(find_run(run, Path(output_dir)))
         if as_json:
@@ -296,7 +296,7 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool,
     """
     with guarded(as_json=as_json, debug=debug):
         from reinforge.errors import ConfigError, Problem
-        from reinforge.trainer.run_folders import refuse_removal, remove_run
+        from reinforge.runs.run_folder import refuse_removal, remove_run
 
         folders = _to_remove(runs, Path(output_dir))
         for folder in folders:
@@ -315,8 +315,8 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool,
 
 def _to_remove(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
     """Returns the folders that are meant, each once; a run whose removal was cut short counts as one."""
+    from reinforge.runs.run_folder import half_removed
     from reinforge.trainer.resume import find_run
-    from reinforge.trainer.run_folders import half_removed
 
     rests = {name: path for path in half_removed(output_dir) for name in (path.name, str(path))}
     folders = [rests[run] if run in rests else find_run(run, output_dir) for run in runs]
@@ -324,7 +324,7 @@ def _to_remove(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
 
 
 def _ask(folders: list[Path]) -> None:
-    from reinforge.trainer.run_folders import num_bytes, read_overview, size_text
+    from reinforge.runs.run_folder import num_bytes, read_overview, size_text
 
     for folder in folders:
         overview = read_overview(folder)

@@ -17,7 +17,7 @@ from reinforge.config.document import ABSENT, RESOLVERS, TAG, KeyPath, child
 from reinforge.config.environment import escape
 
 if TYPE_CHECKING:
-    from reinforge.config.loader import LoadedConfig
+    from reinforge.config.loaded_config import LoadedConfig
 
 
 def dump_config(loaded: LoadedConfig) -> str:

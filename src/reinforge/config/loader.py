@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from reinforge.config.document import MAX_BYTES, Document, KeyPath, dotted, parse_yaml
 from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.environment import expand
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.overrides import apply_override
 from reinforge.config.problems import Checker
 from reinforge.config.references import check_references
@@ -44,43 +45,6 @@ SINGLES: dict[KeyPath, str] = {
 
 BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("finetuning",))
 """Where nothing (`functions:` and all below it commented out) means what an absent key means."""
-
-
-@dataclass
-class LoadedConfig:
-    """A checked configuration and where it came from.
-
-    Attributes:
-        config: The configuration; components are instances of their classes.
-        path: The file; None where it came from Python.
-        project_root: The file's folder, or the working directory: relative paths and `module:name` start here.
-        data: The plain data that was checked, overrides and variables put in. It may hold secrets.
-        placeholders: Text with `${VAR}` as it was written, by path.
-        types: The `_type` of each component, by path.
-        marks: Line and column of each key, by path; a text where an override set it.
-    """
-
-    config: Config
-    path: Path | None
-    project_root: Path
-    data: dict[str, Any] = field(repr=False)
-    placeholders: dict[KeyPath, str] = field(default_factory=dict)
-    types: dict[KeyPath, str] = field(default_factory=dict)
-    marks: dict[KeyPath, Any] = field(default_factory=dict, repr=False)
-
-    def locate(self, path: str) -> str:
-        """Returns `file:line:column` of a dotted path, or of the nearest key above it that the file has, or the file.
-
-        `-o` alone stands for a value that an override of this very path set; empty for data from Python.
-        """
-        keys = tuple(path.split("."))
-        for end in range(len(keys), 0, -1):
-            mark = self.marks.get(keys[:end])
-            if isinstance(mark, str):
-                return "-o" if mark == f"-o {path}" else mark
-            if mark is not None and self.path:
-                return f"{self.path}:{mark[0]}:{mark[1]}"
-        return str(self.path) if self.path and path else ""
 
 
 def load_config(

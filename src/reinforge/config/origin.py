@@ -10,7 +10,7 @@ import yaml
 
 from reinforge.config.document import KeyPath, dotted
 from reinforge.config.dump import dump_config
-from reinforge.config.loader import LoadedConfig
+from reinforge.config.loaded_config import LoadedConfig
 
 DEFAULT = "default"
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reinforge.engine.engine import Engine as Engine
-    from reinforge.engine.losses import LossOutput as LossOutput
-    from reinforge.engine.losses import register_loss as register_loss
+    from reinforge.engine.losses.base import LossOutput as LossOutput
+    from reinforge.engine.losses.base import register_loss as register_loss
     from reinforge.engine.policies import NamedPolicies as NamedPolicies
 
 _NAMES = {
     "Engine": "reinforge.engine.engine",
-    "LossOutput": "reinforge.engine.losses",
+    "LossOutput": "reinforge.engine.losses.base",
     "NamedPolicies": "reinforge.engine.policies",
-    "register_loss": "reinforge.engine.losses",
+    "register_loss": "reinforge.engine.losses.base",
 }
 
 if "OMP_WAIT_POLICY" not in os.environ:

@@ -26,9 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from reinforge.engine.critic import ValueHead
-from reinforge.engine.learner import Learner
-from reinforge.engine.model import CausalModel, load_module
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.model.value_head import ValueHead
+from reinforge.engine.training.learner import Learner
 from reinforge.errors import EngineError, boundary
 from reinforge.files import writing
 

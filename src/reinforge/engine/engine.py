@@ -22,22 +22,23 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.batch import plain_sample
-from reinforge.engine.critic import ValueHead
-from reinforge.engine.fingerprint import Fingerprints
-from reinforge.engine.job import Job
-from reinforge.engine.learner import Learner, Progress
-from reinforge.engine.losses import Loss
+from reinforge.engine.losses.base import Loss
 from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model import DEFAULT, CausalModel, load_model, load_tokenizer
+from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.model.fingerprint import Fingerprints
+from reinforge.engine.model.loading import load_model, load_tokenizer
+from reinforge.engine.model.preflight import check_adapters
+from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
-from reinforge.engine.prefix import sharing_masks
-from reinforge.engine.preflight import check_adapters
-from reinforge.engine.prompts import PromptRenderer
-from reinforge.engine.replies import Replies
-from reinforge.engine.sampler import Sampler
-from reinforge.engine.scoring import Scorer
-from reinforge.engine.snapshot import Snapshot
+from reinforge.engine.sampling.sampler import Sampler
+from reinforge.engine.training.collate import plain_sample
+from reinforge.engine.training.job import Job
+from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.reply_logprobs import Replies
+from reinforge.engine.training.scoring import Scorer
+from reinforge.engine.training.shared_prefix import sharing_masks
+from reinforge.engine.training.snapshot import Snapshot
 from reinforge.errors import ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
 from reinforge.interfaces import Needs

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.engine.cores import Load
-from reinforge.engine.model import DEFAULT, CausalModel
-from reinforge.engine.prompts import PromptRenderer
-from reinforge.engine.rows import SampleRequest
-from reinforge.engine.sampler import Sampler
-from reinforge.engine.stats import SamplerStats
+from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.sampling.running_batch import SampleRequest
+from reinforge.engine.sampling.sampler import Sampler
+from reinforge.engine.sampling.stats import SamplerStats
+from reinforge.engine.sampling.threads import Load
 from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow, PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs

@@ -20,16 +20,16 @@ from typing import Any
 
 _HOMES = {
     "reinforge.multiagent.agents": ("AgentParameters", "PureTextWholeAgent"),
-    "reinforge.multiagent.arrays": (
+    "reinforge.multiagent.nip.arrays": (
         "NestedArrayDict",
         "concatenate_nested_array_dicts",
         "stack_nested_array_dicts",
     ),
-    "reinforge.multiagent.collect": ("collect_rollouts",),
+    "reinforge.multiagent.nip.collect": ("collect_rollouts",),
     "reinforge.multiagent.dialogue": ("Dialogue", "Message", "Problem", "Step"),
     "reinforge.multiagent.episode": ("ProtocolOutput", "ProtocolWorkflow"),
-    "reinforge.multiagent.groups": ("EmbeddedSharedModelGroup", "OpenAISharedModelGroup"),
-    "reinforge.multiagent.parameters": (
+    "reinforge.multiagent.nip.groups": ("EmbeddedSharedModelGroup", "OpenAISharedModelGroup"),
+    "reinforge.multiagent.nip.parameters": (
         "DebateProtocolParameters",
         "ExperimentSettings",
         "HyperParameters",
@@ -44,9 +44,9 @@ _HOMES = {
         "TextRlParameters",
     ),
     "reinforge.multiagent.protocol": ("ProtocolConfig", "ProtocolHandler", "register_protocol"),
-    "reinforge.multiagent.rollouts": ("dialogues_of", "rollouts_of"),
-    "reinforge.multiagent.shared_model": ("PureTextSharedModelGroup", "PureTextSharedModelGroupState"),
-    "reinforge.multiagent.trainers": ("agents_of", "experiment_config", "protocol_of", "run_experiment"),
+    "reinforge.multiagent.nip.rollouts": ("dialogues_of", "rollouts_of"),
+    "reinforge.multiagent.nip.shared_model": ("PureTextSharedModelGroup", "PureTextSharedModelGroupState"),
+    "reinforge.multiagent.nip.trainers": ("agents_of", "experiment_config", "protocol_of", "run_experiment"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -22,7 +22,7 @@ from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import trajectory_of
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import BoundWorkflow
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig, policy_entries
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig, policy_entries
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from reinforge.errors import ConfigError, EvaluationError, Problem
 from reinforge.interfaces import ContextOverflow, PolicyServer
 from reinforge.multiagent.dialogue import Decision
+from reinforge.multiagent.nip.rollouts import dialogues_of_output
 from reinforge.multiagent.protocol import ProtocolHandler
-from reinforge.multiagent.rollouts import dialogues_of_output
 from reinforge.types.episode import EpisodeRecord, ModelCall
 from reinforge.types.request import ChatPrompt, ModelRequest, TokenLogprobs
 from reinforge.types.seeding import stable_seed

@@ -18,17 +18,15 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from reinforge.config.schema import WorkflowConfig
-from reinforge.multiagent.agents import AgentParameters
+from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.decisions import read_decision
 from reinforge.multiagent.dialogue import DECISIONS, Decision, Dialogue, Problem, Step
-from reinforge.registry import register_workflow
-from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.types.evaluation import EvalInputItem
 
 Turn = tuple[str, str]
@@ -312,23 +310,3 @@ class ProtocolHandler(ABC):
 
     def _speaks(self, agents: Sequence[str], round_id: int) -> bool:
         return any(agent in agents for agent, _ in self.speakers(round_id))
-
-
-HandlerT = TypeVar("HandlerT", bound=type[ProtocolHandler])
-
-
-def register_protocol(config_type: type[DialogueConfig]) -> Callable[[HandlerT], HandlerT]:
-    """Registers a protocol as a workflow under its configuration's name."""
-
-    def decorate(handler: HandlerT) -> HandlerT:
-        async def protocol(config: Any, builder: Any) -> AsyncIterator[BoundWorkflow]:
-            from reinforge.multiagent.workflow import protocol_workflow
-
-            yield await protocol_workflow(handler(config), builder)
-
-        protocol.__module__, protocol.__qualname__ = handler.__module__, handler.__qualname__
-        protocol.handler = handler  # type: ignore[attr-defined]  # finds the handler of a `_type`
-        register_workflow(config_type=config_type)(protocol)
-        return handler
-
-    return decorate

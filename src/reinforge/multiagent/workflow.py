@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.agents import AgentParameters, PureTextWholeAgent
+from reinforge.multiagent.agent_parameters import AgentParameters
+from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.workflow import BoundWorkflow, bind_workflow

@@ -82,7 +82,7 @@ class LocalLLM:
 @register_llm(config_type=LocalLLMConfig)
 async def local_llm(config: LocalLLMConfig, builder: Any) -> AsyncIterator[LocalLLM]:
     """Yields the model, looked at but not yet loaded, and gives it back at the end."""
-    from reinforge.engine.preflight import check_policy
+    from reinforge.engine.model.preflight import check_policy
 
     wanted = config.model_dump()
     wanted["model"] = await builder.get_bundled(config.model)

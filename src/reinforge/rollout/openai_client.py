@@ -15,8 +15,8 @@ from typing import Any, Self
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError
+from reinforge.rollout.openai_config import OpenAILLMConfig
 from reinforge.rollout.openai_http import OpenAIEndpoint, what_is_said
-from reinforge.rollout.openai_llm import OpenAILLMConfig
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
 PATH = "/chat/completions"

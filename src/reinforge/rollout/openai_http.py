@@ -23,7 +23,7 @@ import stamina
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.rollout.openai_llm import EndpointConfig, is_metadata
+from reinforge.rollout.openai_config import EndpointConfig, is_metadata
 
 T = TypeVar("T")
 

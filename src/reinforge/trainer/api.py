@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.loader import LoadedConfig, build_config
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, Problem
 from reinforge.registry import REGISTRY, Registry
-from reinforge.trainer.progress import RunProgress, default_progress
-from reinforge.trainer.report import RunSummary
+from reinforge.runs.progress import RunProgress, default_progress
+from reinforge.runs.summary import RunSummary
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import RunOptions, run_async, run_config
 

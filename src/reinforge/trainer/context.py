@@ -13,11 +13,11 @@ from typing import Any
 from reinforge.config.schema import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
 from reinforge.interfaces import PolicyServer
-from reinforge.trainer.checkpoints import Checkpoints
-from reinforge.trainer.progress import RunProgress
-from reinforge.trainer.records import episode_of
-from reinforge.trainer.store import RunStore, Snapshot
-from reinforge.trainer.transcripts import STAGES, write_transcripts
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.episode_json import episode_of
+from reinforge.runs.journal import RunStore, Snapshot
+from reinforge.runs.progress import RunProgress
+from reinforge.runs.transcripts import STAGES, write_transcripts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 

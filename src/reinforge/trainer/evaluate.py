@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.loader import LoadedConfig
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.run import DatasetEvaluation, error_of
@@ -19,11 +19,11 @@ from reinforge.interfaces import EvaluationReport, TrainerAdapter
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.llms import adapters_of
 from reinforge.rollout.runner import EpisodeRunner
-from reinforge.trainer.components import Builder
-from reinforge.trainer.prepare import Attempts
-from reinforge.trainer.progress import RunProgress, SilentProgress
-from reinforge.trainer.records import episode_json
-from reinforge.trainer.saved import SavedModel, find_model
+from reinforge.runs.episode_json import episode_json
+from reinforge.runs.progress import RunProgress, SilentProgress
+from reinforge.runs.saved_model import SavedModel, find_model
+from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.prepare import Attempts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from reinforge.config.loader import LoadedConfig, build_config, load_config
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import replace_file, to_json
 from reinforge.registry import REGISTRY, Registry
-from reinforge.trainer.components import Builder
+from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.evaluate import ALL, prepare_evaluation
-from reinforge.trainer.progress import SilentProgress
+from reinforge.trainer.setup.components import Builder
 from reinforge.types.evaluation import EvalInput, EvalOutput, EvaluationRunConfig, EvaluationRunOutput
 
 NOT_YET = {

@@ -10,10 +10,7 @@ for one candidate, with fresh episodes of both arms. With no effect at most 2.5 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from reinforge.config.schema import GateConfig
 from reinforge.evaluation.statistics import Improvement, paired_difference, summarize
@@ -62,28 +59,6 @@ class Verdict:
     confirm_base: MetricSummary | None = None
     confirm_tuned: MetricSummary | None = None
     guards: list[Guard] = field(default_factory=list)
-
-
-def choose_best(validations: Sequence[dict[str, Any]], metric: str | None = None) -> dict[str, Any] | None:
-    """Returns the validation with the highest figure on `select`, the baseline (epoch -1) included; ties: the earliest.
-
-    Example: rewards `{-1: 0.40, 0: None, 1: 0.55, 2: 0.55}` by epoch -> the one of epoch 1. None means that nothing
-    could be scored; if the best has epoch -1, no checkpoint beat the base.
-
-    Args:
-        validations: As `EvaluationReport.as_validation` gives them, with `epoch`, `version` and `checkpoint`.
-        metric: The gate's metric; it is used if any validation knows it, else `avg_reward`.
-    """
-    by_metric = metric is not None and any(metric in (row.get("metrics") or {}) for row in validations)
-
-    def figure(row: dict[str, Any]) -> float | None:
-        value = (row.get("metrics") or {}).get(metric) if by_metric else row.get("avg_reward")
-        return value if value is not None and math.isfinite(value) else None
-
-    scored = [(value, row) for row in validations if (value := figure(row)) is not None]
-    if not scored:
-        return None
-    return min(scored, key=lambda pair: (-pair[0], pair[1]["epoch"]))[1]
 
 
 def decide(gate: GateConfig, reward_metric: str, base: EvaluationReport, tuned: EvaluationReport) -> Verdict:

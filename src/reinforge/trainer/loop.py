@@ -35,10 +35,10 @@ from reinforge.interfaces import Trainer
 from reinforge.registry import register_trainer
 from reinforge.rollout.episode import bind_prompts, find_tokens
 from reinforge.trainer import stages
-from reinforge.trainer.builder import GroupTrajectoryBuilder
+from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder
 from reinforge.trainer.canary import Prompts, prompts_of
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
 from reinforge.trainer.refusals import refuse_identical, refuse_untrainable, why_empty
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
@@ -445,7 +445,7 @@ class EpochTrainer(Trainer):
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
         """Draws `reward_plot.png` from the histories up to an epoch."""
-        from reinforge.trainer.plot import draw_reward_plot
+        from reinforge.runs.plot import draw_reward_plot
 
         history = [row for row in self._reward_history if row["epoch"] <= epoch]
         validations = self.context.validations if self.context else self._validation_history

@@ -9,7 +9,7 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EvaluationError
 from reinforge.interfaces import TrajectoryBuilder
 from reinforge.rollout.episode import WORKFLOW
-from reinforge.trainer.builder import GroupTrajectoryBuilder
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 IDENTICAL_SHARE = 0.98

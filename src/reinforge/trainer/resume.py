@@ -11,15 +11,17 @@ from typing import Any
 
 import yaml
 
-from reinforge.config.loader import LoadedConfig, load_config
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import load_config
 from reinforge.config.schema import TranscriptsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
-from reinforge.files import TRASH, to_json
+from reinforge.files import to_json
 from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import REGISTRY, Registry
-from reinforge.trainer.checkpoints import Checkpoints
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.journal import RunStore, Snapshot, read_facts
+from reinforge.runs.run_folder import list_runs
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.store import RunStore, Snapshot, read_facts, read_rows
 from reinforge.types.evaluation import EvalInputItem
 
 logger = logging.getLogger(__name__)
@@ -53,21 +55,6 @@ def find_run(named: str, output_dir: Path) -> Path:
     there = f"there: {', '.join(names[-5:])}" if names else "there is none"
     message = f'there is no run "{named}"{did_you_mean(named, names)}'
     raise ConfigError(Problem("", message, f"runs are looked for in {output_dir}; {there}"))
-
-
-def list_runs(output_dir: Path) -> list[Path]:
-    """Returns the run folders below a folder, the one begun last at the end."""
-    paths = output_dir.expanduser().glob("*/run.sqlite")
-    found = [path.parent for path in paths if not path.parent.name.startswith(TRASH)]
-    return sorted(found, key=lambda folder: (_begun_s(folder), folder.name))
-
-
-def _begun_s(folder: Path) -> float:
-    try:
-        [[begun_s]] = read_rows(folder, "SELECT min(started_s) FROM sessions")
-        return float(begun_s if begun_s is not None else (folder / "run.sqlite").stat().st_mtime)
-    except Exception:  # noqa: BLE001  a damaged run is still listed, as the oldest
-        return 0.0
 
 
 def load_run_config(
@@ -213,8 +200,8 @@ async def go_on_from(
 
 def is_ours(trainer: object, builder: TrajectoryBuilder) -> bool:
     """True if collected episodes may be used again: a user's own builder or trainer is run again as a whole."""
-    from reinforge.trainer.builder import GroupTrajectoryBuilder
-    from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder
+    from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder
+    from reinforge.trainer.builders.group import GroupTrajectoryBuilder
     from reinforge.trainer.loop import EpochTrainer
 
     ours = GroupTrajectoryBuilder | DatasetTrajectoryBuilder

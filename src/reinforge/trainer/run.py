@@ -15,29 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge import __version__
 from reinforge.config.dump import dump_config
-from reinforge.config.loader import LoadedConfig
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
+from reinforge.engine.garbage_collection import few_collections
 from reinforge.errors import BudgetReached, ConfigError, Interrupted, JobFailed, Problem, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation, error_of
 from reinforge.files import replace_file
 from reinforge.interfaces import EvaluationReport
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.checkpoints import copy_model
+from reinforge.runs.journal import RunStore, read_facts
+from reinforge.runs.plot import draw_reward_plot
+from reinforge.runs.progress import RunProgress, SilentProgress
+from reinforge.runs.report import write_report
+from reinforge.runs.summary import RunSummary, load_summary, write_summary
+from reinforge.runs.validations import choose_best
 from reinforge.trainer import resume, stages
-from reinforge.trainer.checkpoints import copy_model
-from reinforge.trainer.components import Builder
 from reinforge.trainer.context import END, RunContext
-from reinforge.trainer.garbage import few_collections
-from reinforge.trainer.gate import choose_best, decide
-from reinforge.trainer.plot import draw_reward_plot
-from reinforge.trainer.prepare import Parts, effective_settings, make_parts, refuse_disabled
-from reinforge.trainer.progress import RunProgress, SilentProgress
-from reinforge.trainer.report import RunSummary, load_summary, write_report, write_summary
-from reinforge.trainer.run_settings import cut_splits, make_small
-from reinforge.trainer.store import RunStore, read_facts
+from reinforge.trainer.gate import decide
+from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.prepare import Parts, effective_settings, make_parts, refuse_disabled
+from reinforge.trainer.setup.run_settings import cut_splits, make_small
 from reinforge.types.evaluation import MetricSummary
+from reinforge.version import __version__
 
 WATCHDOG_S = 5.0
 """Seconds between two looks of the watchdog."""

@@ -9,16 +9,13 @@ from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
 from reinforge.files import write_json
 from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
+from reinforge.runs.journal import Snapshot
+from reinforge.runs.validations import BASELINE, choose_best
 from reinforge.trainer.canary import CanaryReport, Prompts, probe
-from reinforge.trainer.gate import choose_best
-from reinforge.trainer.store import Snapshot
 from reinforge.types.job import TrainingJobStatus, TrainingStatusEnum
 
 if TYPE_CHECKING:
     from reinforge.trainer.context import RunContext
-
-BASELINE = -1
-"""The epoch of everything that happens before the first one."""
 
 
 async def commit(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
+from reinforge.adapters.openai import OpenAIAdapter
+from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT, SFTConfig

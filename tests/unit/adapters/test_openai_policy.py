@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
+from reinforge.adapters.openai import OpenAIAdapter
+from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, BackendUnavailable

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from reinforge.adapters.openai import OpenAIAdapter, OpenAIAdapterConfig
+from reinforge.adapters.openai import OpenAIAdapter
+from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.grpo import GRPO
@@ -18,7 +19,7 @@ from reinforge.config.loader import build_config
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Algorithm
-from reinforge.trainer.check import check_config
+from reinforge.trainer.setup.check import check_config
 from tests.scripted_run import ScriptedRun
 
 NOWHERE = "http://127.0.0.1:9/v1"

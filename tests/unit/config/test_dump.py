@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from reinforge.config.dump import dump_config
-from reinforge.config.loader import LoadedConfig, build_config, load_config
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
 from reinforge.evaluation.datasets import JsonlDatasetConfig, jsonl_dataset
 from tests.unit.config.components import COMPLETE, KEY, registry

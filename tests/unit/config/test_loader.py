@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from reinforge.config.loader import LoadedConfig, build_config, load_config
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
 from tests.unit.config.components import (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from reinforge.algorithms.samples import samples_of_groups
-from reinforge.engine.batch import collate, cut, prefix_of
+from reinforge.engine.training.collate import collate, prefix_of
+from reinforge.engine.training.micro_batches import cut
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 from tests.samples import sample_of, sibling_samples

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from reinforge.engine.conversations import Conversations, KeptSequence, common_length
+from reinforge.engine.sampling.prefix_cache import Conversations, KeptSequence, common_length
 
 
 def sequence(*token_ids: int) -> KeptSequence:

@@ -7,8 +7,8 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.cores import BUSY, Load, sampling_threads
-from reinforge.engine.direct import DirectLlama
+from reinforge.engine.sampling.fast_llama import DirectLlama
+from reinforge.engine.sampling.threads import BUSY, Load, sampling_threads
 from tests.samples import ask, draw, request
 
 

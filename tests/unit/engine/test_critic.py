@@ -9,7 +9,7 @@ import torch
 
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.critic import ValueHead
+from reinforge.engine.model.value_head import ValueHead
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec
 from tests.numerics.test_ppo import with_returns

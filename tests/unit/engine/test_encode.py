@@ -7,10 +7,10 @@ import pytest
 from reinforge.algorithms.samples import to_samples
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.prompts import PromptRenderer
+from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import EngineError
 from reinforge.interfaces import ContextOverflow
-from reinforge.trainer.dataset_builder import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
+from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
 from tests.models import make_tokenizer
 

@@ -16,7 +16,7 @@ from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ConfigError, EngineError
 from reinforge.interfaces import Needs
-from reinforge.trainer.checkpoints import copy_model
+from reinforge.runs.checkpoints import copy_model
 from reinforge.types.sample import LossSpec
 from tests.models import make_tiny_model
 from tests.samples import ask, random_samples, request, sample_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from reinforge.engine.draw import Cuts, draw, restrict, uniforms
-from reinforge.engine.prefill import batches_by_length
-from reinforge.engine.rows import Rows, SampleRequest
-from reinforge.engine.slots import round_up
+from reinforge.engine.sampling.kv_cache import round_up
+from reinforge.engine.sampling.prefill import batches_by_length
+from reinforge.engine.sampling.running_batch import Rows, SampleRequest
+from reinforge.engine.sampling.token_drawing import Cuts, draw, restrict, uniforms
 from reinforge.types.request import SamplingParams
 from reinforge.types.supports import Supports
 

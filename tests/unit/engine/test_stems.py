@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reinforge.engine.batch import WORTH_TOKENS, collate, stems_of
+from reinforge.engine.training.collate import WORTH_TOKENS, collate, stems_of
 from reinforge.types.request import TokenLogprobs
 from tests.samples import sample_of, sibling_samples
 

@@ -12,7 +12,7 @@ from reinforge.config.loader import build_config
 from reinforge.errors import BackendUnavailable, ConfigError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.llm_judge import LLMJudge, LLMJudgeConfig, Unusable, read_verdict
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest
 from tests.openai_server import OpenAIServer, says

@@ -13,7 +13,7 @@ from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reinforge.errors import StorageError
-from reinforge.multiagent.job_files import GroupFiles, JobRecord
+from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection

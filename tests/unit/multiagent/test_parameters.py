@@ -6,7 +6,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.multiagent import ExperimentSettings, HyperParameters, PureTextAgentParameters, TextRlParameters
-from reinforge.multiagent.parameters import changed_fields, refuse_unhonoured
+from reinforge.multiagent.nip.parameters import changed_fields, refuse_unhonoured
 
 AGENTS = {"prover": {"model_name": "m"}, "verifier": {"model_name": "m"}}
 

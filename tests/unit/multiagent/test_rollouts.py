@@ -5,7 +5,7 @@ import pytest
 
 from reinforge.errors import TrajectoryError
 from reinforge.multiagent import Dialogue, HyperParameters, Message, NestedArrayDict, agents_of, protocol_of
-from reinforge.multiagent.rollouts import Views, dialogues_of, rollouts_of, rollouts_of_dialogues, with_true_guess
+from reinforge.multiagent.nip.rollouts import Views, dialogues_of, rollouts_of, rollouts_of_dialogues, with_true_guess
 from tests.groups import dialogue, experiment, replies
 
 PARAMS = experiment("m")

@@ -9,9 +9,10 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
-from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler
+from reinforge.multiagent.registration import register_protocol
 from reinforge.registry import REGISTRY
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 from tests.project import settings as project_settings
 from tests.talk import Talk, example
 

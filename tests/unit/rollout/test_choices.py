@@ -16,7 +16,7 @@ from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import steps_of, trajectory_of
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.trainer.records import episode_json, episode_of
+from reinforge.runs.episode_json import episode_json, episode_of
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import SamplingParams
 from reinforge.types.trajectory import Outcome, TrajectoryGroup

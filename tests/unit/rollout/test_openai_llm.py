@@ -16,8 +16,9 @@ from reinforge.config.loader import build_config
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.openai_client import OpenAIChat
+from reinforge.rollout.openai_config import OPENAI_URL, OpenAILLMConfig, endpoint_of, is_metadata
 from reinforge.rollout.openai_http import MAX_WAIT_S, SafeResolver, asked_wait_s
-from reinforge.rollout.openai_llm import OPENAI_URL, OpenAILLMConfig, endpoint_of, is_metadata, openai_llm
+from reinforge.rollout.openai_llm import openai_llm
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, Step, cut, fails, page, says, slow
 

@@ -11,7 +11,7 @@ from reinforge.rollout.llms import PolicyLLM, PolicyLLMConfig, adapters_of
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples

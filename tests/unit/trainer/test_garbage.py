@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from reinforge.trainer.garbage import THRESHOLDS, few_collections
+from reinforge.engine.garbage_collection import THRESHOLDS, few_collections
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,8 @@ import pytest
 
 from reinforge.config.schema import GateConfig
 from reinforge.interfaces import EvaluationReport
-from reinforge.trainer.gate import Verdict, choose_best, decide
+from reinforge.runs.validations import choose_best
+from reinforge.trainer.gate import Verdict, decide
 
 
 def validation(epoch, reward, **metrics):

@@ -10,12 +10,12 @@ from reinforge.errors import BudgetReached, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.builder import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.runs.journal import RunStore
+from reinforge.runs.progress import SilentProgress
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.canary import short_prompts
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
-from reinforge.trainer.progress import SilentProgress
-from reinforge.trainer.store import RunStore
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from reinforge.errors import StorageError
-from reinforge.trainer.plot import draw_reward_plot, reward_figure
+from reinforge.runs.plot import draw_reward_plot, reward_figure
 
 
 def row(epoch, reward, **more):

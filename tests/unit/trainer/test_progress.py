@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from reinforge.trainer.progress import PlainProgress, RichProgress, SilentProgress, default_progress
+from reinforge.runs.progress import PlainProgress, RichProgress, SilentProgress, default_progress
 
 SETTINGS = [("policy.model", "bundled:tic_tac_toe"), ("seed", "0")]
 ROW = {

@@ -8,7 +8,7 @@ import pytest
 from reinforge.algorithms.samples import to_samples
 from reinforge.files import to_json
 from reinforge.rollout.episode import trajectory_of
-from reinforge.trainer.records import episode_json, episode_of
+from reinforge.runs.episode_json import episode_json, episode_of
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.supports import Supports

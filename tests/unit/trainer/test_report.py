@@ -7,7 +7,8 @@ import pytest
 
 from reinforge.errors import StorageError
 from reinforge.evaluation.statistics import Improvement
-from reinforge.trainer.report import RunSummary, duration_text, write_report, write_summary
+from reinforge.runs.report import write_report
+from reinforge.runs.summary import RunSummary, duration_text, write_summary
 from reinforge.types.evaluation import MetricSummary
 
 

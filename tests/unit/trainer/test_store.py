@@ -10,7 +10,7 @@ import zstandard
 
 from reinforge.errors import ConfigError, StorageError
 from reinforge.files import append_line, replace_file, to_json
-from reinforge.trainer.store import RunStore
+from reinforge.runs.journal import RunStore
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import Outcome

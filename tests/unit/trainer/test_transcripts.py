@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.config.schema import TranscriptsConfig
-from reinforge.trainer.store import RunStore
-from reinforge.trainer.transcripts import read_transcripts, write_transcripts
+from reinforge.runs.journal import RunStore
+from reinforge.runs.transcripts import read_transcripts, write_transcripts
 from reinforge.types.trajectory import Outcome
 from tests.dialogues import ended, episode, said
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn
+from reinforge.multiagent.registration import register_protocol
 
 
 class ADPConfig(ProtocolConfig, name="adp"):

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from reinforge.multiagent.dialogue import Decision, Dialogue, Problem
-from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn
+from reinforge.multiagent.registration import register_protocol
 
 
 class TwoProversConfig(ProtocolConfig):

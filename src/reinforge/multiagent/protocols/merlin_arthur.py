@@ -18,7 +18,8 @@ from pydantic import Field
 
 from reinforge.errors import EvaluationError
 from reinforge.multiagent.dialogue import Decision, Dialogue, Problem
-from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn
+from reinforge.multiagent.registration import register_protocol
 
 
 class MerlinArthurConfig(ProtocolConfig, name="merlin_arthur"):

@@ -12,8 +12,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 from reinforge.multiagent.dialogue import Decision, Problem
-from reinforge.multiagent.protocol import ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import ProtocolHandler, Turn
 from reinforge.multiagent.protocols.debate import TwoProversConfig, in_turn, shuffled
+from reinforge.multiagent.registration import register_protocol
 
 
 class MNIPConfig(TwoProversConfig, name="mnip"):

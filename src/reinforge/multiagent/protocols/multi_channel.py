@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field, field_validator
 
-from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn
+from reinforge.multiagent.registration import register_protocol
 
 
 class MultiChannelConfig(ProtocolConfig, name="multi_channel"):

@@ -22,7 +22,8 @@ from reinforge.errors import ConfigError, EvaluationError, Problem, did_you_mean
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.interfaces import Evaluator
 from reinforge.multiagent.dialogue import Dialogue, Step
-from reinforge.multiagent.protocol import DialogueConfig, ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import DialogueConfig, ProtocolHandler, Turn
+from reinforge.multiagent.registration import register_protocol
 
 
 class RolesConfig(DialogueConfig, name="roles"):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn, register_protocol
+from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn
+from reinforge.multiagent.registration import register_protocol
 
 
 class SoloVerifierConfig(ProtocolConfig, name="solo_verifier"):

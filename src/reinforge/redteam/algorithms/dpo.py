@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from reinforge.algorithms.preference import make_pairs
-from reinforge.engine.losses import find_loss
-from reinforge.engine.replies import batch_of_replies, mean_loss
+from reinforge.engine.losses.base import find_loss
+from reinforge.engine.training.reply_logprobs import batch_of_replies, mean_loss
 from reinforge.redteam.algorithms.siblings import refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from reinforge.algorithms.advantages import relative_to
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
-from reinforge.engine.losses import find_loss
-from reinforge.engine.replies import batch_of_replies, mean_loss
+from reinforge.engine.losses.base import find_loss
+from reinforge.engine.training.reply_logprobs import batch_of_replies, mean_loss
 from reinforge.redteam.algorithms.rows import as_rows, read_row
 from reinforge.redteam.algorithms.siblings import refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm

@@ -20,8 +20,8 @@ import numpy as np
 
 from reinforge.algorithms.advantages import batch_normalised
 from reinforge.algorithms.ppo import generalized_advantages
-from reinforge.engine.losses import find_loss
-from reinforge.engine.replies import batch_of_replies, mean_loss
+from reinforge.engine.losses.base import find_loss
+from reinforge.engine.training.reply_logprobs import batch_of_replies, mean_loss
 from reinforge.errors import ConfigError, Problem
 from reinforge.redteam.algorithms.rows import as_rows, read_row
 from reinforge.redteam.core.algorithm import Algorithm

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from reinforge.config.schema import OptimizerConfig, ScheduleConfig
-    from reinforge.engine.mover import Mover
+    from reinforge.engine.training.optimizer_step import Mover
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class System(ABC, Generic[StateT, ActionT]):
 
     def make_mover(self, settings: OptimizerConfig, schedule: ScheduleConfig) -> Mover:
         """Returns what moves `parameters()`."""
-        from reinforge.engine.mover import Mover
+        from reinforge.engine.training.optimizer_step import Mover
 
         return Mover({str(i): parameter for i, parameter in enumerate(self.parameters())}, settings, schedule)
 

@@ -33,7 +33,7 @@ class ClassifierScorer(Scorer[str, str]):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from reinforge.engine.checkpoint import quiet
-        from reinforge.engine.model import pick_device
+        from reinforge.engine.model.loading import pick_device
 
         with boundary(EngineError, f"load the classifier {model}"), quiet():
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)

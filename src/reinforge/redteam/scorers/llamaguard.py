@@ -40,8 +40,8 @@ class LlamaGuardScorer(Scorer[str, str]):
         batch_tokens: int = 16384,
     ):
         from reinforge.engine.checkpoint import quiet
-        from reinforge.engine.model import load_model, load_tokenizer
-        from reinforge.engine.prompts import PromptRenderer
+        from reinforge.engine.model.chat_template import PromptRenderer
+        from reinforge.engine.model.loading import load_model, load_tokenizer
 
         precision = "float32" if DEVICE == "cpu" else "bfloat16"
         config = PolicyConfig(model=str(model), precision=precision)
@@ -56,7 +56,7 @@ class LlamaGuardScorer(Scorer[str, str]):
         """Returns one probability a text."""
         import torch
 
-        from reinforge.engine.replies import score_replies
+        from reinforge.engine.training.reply_logprobs import score_replies
 
         if not x:
             return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from reinforge.multiagent.dialogue import Dialogue
-from reinforge.multiagent.protocol import register_protocol
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.registration import register_protocol
 from reinforge.tasks.debate.cells import checked
 
 

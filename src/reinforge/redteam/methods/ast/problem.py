@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from reinforge.engine import Engine
-    from reinforge.engine.mover import Mover
-    from reinforge.engine.replies import Replies
+    from reinforge.engine.training.optimizer_step import Mover
+    from reinforge.engine.training.reply_logprobs import Replies
 
 logger = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ class ASTSystem(System[str, str]):
         """Returns exp(-mean log p) of each probe under the baseline, or the target if `likelihood` says so."""
         import torch
 
-        from reinforge.engine.replies import perplexities
+        from reinforge.engine.training.reply_logprobs import perplexities
 
         ask = self.get_target_logprobs if self.likelihood == "target" else self.get_baseline_logprobs
         with torch.no_grad():

@@ -15,10 +15,10 @@ from reinforge.errors import BackendError
 from reinforge.evaluation.evaluators.base import text_of
 from reinforge.rollout.capture import ChatModel
 from reinforge.rollout.openai_client import OpenAIChat
-from reinforge.rollout.openai_llm import OpenAILLMConfig, endpoint_of
+from reinforge.rollout.openai_config import OpenAILLMConfig, endpoint_of
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.components import Builder
+from reinforge.trainer.setup.components import Builder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import Message, ModelReply, ModelRequest

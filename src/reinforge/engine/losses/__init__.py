@@ -1,0 +1,1 @@
+"""Losses by name: the policy-gradient family and the preference family."""

@@ -1,0 +1,157 @@
+"""Losses: pure functions on one `TokenBatch`, found by name.
+
+    @register_loss("my_loss")
+    def my_loss(batch: TokenBatch, logprobs_BT: Tensor, *, scale: float = 1.0) -> LossOutput: ...
+
+The learner sums: the loss of an optimizer step is sum_t w_s l_t / sum_t w_s over all trained tokens of the step,
+w_s the sample's weight, so how a step is cut into micro-batches does not change it. A loss of one number a sample is
+sum_s w_s l_s / sum_s w_s.
+Ours stand in families: `policy_losses.py`, `preference_losses.py`; here is what they share.
+Shapes: B samples, T tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from reinforge.engine.token_batch import TokenBatch
+from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
+from reinforge.types.sample import LossSpec
+
+FAMILIES = ("reinforge.engine.losses.policy_gradient", "reinforge.engine.losses.preference")
+"""Modules that register losses; imported when one is first looked for."""
+
+
+@dataclass(slots=True)
+class LossOutput:
+    """What a loss returns.
+
+    Attributes:
+        loss: `[B, T]` loss of each token, read where `loss_mask` is True; `[B]` loss of each sample; or one number,
+            which counts by the weights of the batch's samples.
+        metrics: Name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports means over a step's
+            trained tokens, samples, or micro-batches.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Loss = Callable[..., Any]
+"""`loss(batch, logprobs_BT, **params)` returns a `LossOutput`, a tensor, or a tensor and metrics."""
+
+_LOSSES: dict[str, Loss] = {}
+
+
+def register_loss(name: str) -> Callable[[Loss], Loss]:
+    """Registers `loss(batch, logprobs_BT, **params)` under a name that `LossSpec.name` can give."""
+
+    def register(loss: Loss) -> Loss:
+        _LOSSES[name] = loss
+        return loss
+
+    return register
+
+
+def output_of(found: LossOutput | Tensor | tuple[Tensor, Mapping[str, Any]]) -> LossOutput:
+    """Returns what a loss returned as a `LossOutput`: a tensor alone has no metrics, those of a pair may be numbers."""
+    if isinstance(found, Tensor):
+        return LossOutput(found)
+    if isinstance(found, tuple):
+        return LossOutput(found[0], {name: torch.as_tensor(value) for name, value in found[1].items()})
+    return found
+
+
+def find_loss(spec: LossSpec) -> Loss:
+    """Returns the loss that a spec names: a registered one, or `package.module:function`, which is imported now.
+
+    The second form keeps torch out of the module that holds a user's algorithm.
+
+    Raises:
+        ConfigError: No loss has that name, or it does not take these parameters.
+    """
+    for family in FAMILIES:
+        importlib.import_module(family)
+    loss = _imported(spec.name) if ":" in spec.name else _LOSSES.get(spec.name)
+    if loss is None:
+        names = ", ".join(sorted(_LOSSES))
+        message = f'no loss named "{spec.name}"{did_you_mean(spec.name, _LOSSES)}'
+        raise ConfigError(
+            Problem("finetuning.algorithm", message, f"registered: {names}; or name yours as package.module:function")
+        )
+    allowed = _parameters(loss)
+    unknown = [name for name in spec.params if allowed is not None and name not in allowed]
+    if allowed is not None and unknown:
+        message = f'the loss "{spec.name}" takes no "{unknown[0]}"{did_you_mean(unknown[0], allowed)}'
+        raise ConfigError(Problem("finetuning.algorithm", message, f"it takes: {', '.join(allowed) or 'nothing'}"))
+    return loss
+
+
+def _parameters(loss: Loss) -> list[str] | None:
+    """Returns the names of a loss's parameters, those of `**params: Unpack[SomeTypedDict]` too; None: it takes any."""
+    names = []
+    for parameter in inspect.signature(loss).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            if "Unpack" not in str(parameter.annotation):
+                return None
+            [shared] = get_args(get_type_hints(loss)[parameter.name])
+            names += list(shared.__annotations__)
+    return names
+
+
+def _imported(name: str) -> Any:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise ConfigError(
+            Problem("finetuning.algorithm", f'the loss "{name}" cannot be imported: {describe_error(error)}')
+        ) from error
+
+
+@register_loss("cross_entropy")
+def cross_entropy(batch: TokenBatch, logprobs_BT: Tensor) -> LossOutput:
+    """Returns the negative log-likelihood, l_t = -log p(t): supervised fine-tuning.
+
+    Args:
+        batch: The tokens.
+        logprobs_BT: log p of each trained token under the weights being trained.
+    """
+    return LossOutput(-logprobs_BT)
+
+
+def kl_to_reference(batch: TokenBatch, logprobs_BT: Tensor, estimator: str = "k3") -> Tensor:
+    """Returns an estimate of KL(p, p_ref) from each token drawn from p, `[B, T]` (Schulman, "Approximating KL
+    divergence", 2020).
+
+    With d = log p - log p_ref: k1 = d, without bias and of high variance; k2 = d^2 / 2, of low variance and biased;
+    k3 = exp(-d) - 1 + d, without bias and never negative. Of the three, only the mean gradient of k2 is the
+    divergence's own on policy; that of k1 is zero, so k1 belongs into a reward.
+
+    Raises:
+        ConfigError: The batch has no reference log-probs, or there is no such estimator.
+    """
+    if batch.ref_logprobs is None:
+        raise ConfigError("this loss needs ref_logprobs; let the algorithm's needs ask for them")
+    d_BT = torch.where(batch.loss_mask, logprobs_BT - batch.ref_logprobs, 0.0)
+    if estimator == "k1":
+        return d_BT
+    if estimator == "k2":
+        return d_BT**2 / 2
+    if estimator == "k3":
+        return (-d_BT).exp() - 1 + d_BT
+    raise ConfigError(f'there is no KL estimator "{estimator}"; there are k1, k2 and k3')
+
+
+def mean_by_sample(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Returns the mean over each sample's trained tokens, `[B]`."""
+    return torch.where(mask_BT, values_BT, 0.0).sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)

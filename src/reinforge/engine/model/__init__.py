@@ -1,0 +1,1 @@
+"""The model: loading, attention, the output layer, adapters, the chat template."""

@@ -1,0 +1,45 @@
+"""A hash of weights: two models that differ in one bit have different ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+
+
+class Fingerprints:
+    """Hashes of one model with each of its adapters; the weights that never change are read once.
+
+    Args:
+        model: The model.
+        learned: What is trained, of all adapters.
+    """
+
+    def __init__(self, model: CausalModel, learned: Collection[nn.Parameter]):
+        self.model = model
+        ids = {id(parameter) for parameter in learned}
+        self._frozen = {name: p for name, p in model.module.named_parameters() if id(p) not in ids}
+        self._frozen_digest: bytes | None = None
+
+    def of_active(self) -> str:
+        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, other adapters left out."""
+        own = f".{self.model.adapter}."  # an adapter is the same one under every name
+        trained = {name.replace(own, f".{DEFAULT}."): p for name, p in self.model.trained_parameters.items()}
+        if self._frozen_digest is None:
+            self._frozen_digest = _digest(self._frozen) if self._frozen else b""
+        return hashlib.sha256(self._frozen_digest + _digest(trained)).hexdigest()[:16]
+
+
+def _digest(parameters: Mapping[str, Tensor]) -> bytes:
+    """Returns the SHA-256 over names and bytes of parameters."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters.items()):
+        digest.update(name.encode())
+        content: Any = parameter.detach().cpu().contiguous().view(torch.uint8).numpy()
+        digest.update(content)
+    return digest.digest()

@@ -1,0 +1,32 @@
+"""Keeps the keys and values of whole prompts, for prefill and for shared prefixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+
+class PrefillLayer(CacheLayerMixin):
+    """Keeps the keys and values of whole prompts, `[B, H, T, D]`."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Does nothing: there is nothing to make."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keeps the prompts' keys and values and gives them back."""
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns length and offset of what a query sees."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Returns 0: nothing comes before a prompt."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Returns -1: no bound."""
+        return -1

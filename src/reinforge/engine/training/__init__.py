@@ -1,0 +1,1 @@
+"""Training: samples, shared prefixes, log-probs, optimizer steps."""

@@ -1,0 +1,182 @@
+"""Makes padded batches of samples, with what their rows have in common: prefixes and stems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reinforge.engine.model.flash_attention import runs_of
+from reinforge.engine.token_batch import BatchSupports, Prefixes, Stems, TokenBatch
+from reinforge.errors import TrajectoryError
+from reinforge.types.sample import TrainingSample
+
+WORTH = 0.9
+"""Prefixes are shared where that leaves at most this share of the tokens: a second pass has a price of its own."""
+
+
+RUN_TOKENS = 1024
+"""Tokens of prefixes, repeated row by row, that cost as much as a run of the kernel that sees them where they are."""
+
+
+WORTH_TOKENS = 128
+"""Stems are shared where that saves at least so many tokens: what the calls of another pass cost on small models."""
+
+
+def collate(samples: Sequence[TrainingSample], device: torch.device | None = None) -> TokenBatch:
+    """Returns the samples as one batch.
+
+    Raises:
+        TrajectoryError: A sample trains its first token, which no context precedes, or a preference pair is no pair.
+    """
+    if any(len(sample) and sample.loss_mask[0] for sample in samples):
+        raise TrajectoryError("loss_mask[0] is True: the first token of a sample has no context to be predicted from")
+
+    lengths = np.array([len(sample) for sample in samples])
+    is_token_BT = np.arange(lengths.max()) < lengths[:, None]
+
+    def pad(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> Tensor:
+        padded: np.ndarray = np.full(is_token_BT.shape, fill, dtype)
+        padded[is_token_BT] = np.concatenate(rows)
+        return torch.from_numpy(padded).to(device)
+
+    families = _families(samples)
+    prefixes = _prefixes(len(samples), families, device)
+    width = int(lengths.max()) - 1 if prefixes is None else prefixes.token_ids.shape[1]
+    olds = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
+    refs = [s.ref_logprobs for s in samples if s.ref_logprobs is not None]
+    returns = [s.returns for s in samples if s.returns is not None]
+    values = [s.values for s in samples if s.values is not None]
+    return TokenBatch(
+        token_ids=pad([s.token_ids for s in samples], np.int64),
+        lengths=torch.from_numpy(lengths).to(device),
+        loss_mask=pad([s.loss_mask for s in samples], np.bool_),
+        temperatures=pad([s.temperatures for s in samples], np.float32, 1),
+        sampling_logprobs=pad([s.sampling_logprobs for s in samples], np.float32),
+        old_logprobs=pad(olds, np.float32),
+        ref_logprobs=pad(refs, np.float32) if len(refs) == len(samples) else None,
+        advantages=pad([np.zeros(len(s)) if s.advantages is None else s.advantages for s in samples], np.float32),
+        weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
+        prefixes=prefixes,
+        stems=stems_of(list(families), width, device),  # without siblings each family is a sample, in order
+        pairs=_pairs(samples, device),
+        returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
+        old_values=pad(values, np.float32) if len(values) == len(samples) else None,
+        old_is_learners=any(sample.old_logprobs is not None for sample in samples),
+        supports=_supports(samples, device),
+    )
+
+
+def _supports(samples: Sequence[TrainingSample], device: torch.device | None) -> BatchSupports | None:
+    if all(sample.supports is None for sample in samples):
+        return None
+    counts: list[np.ndarray] = [np.zeros(1, np.int64)]
+    words: list[np.ndarray] = []
+    for sample in samples:
+        if sample.supports is None:
+            counts.append(np.zeros(sample.num_trained, np.int64))
+        else:
+            counts.append(sample.supports.counts[sample.loss_mask])
+            words.append(sample.supports.token_ids[np.repeat(sample.loss_mask, sample.supports.counts)])
+    return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(words)).to(device).long())
+
+
+def _prefixes(count: int, families: dict[tuple[int, ...], list[int]], device: torch.device | None) -> Prefixes | None:
+    if len(families) == count or () in families:
+        return None
+    groups = np.zeros(count, np.int64)
+    token_ids = np.zeros((len(families), max(map(len, families))), np.int64)
+    for number, (prefix, members) in enumerate(families.items()):
+        groups[members] = number
+        token_ids[number, : len(prefix)] = prefix
+    lengths = [len(prefix) for prefix in families]
+    tensors = [torch.from_numpy(array).to(device) for array in (token_ids, np.array(lengths), groups)]
+    num_runs = 1 + sum(len(a) != len(b) for a, b in pairwise(families.values()))
+    are_worth_it = num_runs * RUN_TOKENS <= count * token_ids.shape[1]
+    runs = runs_of(groups.tolist(), lengths) if are_worth_it else None
+    return Prefixes(tensors[0], tensors[1], tensors[2], runs)
+
+
+def stems_of(prompts: Sequence[tuple[int, ...]], width: int, device: torch.device | None) -> Stems | None:
+    """Returns what prompts begin with, up to where computing that once leaves the fewest tokens; None: it saves little.
+
+    The last token of every prompt is behind its stem, so that whatever is predicted from prompts is, too.
+
+    Example: prompts a a a a b b c, a a a a d and e e e e b, 8 tokens wide: 3 x 8 = 24 tokens; with stems of 4 tokens
+        2 x 4 + 3 x 4 = 20 (which is worth it where there are more of them).
+
+    Args:
+        prompts: Each row's tokens before the first trained one.
+        width: Tokens of the rows.
+        device: Where the tensors are put.
+    """
+    longest = min(map(len, prompts)) - 1
+    if longest < 1 or len(prompts) * width <= WORTH_TOKENS:
+        return None
+    token_ids = np.array([prompt[:longest] for prompt in prompts], np.int64)
+    order = sorted(range(len(prompts)), key=lambda row: token_ids[row].tobytes())
+    differ = token_ids[order[1:]] != token_ids[order[:-1]]
+    alike = np.where(differ.any(axis=1), differ.argmax(axis=1), longest)  # first tokens shared with the row before
+    lengths = np.arange(1, longest + 1)
+    counts = 1 + np.bincount(alike, minlength=longest).cumsum()[:longest]  # rows that begin anew within so many tokens
+    whole = len(prompts) * width
+    saved = (len(prompts) - counts) * lengths
+    length = int(lengths[saved.argmax()])
+    if saved.max() < WORTH_TOKENS or whole - saved.max() > WORTH * whole:
+        return None
+    begins = np.concatenate(([True], alike < length))
+    groups = np.zeros(len(prompts), np.int64)
+    groups[order] = begins.cumsum() - 1
+    stems = token_ids[np.array(order)[begins], :length]
+    return Stems(torch.from_numpy(stems).to(device), torch.from_numpy(groups).to(device))
+
+
+def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
+    """Returns the samples' indices by their prefixes."""
+    families: dict[tuple[int, ...], list[int]] = {}
+    for index, sample in enumerate(samples):
+        families.setdefault(prefix_of(sample), []).append(index)
+    return families
+
+
+def prefix_of(sample: TrainingSample) -> tuple[int, ...]:
+    """Returns what stands before a sample's first trained token (everything, if none is)."""
+    first = int(sample.loss_mask.argmax()) if len(sample) else 0
+    return tuple(sample.token_ids[: first if first or sample.num_trained else len(sample)].tolist())
+
+
+def _pairs(samples: Sequence[TrainingSample], device: torch.device | None) -> Tensor | None:
+    pairs = [sorted(unit, key=lambda i: -samples[i].reward) for unit in units_of(samples) if len(unit) > 1]
+    for pair in pairs:
+        rewards = [samples[i].reward for i in pair]
+        if len(pair) != 2 or rewards[0] == rewards[1]:
+            name = samples[pair[0]].pair_id
+            raise TrajectoryError(f'pair "{name}" has to be two samples of different rewards, not {rewards}')
+    return torch.tensor(pairs, device=device) if pairs else None
+
+
+def plain_sample(token_ids: Sequence[int]) -> TrainingSample:
+    """Returns tokens as a sample that looks at every token but the first, at temperature 1."""
+    n = len(token_ids)
+    return TrainingSample(
+        token_ids=np.asarray(token_ids, np.int64),
+        loss_mask=np.arange(n) > 0,
+        sampling_logprobs=np.zeros(n, np.float32),
+        temperatures=np.ones(n, np.float32),
+        policy_versions=np.full(n, -1, np.int64),
+        turn_ids=np.full(n, -1, np.int64),
+    )
+
+
+def units_of(samples: Sequence[TrainingSample]) -> list[list[int]]:
+    """Returns the samples' indices by what must be computed together: the two of a pair, or one alone.
+
+    Example: `pair_id` of a, None, a, None -> [[0, 2], [1], [3]].
+    """
+    units: dict[int | str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        units.setdefault(index if sample.pair_id is None else sample.pair_id, []).append(index)
+    return list(units.values())

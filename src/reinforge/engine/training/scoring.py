@@ -1,0 +1,82 @@
+"""What the weights, the reference and the critic say of given tokens; called in the sampler's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.masks import AttentionMasks
+from reinforge.engine.model.value_head import ValueHead, sample_values
+from reinforge.engine.training.logprobs import sample_logprobs
+from reinforge.engine.training.reply_logprobs import Replies, score_replies
+from reinforge.errors import EngineError
+from reinforge.types.request import TokenLogprobs
+from reinforge.types.sample import FloatArray, TrainingSample
+
+
+class Scorer:
+    """Scores in micro-batches of bounded size.
+
+    Args:
+        model: The model that is trained, by the adapter that is set.
+        masks: For prefixes that siblings share; None: this family cannot share them.
+        max_tokens: Most tokens of a micro-batch, padding included.
+        keeps_reference: There is one: `reference`, or with adapters the model without them.
+        reference: A frozen copy of the weights that were loaded.
+        critic: The value head; None: there is none.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        masks: AttentionMasks | None,
+        max_tokens: int,
+        *,
+        keeps_reference: bool,
+        reference: CausalModel | None,
+        critic: ValueHead | None,
+    ):
+        self.model, self.masks, self.max_tokens = model, masks, max_tokens
+        self.keeps_reference, self.reference, self.critic = keeps_reference, reference, critic
+
+    def require(self, *, reference: bool, values: bool) -> None:
+        """Makes sure that what is asked for is there.
+
+        Raises:
+            EngineError: There is no reference, or no critic.
+        """
+        if values and self.critic is None:
+            raise EngineError("values need a critic: load the engine with critic=True")
+        if reference and not self.keeps_reference:
+            raise EngineError("ref_logprobs need a reference: load the engine with keep_reference=True")
+
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
+        return sample_logprobs(self.model, samples, self.max_tokens, self.masks)
+
+    def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns the same by the reference."""
+        with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
+            return sample_logprobs(reference, samples, self.max_tokens, self.masks)
+
+    def values(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns the critic's value before each trained token, `[T]` each, 0 elsewhere."""
+        assert self.critic is not None  # `require` was asked before
+        return sample_values(self.model, self.critic, samples, self.max_tokens, self.masks)
+
+    def replies(self, said: Sequence[TokenLogprobs], *, reference: bool, values: bool, grad: bool) -> Replies:
+        """Returns log-probs of given replies as rows.
+
+        Args:
+            said: Prompt, tokens and temperature of each.
+            reference: By the reference.
+            values: By the critic too.
+            grad: With gradient.
+        """
+        lent = self.model.without_adapters() if reference and self.reference is None else nullcontext()
+        with lent, torch.set_grad_enabled(grad):
+            model = self.reference if reference and self.reference else self.model
+            return score_replies(model, said, self.max_tokens, self.masks, self.critic if values else None)

@@ -1,0 +1,1 @@
+"""The run folder: journal, checkpoints, reports, and the readers of all three."""

@@ -1,0 +1,1 @@
+"""The bundled trajectory builders: `group`, `tree`, `dataset`."""

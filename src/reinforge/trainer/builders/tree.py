@@ -1,0 +1,51 @@
+"""The trajectory builder `_type: tree`: each branching point of an episode becomes one group of siblings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.registry import register_trajectory_builder
+from reinforge.rollout.tree import BackUp, groups_from_tree
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig, policy_entries
+from reinforge.types.episode import EpisodeRecord
+from reinforge.types.trajectory import Trajectory
+
+
+class TreeTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="tree"):
+    """For agents that ask the same prompt several times and go on from each reply."""
+
+    num_generations: int = Field(default=1, ge=1, description="Trees of each example.")
+    back_up: BackUp = Field(
+        default="none",
+        description="none: a reply earns the reward marked on it; mean, max: plus that of the replies that follow.",
+    )
+
+
+class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
+    """Collects trees and returns a group for each of their branching points."""
+
+    siblings_setting = "workflow.width"
+    groups_are_examples = False
+    trajectory_builder_config: TreeTrajectoryBuilderConfig
+
+    def num_siblings(self, workflow_config: Any) -> int:
+        """Returns the replies to a prompt as far as the agent's configuration tells: siblings are branches."""
+        return getattr(workflow_config, "width", 2)
+
+    def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
+        """Returns the siblings of each branching point; what counts is the reward marked on each reply."""
+        back_up = self.trajectory_builder_config.back_up
+        return [
+            siblings
+            for record, _ in scored
+            for siblings in groups_from_tree(record, self._targets(record), back_up, self.policies)
+        ]
+
+
+@register_trajectory_builder(config_type=TreeTrajectoryBuilderConfig)
+async def tree_builder(config: TreeTrajectoryBuilderConfig, builder: Any) -> AsyncIterator[TreeTrajectoryBuilder]:
+    """Yields the tree builder."""
+    yield TreeTrajectoryBuilder(config, policy_entries(builder))

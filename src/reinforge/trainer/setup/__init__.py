@@ -1,0 +1,1 @@
+"""Builds and validates the components of a run before any work starts."""

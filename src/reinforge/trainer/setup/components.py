@@ -1,0 +1,226 @@
+"""Makes the components of one run and tears them down in the opposite order, also when the run fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from reinforge.algorithms.grpo import GRPOConfig
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import load_config
+from reinforge.config.schema import Config
+from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
+from reinforge.interfaces import (
+    Algorithm,
+    DatasetLoader,
+    Evaluator,
+    PolicyServer,
+    Trainer,
+    TrainerAdapter,
+    TrajectoryBuilder,
+)
+from reinforge.registry import REGISTRY, Registry, TypedConfig
+from reinforge.rollout.capture import ChatModel
+from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
+
+logger = logging.getLogger(__name__)
+
+BUNDLED = "bundled:"
+DATASET = "eval.general.dataset"
+
+
+class Builder:
+    """Gives access to the components of one configuration; each is made once, on first use.
+
+    Args:
+        loaded: The configuration.
+        registry: Where component types are looked up.
+        makes_models: False: a bundled model is looked up and not made, for checks that may cost nothing.
+    """
+
+    def __init__(self, loaded: LoadedConfig, registry: Registry = REGISTRY, *, makes_models: bool = True):
+        self.loaded, self.registry, self.makes_models = loaded, registry, makes_models
+        self._made: dict[tuple[str, str, str], Any] = {}
+        self._stack = AsyncExitStack()
+        self._adapter: TrainerAdapter | None = None
+        self._validation: Builder | None = None
+
+    @property
+    def config(self) -> Any:
+        """The whole configuration."""
+        return self.loaded.config
+
+    @property
+    def project_root(self) -> Path:
+        """The folder below which `module:name` is looked up."""
+        return self.loaded.project_root
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._stack.__aexit__(*exc_info)
+
+    async def get_validation_builder(self) -> Builder:
+        """Returns what makes dataset and evaluators of `select` and `confirm`: itself, or that of another file.
+
+        Raises:
+            ConfigError: Something is wrong in the other file.
+        """
+        run = self.config.finetuning.run_configuration
+        if run is None or run.validation_config_file is None:
+            return self
+        if self._validation is None:
+            other = load_config(run.validation_config_file, registry=self.registry)
+            made = Builder(other, self.registry, makes_models=self.makes_models)
+            self._validation = await self._stack.enter_async_context(made)
+        return self._validation
+
+    async def get_llm(self, name: str) -> ChatModel:
+        """Returns the model behind an entry of `llms`."""
+        return await self._section("llm", "llms", name)
+
+    async def get_workflow(self) -> BoundWorkflow:
+        """Returns the agent."""
+        config = self.config.workflow
+        made = await self._make("workflow", "workflow", config)
+        if isinstance(made, BoundWorkflow):
+            return made
+        return bind_workflow(made, getattr(config, "llm", None))
+
+    async def get_function(self, name: str) -> Any:
+        """Returns a component of `functions`."""
+        return await self._section("workflow", "functions", name)
+
+    async def get_dataset(self, file: str | Path | None = None) -> DatasetLoader:
+        """Returns the dataset's loader.
+
+        Args:
+            file: Read like the configured dataset, in its place; its ending may name another type of file.
+        """
+        config = self.config.eval.general.dataset
+        if file is None:
+            return await self._make("dataset", DATASET, config)
+        if "file_path" not in type(config).model_fields:
+            message = f"the dataset's type {config.static_type} reads no file that {file} could replace"
+            raise ConfigError(Problem(DATASET, message, "use a dataset with a file_path, such as `_type: jsonl`"))
+        name = self.loaded.types.get(tuple(DATASET.split(".")), str(config.static_type))
+        ending = Path(file).suffix.lower().removeprefix(".")
+        if ending != config.file_path.suffix.lower().removeprefix(".") and ending in self.registry.names("dataset"):
+            name, given = ending, config
+            config = self.registry.get("dataset", name).config_type.model_construct()
+            shared = [key for key in type(config).model_fields if key in type(given).model_fields]
+            config = config.model_copy(update={key: getattr(given, key) for key in shared})
+        config = config.model_copy(update={"file_path": Path(file)})
+        return await self._make("dataset", DATASET, config, name=name, key=str(file))
+
+    async def get_evaluator(self, name: str) -> Evaluator:
+        """Returns an evaluator."""
+        return await self._make("evaluator", f"eval.evaluators.{name}", self.config.eval.evaluators[name])
+
+    async def get_trajectory_builder(self, name: str) -> TrajectoryBuilder:
+        """Returns a trajectory builder."""
+        return await self._section("trajectory_builder", "trajectory_builders", name)
+
+    async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
+        """Returns a trainer adapter; its policy is what `llms.<name>._type: policy` means."""
+        self._adapter = await self._section("trainer_adapter", "trainer_adapters", name)
+        return self._adapter
+
+    async def get_trainer(self, name: str) -> Trainer:
+        """Returns a trainer."""
+        return await self._section("trainer", "trainers", name)
+
+    async def get_algorithm(self) -> Algorithm:
+        """Returns the run's algorithm; GRPO with its defaults where none is named."""
+        config = self.config.finetuning
+        if config.algorithm is None:  # the default is written into the resolved configuration
+            config.algorithm = GRPOConfig()
+            self.loaded.types["finetuning", "algorithm"] = str(GRPOConfig.static_type)
+        return await self._make("algorithm", "finetuning.algorithm", config.algorithm)
+
+    async def get_model_path(self) -> str | None:
+        """Returns the folder or id of the model to train; a bundled one is made on first use."""
+        model = self.config.finetuning.policy.model
+        return None if model is None else await self.get_bundled(model, "finetuning.policy.model")
+
+    async def get_bundled(self, model: str, path: str = "model") -> str:
+        """Returns the folder of `bundled:NAME`, made on first use; any other model is returned as it is.
+
+        Args:
+            model: Folder, hub id or `bundled:NAME`.
+            path: Where it stands in the configuration, for the message that there is no such model.
+        """
+        if not model.startswith(BUNDLED):
+            return model
+        name = model.removeprefix(BUNDLED)
+        component = self.registry.get("model", name, path)
+        if not self.makes_models:
+            return model
+        return str(await self._make("model", path, component.config_type(), name=name, key=name))
+
+    def policy(self) -> PolicyServer | None:
+        """Returns the policy server of the adapter made before."""
+        return self._adapter.policy() if self._adapter is not None else None
+
+    async def _section(self, kind: str, section: str, name: str) -> Any:
+        entries = getattr(self.config, section)
+        if name not in entries:
+            raise ConfigError(f'{section}: no entry "{name}"; there: {", ".join(entries) or "none"}')
+        return await self._make(kind, f"{section}.{name}", entries[name])
+
+    async def _make(self, kind: str, path: str, config: TypedConfig, *, name: str | None = None, key: str = "") -> Any:
+        """Returns a component, made once for each kind, path and key."""
+        if (kind, path, key) not in self._made:
+            name = name or self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
+            component = self.registry.get(kind, name, path)
+            try:
+                made = await self._stack.enter_async_context(_entered(component.factory(config, self), path))
+            except ConfigError as error:
+                raise ConfigError([self.placed(problem, path) for problem in error.problems]) from error
+            except ReinforgeError:
+                raise
+            except Exception as error:
+                made = f'making the {kind.replace("_", " ")} "{name}" of {component.origin}'
+                message = f"{made} failed: {describe_error(error)}"
+                raise ConfigError(self.placed(Problem("", message), path)) from error
+            self._made[kind, path, key] = made
+        return self._made[kind, path, key]
+
+    def placed(self, problem: Problem, component: str = "") -> Problem:
+        """Returns a problem with its whole path and its place in the file.
+
+        Args:
+            problem: Its path may be relative to the component.
+            component: Path of the component that has the problem.
+        """
+        if problem.location:
+            return problem
+        path = problem.path
+        if path.partition(".")[0] not in Config.model_fields:
+            path = f"{component}.{path}" if path else component
+        return replace(problem, path=path, location=self.loaded.locate(path))
+
+
+@asynccontextmanager
+async def _entered(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]:
+    """Runs an async generator up to its yield; what follows the yield is the teardown, also when the run fails.
+
+    A teardown that raises is logged: it must not hide how the run ended.
+    """
+    try:
+        component = await anext(generator)
+    except StopAsyncIteration:
+        raise ConfigError(Problem(path, "its registered function yields no component", "yield it once")) from None
+    try:
+        yield component
+    finally:
+        try:
+            async for _ in generator:
+                logger.warning("%s: its registered function yields more than once; only the first counts", path)
+        except Exception:  # a user's teardown may raise anything
+            logger.exception("%s: tearing it down failed", path)
