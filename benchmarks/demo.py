@@ -1,6 +1,6 @@
-"""The whole demo, from a machine that has only the packages: wall time, CPU-seconds, and both relative to a matmul.
+"""The demo on a fresh machine: win rates, wall time, CPU-seconds, and CPU time relative to a matmul.
 
-python benchmarks/demo.py            three seeds; the first one makes the starter, as on a fresh machine
+python benchmarks/demo.py            three seeds; the first run also trains the starter, as on a fresh machine
 python benchmarks/demo.py --long     the longer configuration, one seed
 """
 
@@ -22,7 +22,7 @@ from benchmarks.machine import describe, matmul_gflops, refuse_if_busy
 
 
 def run_demo(folder: Path, seed: int, long_run: bool) -> tuple[dict, float, float]:
-    """Returns the summary, the wall time in seconds and the CPU-seconds of one demo in a process of its own."""
+    """Runs the demo in its own process and returns its summary, wall time in seconds and CPU-seconds."""
     command = [sys.executable, "-m", "reinforge", "demo", "--json", "--seed", str(seed), "--run_name", f"seed-{seed}"]
     command += ["-o", "finetuning.output_dir", str(folder / "runs")] + (["--long"] if long_run else [])
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -33,7 +33,8 @@ def run_demo(folder: Path, seed: int, long_run: bool) -> tuple[dict, float, floa
     return json.loads(out.stdout), wall, cpu
 
 
-def figure(summary: dict | None) -> str:
+def format_mean(summary: dict | None) -> str:
+    """Returns a mean with its confidence interval."""
     return f"{summary['mean']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]" if summary else "unknown"
 
 
@@ -41,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--seeds", type=int, default=None)
-    parser.add_argument("--force", action="store_true", help="run although others use the machine")
+    parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
@@ -51,10 +52,10 @@ def main() -> None:
             summary, wall, cpu = run_demo(Path(name), seed, args.long)
             base, tuned, change = summary["confirm_base"], summary["confirm_tuned"], summary["improvement"]
             print(
-                f"seed {seed}: win rate {figure(base)} -> {figure(tuned)}, "
+                f"seed {seed}: win rate {format_mean(base)} -> {format_mean(tuned)}, "
                 f"+{change['mean_difference']:.3f} [{change['ci_low']:.3f}, {change['ci_high']:.3f}]; "
-                f"{wall:.0f} s wall, {cpu:.0f} CPU-s, {cpu * speed / 1000:.1f} TFLOP at the speed of its matmul"
-                f"{' (the starter included)' if seed == 0 else ''}",
+                f"{wall:.0f} s wall, {cpu:.0f} CPU-s, {cpu * speed / 1000:.1f} TFLOP at the matmul's speed"
+                f"{' (including the starter)' if seed == 0 else ''}",
                 flush=True,
             )
 

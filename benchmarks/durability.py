@@ -24,7 +24,8 @@ from reinforge.config.loader import load_config
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal_writer import JournalWriter
 from reinforge.tasks.tic_tac_toe import DEMO
-from reinforge.trainer.run import RunOptions, run_async
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_async
 
 APART = {"LOAD", "CONFIRM_BASE", "CONFIRM_TUNED"}
 """Stages that are not compared: a run that keeps no weights has no verdict."""
@@ -43,7 +44,7 @@ async def keeps_nothing(self, adapter, version, state=None):
     return None
 
 
-async def timed_keep(self, adapter, version, state=None, keep=Checkpoints.keep):
+async def timed_keep(self, adapter, version, state=None, keep=Checkpoints.write):
     started = time.perf_counter()
     kept = await keep(self, adapter, version, state)
     kept_s.append(time.perf_counter() - started)
@@ -56,14 +57,14 @@ def train(folder: Path, epochs: int, *, durable: bool) -> float:
         "num_epochs": epochs,
         "output_dir": str(folder),
         "run_configuration.validation_interval": epochs,
-        "gate.draws": 1,
+        "gate.num_samples": 1,
     }
     pairs = [(f"finetuning.{path}", str(value)) for path, value in overrides.items()]
     loaded = load_config(DEMO, overrides=[*pairs, ("trainers.epochs.save_every", "1")])
     options = RunOptions(run_name=f"{'durable' if durable else 'bare'}-{time.time_ns()}")
     writer = JournalWriter if durable else Forgetful
     keep = timed_keep if durable else keeps_nothing
-    with mock.patch("reinforge.runs.journal.JournalWriter", writer), mock.patch.object(Checkpoints, "keep", keep):
+    with mock.patch("reinforge.runs.journal.JournalWriter", writer), mock.patch.object(Checkpoints, "write", keep):
         summary = asyncio.run(run_async(loaded, options))
     return sum(seconds for stage, seconds in summary.wall_time_s.items() if stage.upper() not in APART)
 

@@ -1,7 +1,7 @@
-"""Our side of a GRPO comparison: `reinforge finetune` as a user runs it, one epoch a step.
+"""reinforge's side of a GRPO comparison: `reinforge finetune` as a user runs it, one epoch per step.
 
-Everything that a run does in an epoch is in the time: episodes through the agent's handle, capture, the journal, the
-reward, selection, the job, publishing and the canary. Only checkpoints are left out, as saving is on the other side.
+A step is timed with everything that a run does in an epoch: agent episodes, capture, journal, reward, selection, job,
+publishing and canary. Checkpoints are excluded, as TRL does not save either.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sides import Turns
-from benchmarks.words import TOKENIZER, Shape, reward_of
+from benchmarks.workload import TOKENIZER, Shape, compute_reward
 from reinforge.config.loader import build_config
 from reinforge.runs.progress import SilentProgress
-from reinforge.trainer.run import RunOptions, run_config
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_config
 
 STEPS = 10_000
-"""Epochs that the run is told it has; the process ends when no more steps are asked for."""
+"""Configured number of epochs; the process ends when no more steps are requested."""
 
 
 class Paced(SilentProgress):
-    """Lets each epoch begin when its turn comes, and knows what its stages took."""
+    """Starts each epoch on its turn and times its stages."""
 
     def __init__(self, turns: Turns):
         self.turns = turns
@@ -32,7 +33,7 @@ class Paced(SilentProgress):
         self._spent: dict[str, float] = {}
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Ends the stage before; where an epoch begins, ends the one before and waits."""
+        """Ends the previous stage; at the start of an epoch, ends the previous epoch and waits for the next turn."""
         if self._stage is not None:
             seconds = time.perf_counter() - self._since_s
             self._spent[self._stage] = self._spent.get(self._stage, 0.0) + seconds
@@ -46,9 +47,9 @@ class Paced(SilentProgress):
 
 
 def run(turns: Turns, folder: Path, shape: Shape) -> None:
-    """Makes GRPO steps on a model folder, one for each turn."""
+    """Runs GRPO steps on a model folder, one per turn."""
     run_config(build_config(_config(folder, shape)), RunOptions(run_name="benchmark", progress=Paced(turns)))
-    sys.exit("the run ended before it was told to")
+    sys.exit("the run ended too early")
 
 
 def _config(folder: Path, shape: Shape) -> dict[str, Any]:
@@ -56,14 +57,14 @@ def _config(folder: Path, shape: Shape) -> dict[str, Any]:
         messages = [{"role": "user", "content": item.input_obj}]
         for turn in range(shape.turns):
             if turn:
-                words = shape.feedback(item.full_dataset_entry["number"], turn)
-                messages.append({"role": "user", "content": words})
+                feedback = shape.feedback(item.full_dataset_entry["number"], turn)
+                messages.append({"role": "user", "content": feedback})
             reply = await llm.chat.completions.create(messages=messages, max_tokens=shape.reply)
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         return str(messages[-1]["content"])
 
     async def reward(item: Any) -> float:
-        return reward_of(item.output_obj)
+        return compute_reward(item.output_obj)
 
     rows = [
         {"id": f"{split}-{i}", "split": split, "question": shape.question(i), "answer": "", "number": i}

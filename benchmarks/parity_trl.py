@@ -2,16 +2,16 @@
 
     python benchmarks/parity_trl.py
 
-Ours is a whole `Engine.update` (samples with shared prompts, prefix sharing, the learner's weights); TRL's is its
-trainer's `compute_loss` and `backward` on padded rows. Printed is the largest relative difference of loss and gradient,
-on policy (old or reference log-probs are the model's own) and off policy (moved by noise, so that clips bite).
-Exits with 1 above 1e-4.
+reinforge runs a whole `Engine.update` (samples with shared prompts, prefix sharing, the learner's weights); TRL runs
+its trainer's `compute_loss` and `backward` on padded rows. The script prints the relative differences of loss and
+gradient, on policy (old or reference log-probs are the model's own) and off policy (with added noise, so that clipping
+is active). It exits with 1 if one is above 1e-4.
 
-Settings that are equal by another name: a mean over sequences is TRL's `grpo`, over tokens `bnpo` and `dapo`, a sum by
-a constant `dr_grpo`; `dual_clip` is `delta`; CISPO's `epsilon_high` is the bound itself, ours is what it adds to 1;
-TRL's IPO divides by lengths (`length_normalised`); its factor on the KL (`use_bias_correction_kl`) is off. Its RLOO
-clips the ratio of whole sequences and ours that of tokens, and ours divides by `constant_length`: they are equal on
-policy up to that factor, and compared there.
+The same settings have different names: a mean over sequences is TRL's `grpo`, over tokens `bnpo` and `dapo`, a sum
+divided by a constant `dr_grpo`; `dual_clip` is `delta`. CISPO's `epsilon_high` is the limit itself, ours is added to 1.
+TRL's IPO averages over tokens (`length_normalised`); its factor on the KL (`use_bias_correction_kl`) is off. TRL's RLOO
+clips the ratio of sequences, ours that of tokens divided by `constant_length`; the two are equal on policy up to that
+factor, so they are compared there.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from trl import (
     SFTTrainer,
 )
 
-from benchmarks.words import TOKENIZER, Shape, make_model
+from benchmarks.workload import TOKENIZER, Shape, make_model
 from reinforge.algorithms import cispo, dapo, dpo, dr_grpo, gspo, ipo, rloo, sft
 from reinforge.algorithms import grpo as grpo_
-from reinforge.algorithms.samples import on_mask
+from reinforge.algorithms.samples import fill_trained_tokens
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.interfaces import Algorithm
@@ -58,9 +58,9 @@ from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory,
 
 TOLERANCE = 1e-4
 GROUPS, SIBLINGS, LONGEST = 4, 4, 9
-"""Prompts, replies to each, and tokens of the longest reply."""
+"""Prompts, replies per prompt, and tokens of the longest reply."""
 NOISE = 0.3
-"""Nats that old log-probs are moved by where a batch is off policy."""
+"""Noise on the old log-probs of an off-policy batch, in nats."""
 
 COMMON = {
     "output_dir": "trl",
@@ -78,13 +78,13 @@ class Case:
     """One loss on both sides.
 
     Attributes:
-        name: For a person.
+        name: Name to print.
         ours: Our algorithm.
-        kind: `group`, `rloo`, `pair` or `sft`: which trainer of TRL's.
+        kind: TRL's trainer: `group`, `rloo`, `pair` or `sft`.
         theirs: TRL's settings.
-        scale: What our loss and gradient are multiplied by.
-        policies: Where they are compared.
-        compares_loss: False: the gradient alone.
+        scale: Factor on our loss and gradient.
+        policies: Compare `on` policy, `off` policy, or both.
+        compares_loss: False: compare the gradient only.
     """
 
     name: str
@@ -96,13 +96,13 @@ class Case:
     compares_loss: bool = True
 
 
-def cases() -> list[Case]:
-    """Returns everything that is compared."""
+def list_cases() -> list[Case]:
+    """Returns all comparisons."""
     grpo = grpo_.GRPOConfig
     wide = {"clip_low": 0.2, "clip_high": 0.28}
     return [
         Case("GRPO", grpo_.GRPO(), "group", {"loss_type": "grpo"}),
-        Case("GRPO, token mean", grpo_.GRPO(grpo(aggregation="token")), "group", {"loss_type": "bnpo"}),
+        Case("GRPO, token mean", grpo_.GRPO(grpo(loss_aggregation="token")), "group", {"loss_type": "bnpo"}),
         Case(
             "GRPO, KL k3 0.05",
             grpo_.GRPO(grpo(kl_coef=0.05)),
@@ -117,7 +117,7 @@ def cases() -> list[Case]:
         ),
         Case(
             "GRPO, token mean, entropy 0.03",
-            grpo_.GRPO(grpo(aggregation="token", entropy_coef=0.03)),
+            grpo_.GRPO(grpo(loss_aggregation="token", entropy_coef=0.03)),
             "group",
             {"loss_type": "bnpo", "entropy_coef": 0.03},
         ),
@@ -171,7 +171,7 @@ def cases() -> list[Case]:
 
 
 def make_groups() -> list[TrajectoryGroup]:
-    """Returns groups of replies of 3 to 9 tokens to prompts of 5 to 8; rewards differ within each."""
+    """Returns groups of replies of 3 to 9 tokens to prompts of 5 to 8 tokens; rewards differ within a group."""
     rng = np.random.default_rng(0)
     groups = []
     for number in range(GROUPS):
@@ -186,7 +186,7 @@ def make_groups() -> list[TrajectoryGroup]:
     return groups
 
 
-def fill(engine: Engine, reference: Engine, samples: Sequence[TrainingSample], *, off_policy: bool) -> None:
+def fill_samples(engine: Engine, reference: Engine, samples: Sequence[TrainingSample], *, off_policy: bool) -> None:
     """Sets advantages (the same for both sides), and old and reference log-probs."""
     rng = np.random.default_rng(1)
     refs = (reference if off_policy else engine).logprobs(samples)
@@ -194,11 +194,13 @@ def fill(engine: Engine, reference: Engine, samples: Sequence[TrainingSample], *
         noise = rng.normal(0.0, NOISE, len(sample)).astype(np.float32) if off_policy else np.float32(0.0)
         sample.old_logprobs = np.where(sample.loss_mask, own + noise, np.float32(0.0)).astype(np.float32)
         sample.ref_logprobs = ref
-        sample.advantages = on_mask(sample, float(rng.normal()))
+        sample.advantages = fill_trained_tokens(sample, float(rng.normal()))
 
 
-def update_ours(engine: Engine, samples: Sequence[TrainingSample], algorithm: Algorithm) -> tuple[float, list[Tensor]]:
-    """Returns the loss and the gradient of one step; the weights are put back."""
+def compute_our_gradient(
+    engine: Engine, samples: Sequence[TrainingSample], algorithm: Algorithm
+) -> tuple[float, list[Tensor]]:
+    """Returns the loss and the gradient of one step, which is rolled back."""
     parameters = dict(engine.model.module.named_parameters())
     gradients = {name: torch.zeros_like(p) for name, p in parameters.items()}
     hooks = [p.register_hook(gradients[name].add_) for name, p in parameters.items()]  # before clipping
@@ -212,7 +214,7 @@ def update_ours(engine: Engine, samples: Sequence[TrainingSample], algorithm: Al
     return report.metrics["loss"], [gradients[name] for name in sorted(gradients)]
 
 
-def loss_theirs(trainer: Any, inputs: dict[str, Any]) -> tuple[float, list[Tensor]]:
+def compute_their_gradient(trainer: Any, inputs: dict[str, Any]) -> tuple[float, list[Tensor]]:
     """Returns TRL's loss of a batch and its gradient."""
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
@@ -222,33 +224,33 @@ def loss_theirs(trainer: Any, inputs: dict[str, Any]) -> tuple[float, list[Tenso
     return loss.item(), [p.grad.clone() for _, p in sorted(trainer.model.named_parameters())]
 
 
-def rows_of(samples: Sequence[TrainingSample], values: Callable[[TrainingSample], np.ndarray]) -> Tensor:
-    """Returns what is right of each sample's prompt, padded on the right with 0, `[B, C]`."""
+def pad_completions(samples: Sequence[TrainingSample], values: Callable[[TrainingSample], np.ndarray]) -> Tensor:
+    """Returns the values after each sample's prompt, padded on the right with 0, `[B, C]`."""
     rows = [torch.from_numpy(np.asarray(values(s)[s.loss_mask.argmax() :])) for s in samples]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def group_inputs(samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """Returns a batch as TRL's GRPO and RLOO take it: prompts padded on the left, replies on the right."""
+def build_group_inputs(samples: Sequence[TrainingSample]) -> dict[str, Any]:
+    """Returns a batch for TRL's GRPO and RLOO: prompts padded on the left, replies on the right."""
     prompts = [torch.from_numpy(s.token_ids[: s.loss_mask.argmax()]) for s in samples]
     left = torch.nn.utils.rnn.pad_sequence([p.flip(0) for p in prompts], batch_first=True, padding_value=-1).flip(1)
-    mask = rows_of(samples, lambda s: s.loss_mask.astype(np.int64))
-    old = rows_of(samples, lambda s: s.old_logprobs)
+    mask = pad_completions(samples, lambda s: s.loss_mask.astype(np.int64))
+    old = pad_completions(samples, lambda s: s.old_logprobs)
     return {
         "prompt_ids": left.clamp(min=0),
         "prompt_mask": (left >= 0).long(),
-        "completion_ids": rows_of(samples, lambda s: s.token_ids),
+        "completion_ids": pad_completions(samples, lambda s: s.token_ids),
         "completion_mask": mask,
         "advantages": torch.tensor([s.advantages[s.loss_mask][0] for s in samples]),
         "num_items_in_batch": mask.sum(),
         "old_per_token_logps": old,
         "old_logps": old.sum(dim=1),
-        "ref_per_token_logps": rows_of(samples, lambda s: s.ref_logprobs),
+        "ref_per_token_logps": pad_completions(samples, lambda s: s.ref_logprobs),
     }
 
 
-def whole_rows(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
-    """Returns a batch as TRL's SFT and DPO take it: whole rows, padded on the right."""
+def pad_whole_rows(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
+    """Returns a batch for TRL's SFT and DPO: whole rows, padded on the right."""
     pad = torch.nn.utils.rnn.pad_sequence
     return {
         "input_ids": pad([torch.from_numpy(s.token_ids) for s in samples], batch_first=True),
@@ -258,7 +260,7 @@ def whole_rows(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
 
 
 def make_trainer(case: Case, folder: Path, reference: Path) -> Any:
-    """Returns TRL's trainer of a case."""
+    """Returns TRL's trainer for a case."""
     tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     shared = {"model": model, "processing_class": tokenizer}
@@ -278,20 +280,22 @@ def make_trainer(case: Case, folder: Path, reference: Path) -> Any:
     return SFTTrainer(args=SFTConfig(**COMMON, **case.theirs), train_dataset=rows, **shared)
 
 
-def inputs_of(case: Case, samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """Returns a case's batch as its trainer of TRL's takes it."""
+def build_inputs(case: Case, samples: Sequence[TrainingSample]) -> dict[str, Any]:
+    """Returns a case's batch for TRL's trainer."""
     if case.kind in ("group", "rloo"):
-        return group_inputs(samples)
+        return build_group_inputs(samples)
     if case.kind == "pair":
-        ordered = sorted(samples, key=lambda s: (-s.reward, s.group_id))  # every preferred one, then every other one
-        return whole_rows(ordered)
-    rows = whole_rows(samples)
+        ordered = sorted(samples, key=lambda s: (-s.reward, s.group_id))  # all preferred samples, then all others
+        return pad_whole_rows(ordered)
+    rows = pad_whole_rows(samples)
     mask = rows.pop("completion_mask")
     return {**rows, "labels": rows["input_ids"].masked_fill(mask == 0, -100)}
 
 
-def differ(ours: tuple[float, list[Tensor]], theirs: tuple[float, list[Tensor]], case: Case) -> tuple[float, float]:
-    """Returns the differences of loss and gradient, relative to their loss and to their largest gradient."""
+def compute_differences(
+    ours: tuple[float, list[Tensor]], theirs: tuple[float, list[Tensor]], case: Case
+) -> tuple[float, float]:
+    """Returns the differences of loss and gradient, relative to TRL's loss and largest gradient."""
     a, b = case.scale * ours[0], theirs[0]
     largest = max(g.abs().max().item() for g in theirs[1])
     gradient = max((case.scale * x - y).abs().max().item() for x, y in zip(ours[1], theirs[1], strict=True)) / largest
@@ -309,31 +313,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
         folder = make_model(Path(name) / "model", Shape(prompt=8, reply=LONGEST))
-        moved = move(folder, Path(name) / "moved")
+        perturbed = write_perturbed_model(folder, Path(name) / "perturbed")
         policy, reference = (
             PolicyConfig(model=str(f), tokenizer=str(folder / TOKENIZER), batch=BatchConfig(steps_per_job=1))
-            for f in (folder, moved)
+            for f in (folder, perturbed)
         )
         with Engine.load(policy, seed=0, device="cpu") as engine, Engine.load(reference, seed=0, device="cpu") as other:
-            print(f"{'loss':32s} {'policy':6s}  {'of the loss':>12s} {'of the gradient':>16s}   (relative differences)")
-            for case in cases():
+            print(f"{'loss':32s} {'policy':6s}  {'loss':>12s} {'gradient':>16s}   (relative differences)")
+            for case in list_cases():
                 trainers = {"on": make_trainer(case, folder, folder)}
                 if "off" in case.policies:
-                    trainers["off"] = make_trainer(case, folder, moved) if case.kind == "pair" else trainers["on"]
+                    trainers["off"] = make_trainer(case, folder, perturbed) if case.kind == "pair" else trainers["on"]
                 for where in case.policies:
                     samples = case.ours.build_samples(make_groups())
-                    fill(engine, other, samples, off_policy=where == "off")
-                    theirs = loss_theirs(trainers[where], inputs_of(case, samples))
-                    loss, gradient = differ(update_ours(engine, samples, case.ours), theirs, case)
+                    fill_samples(engine, other, samples, off_policy=where == "off")
+                    theirs = compute_their_gradient(trainers[where], build_inputs(case, samples))
+                    loss, gradient = compute_differences(compute_our_gradient(engine, samples, case.ours), theirs, case)
                     worst = max(worst, loss, gradient)
-                    told = f"{loss:12.1e}" if case.compares_loss else f"{'-':>12s}"
-                    print(f"{case.name:32s} {where:6s}  {told} {gradient:16.1e}", flush=True)
+                    loss_text = f"{loss:12.1e}" if case.compares_loss else f"{'-':>12s}"
+                    print(f"{case.name:32s} {where:6s}  {loss_text} {gradient:16.1e}", flush=True)
     print(f"largest: {worst:.1e}, allowed {TOLERANCE:.0e}")
     sys.exit(int(not worst <= TOLERANCE))
 
 
-def move(folder: Path, target: Path) -> Path:
-    """Writes the model with weights moved by noise: the reference of what is off policy."""
+def write_perturbed_model(folder: Path, target: Path) -> Path:
+    """Writes a copy of the model with noise on its weights: the reference for off-policy cases."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.manual_seed(1)
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""Sampler against transformers' `generate`: the same model and prompts, in alternating pairs of one process.
+"""The sampler against transformers' `generate`: same model and prompts, in alternating pairs of one process.
 
 python benchmarks/sampler.py              hidden 192, 4 layers, batch 64, prompt 48, 64 new tokens
-python benchmarks/sampler.py --group 8    siblings share a prompt, which is prefilled once
+python benchmarks/sampler.py --group 8    siblings share a prompt, which is computed once
 python benchmarks/sampler.py --size 135m  random weights in the shape of SmolLM-135M
-python benchmarks/sampler.py --batched    against transformers' continuous batching, `generate_batch`, too
-python benchmarks/sampler.py --game       prompts of about 25 tokens, replies of 2, asked from an event loop
+python benchmarks/sampler.py --batched    also against transformers' continuous batching, `generate_batch`
+python benchmarks/sampler.py --game       prompts of about 25 tokens, replies of 2, requested by an event loop
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from benchmarks.machine import describe, matmul_gflops, refuse_if_busy
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.policy import end_tokens
+from reinforge.engine.policy import find_end_tokens
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.engine.sampling.sampler import PREFILL_TOKENS
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 
 PAGE_TOKENS = 32
-"""Tokens in a page of `generate_batch`'s cache: its own 256 are more than a prompt and its reply."""
+"""Tokens per page of `generate_batch`'s cache: its default of 256 is more than a prompt and its reply."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "1.7m": {
@@ -69,7 +69,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def random_model(size: dict[str, Any]) -> Iterator[str]:
-    """Lends the folder of a model of random weights, made in a thread whose pool of workers ends with it."""
+    """Yields the folder of a model with random weights, made in a thread whose pool of workers ends with it."""
     with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(make_tiny_model, Path(folder), **size).result()
@@ -105,7 +105,7 @@ def sample_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
 
 
 def generate_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
-    """Runs in the engine's thread, as the sampler does: a second pool of workers would slow both down."""
+    """Generates in the engine's thread, as the sampler does: a second pool of workers would slow both down."""
     return engine.policy.sampler.call(lambda: _generate(engine, prompts, new_tokens))
 
 
@@ -125,7 +125,7 @@ def _generate(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
 
 
 def generate_batch_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
-    """Runs while the engine's thread waits; transformers starts a thread of its own."""
+    """Generates while the engine's thread waits; transformers starts its own thread."""
     return engine.policy.sampler.call(lambda: _generate_batch(engine, prompts, new_tokens))
 
 
@@ -137,16 +137,14 @@ def _generate_batch(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> i
         top_k=0,
         top_p=1.0,
         max_new_tokens=new_tokens,
-        eos_token_id=-1,  # no token: every one is drawn
+        eos_token_id=-1,  # no end token: every token is sampled
         pad_token_id=0,
     )
     pages = len(prompts) * -(-(prompts.shape[1] + new_tokens) // PAGE_TOKENS)
-    batching = (
-        ContinuousBatchingConfig(  # by itself it takes all free memory for its cache, and looks for flash kernels
-            page_size=PAGE_TOKENS, num_blocks=pages, max_batch_tokens=PREFILL_TOKENS, auto_switch_to_flash=False
-        )
+    batching = ContinuousBatchingConfig(  # its defaults take all free memory for the cache, and look for flash kernels
+        page_size=PAGE_TOKENS, num_blocks=pages, max_batch_tokens=PREFILL_TOKENS, auto_switch_to_flash=False
     )
-    module.set_attn_implementation("sdpa")  # it takes no attention function that it does not know
+    module.set_attn_implementation("sdpa")  # it accepts no custom attention function
     try:
         outputs = module.generate_batch(
             prompts.tolist(), generation_config=sampling, continuous_batching_config=batching, warmup=False
@@ -157,9 +155,9 @@ def _generate_batch(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> i
 
 
 def count_flops(engine: Engine, args: argparse.Namespace) -> float:
-    """Returns the operations of the matrix products with weights that one of our runs needs; attention is left out.
+    """Returns the operations of all matrix products with weights in one run; attention is not counted.
 
-    Example: 1 prompt of 48 tokens, 64 new: 48 + 63 tokens pass the layers, and 64 times a row of logits is made.
+    Example: 1 prompt of 48 tokens, 64 new: 48 + 63 tokens pass the layers, and the head makes 64 rows of logits.
     """
     head = engine.model.vocab_size * engine.model.config.hidden_size
     layers = sum(layer.weight.numel() for layer in engine.model.base.modules() if isinstance(layer, torch.nn.Linear))
@@ -169,7 +167,7 @@ def count_flops(engine: Engine, args: argparse.Namespace) -> float:
 
 def compare(engine: Engine, args: argparse.Namespace) -> None:
     prompts = make_prompts(args.batch, args.prompt, engine.model.vocab_size, args.group)
-    engine.policy.sampler._eos[:] = False  # both sides draw every token
+    engine.policy.sampler._eos[:] = False  # both sides sample every token
     ways: dict[str, Callable[[Engine, torch.Tensor, int], int]] = {"reinforge": sample_all, "generate": generate_all}
     if args.batched:
         ways["generate_batch"] = generate_batch_all
@@ -180,7 +178,7 @@ def compare(engine: Engine, args: argparse.Namespace) -> None:
     needed = count_flops(engine, args) / (args.batch * args.new)
     for number in range(args.pairs):
         peak = matmul_gflops(seconds=0.2) * 1e9
-        # fresh ones: the sampler keeps what it has read
+        # fresh prompts: the sampler caches the ones it has computed
         prompts = make_prompts(args.batch, args.prompt, engine.model.vocab_size, args.group, seed=number + 1)
         for name, run in ways.items():
             start = time.perf_counter()
@@ -243,11 +241,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--size", choices=SIZES, default="1.7m")
-    parser.add_argument("--hidden", type=int, help="another width than the size's")
-    parser.add_argument("--batched", action="store_true", help="compare with generate_batch too")
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--hidden", type=int, help="hidden size, instead of the one of --size")
+    parser.add_argument("--batched", action="store_true", help="also compare with generate_batch")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
     parser.add_argument("--game", action="store_true")
-    parser.add_argument("--force", action="store_true", help="run although the machine is busy")
+    parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
     if args.threads:
@@ -257,9 +255,9 @@ def main() -> None:
     if args.hidden:
         size |= {"hidden_size": args.hidden, "intermediate_size": args.hidden * 8 // 3}
     with random_model(size) as folder:
-        config = PolicyConfig(model=folder, max_batch=args.batch)
+        config = PolicyConfig(model=folder, max_num_seqs=args.batch)
         with Engine.load(config, seed=0, device="cpu") as engine:
-            assert end_tokens(engine.model, engine.tokenizer)
+            assert find_end_tokens(engine.model, engine.tokenizer)
             (play_games if args.game else compare)(engine, args)
 
 

@@ -1,8 +1,7 @@
-"""The sides of a comparison, each in a process of its own, which take turns.
+"""Runs the sides of a comparison in separate processes, taking turns.
 
-Both are loaded and warmed up once and then make one step after the other on request (A B, B A, A B, ...), so each pair
-of steps sees the same machine. A process of its own keeps either side's pools of threads and its memory out of the
-other's figures; the side that waits sleeps in `recv`.
+Each side is loaded and warmed up once. Then the sides make steps alternately (A B, B A, A B, ...), so both steps of a
+pair see the same machine. Separate processes keep thread pools and memory apart; a waiting side sleeps in `recv`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from typing import Any
 import psutil
 
 LIMIT_S = 1500.0
-"""Seconds that one step may take."""
+"""Most seconds that one step may take."""
 
 
 class Turns:
-    """What a side's own loop calls around each step.
+    """Called by a side's own loop before and after each step.
 
     Args:
-        connection: To the process that asks for steps.
+        connection: Connection to the process that requests steps.
     """
 
     def __init__(self, connection: Connection):
@@ -42,21 +41,21 @@ class Turns:
         self._peak = _Peak()
 
     def begin(self) -> None:
-        """Waits until a step is asked for; ends the process where no more will be."""
+        """Waits until a step is requested; exits if there are no more."""
         if not self._base:
             gc.collect()
             self._base = self._peak.reset()
         if not self._connection.recv():
-            os._exit(0)  # whatever the side's own loop would still do is not measured
+            os._exit(0)  # the rest of the side's own loop is not measured
         self._begun_s, self._begun_cpu_s = time.perf_counter(), time.process_time()
 
     @property
     def seconds(self) -> float:
-        """How long the step has gone on."""
+        """Seconds since the step began."""
         return time.perf_counter() - self._begun_s
 
     def end(self, **parts: float) -> None:
-        """Tells what the step took.
+        """Reports the time and memory of the step.
 
         Args:
             parts: Seconds of the step's parts.
@@ -66,24 +65,24 @@ class Turns:
 
 
 class _Peak:
-    """The most memory that this process has held: the kernel's own mark where it can be reset, else by looking."""
+    """Peak memory of this process: the kernel's high-water mark if it can be reset, else by polling."""
 
     def __init__(self) -> None:
         self._seen = 0
-        self._marks = self._reset_mark()
-        if not self._marks:
-            threading.Thread(target=self._look, daemon=True).start()
+        self._has_mark = self._reset_mark()
+        if not self._has_mark:
+            threading.Thread(target=self._poll, daemon=True).start()
 
     def reset(self) -> int:
-        """Forgets the peak so far; returns the bytes held now."""
+        """Resets the peak; returns the bytes in use now."""
         now = psutil.Process().memory_info().rss
         self._seen = now
-        self._marks = self._marks and self._reset_mark()
+        self._has_mark = self._has_mark and self._reset_mark()
         return now
 
     def read(self) -> int:
         """Returns the peak since the last reset, in bytes."""
-        if not self._marks:
+        if not self._has_mark:
             return self._seen
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
@@ -96,7 +95,7 @@ class _Peak:
             return False
         return True
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         process = psutil.Process()
         while True:
             self._seen = max(self._seen, process.memory_info().rss)
@@ -105,13 +104,13 @@ class _Peak:
 
 @dataclass
 class Side:
-    """One side, running.
+    """One running side.
 
     Attributes:
-        name: For a person.
-        seconds: Of each measured step.
-        parts: Seconds of the parts of each measured step; `cpu` is the processors' time, all threads together.
-        peak: Most bytes it held in any step, beyond what it held after loading.
+        name: Name to print.
+        seconds: Seconds of each measured step.
+        parts: Seconds of the parts of each measured step; `cpu` is CPU time over all threads.
+        peak: Peak memory of all steps in bytes, above what was in use after loading.
     """
 
     name: str
@@ -122,9 +121,9 @@ class Side:
     peak: int = 0
 
     def step(self, *, measured: bool = True) -> float:
-        """Has one step made and returns its seconds."""
+        """Requests one step and returns its seconds."""
         self.connection.send(True)
-        figures = self._answer()
+        figures = self._receive()
         self.peak = max(self.peak, figures.pop("peak"))
         seconds = figures.pop("seconds")
         if measured:
@@ -133,17 +132,17 @@ class Side:
                 self.parts.setdefault(name, []).append(value)
         return seconds
 
-    def _answer(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         if not self.connection.poll(LIMIT_S):
             raise SystemExit(f"{self.name}: no step within {LIMIT_S:.0f} s")
         try:
             return self.connection.recv()
         except (EOFError, ConnectionError):
-            raise SystemExit(f"{self.name}: its process ended; what it said stands above") from None
+            raise SystemExit(f"{self.name}: its process ended; see its output above") from None
 
     def stop(self) -> None:
-        """Ends its process."""
-        with contextlib.suppress(OSError):  # it has ended already
+        """Ends the side's process."""
+        with contextlib.suppress(OSError):  # already ended
             self.connection.send(False)
         self.process.join(20)
         if self.process.is_alive():
@@ -151,8 +150,8 @@ class Side:
             self.process.join()
 
 
-def start(name: str, run: Callable[..., None], *args: Any) -> Side:
-    """Starts a side: `run(turns, *args)` in a process of its own, which calls `turns` around each step."""
+def start_side(name: str, run: Callable[..., None], *args: Any) -> Side:
+    """Starts `run(turns, *args)` in a new process; it calls `turns` before and after each step."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, run, args), name=name, daemon=True)
@@ -166,25 +165,25 @@ def _serve(connection: Connection, run: Callable[..., None], args: tuple[Any, ..
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # trainers write into the folder they are started in
+        os.chdir(folder)  # trainers write into the current folder
         sys.stdout = sys.stderr
         run(Turns(connection), *args)
 
 
 def alternate(sides: list[Side], pairs: int, warm_up: int = 1) -> None:
-    """Has every side make its steps in turn; the order turns round with every pair."""
+    """Runs the steps of all sides alternately; the order is reversed after every pair."""
     for side in sides:
         for _ in range(warm_up):
             side.step(measured=False)
     for number in range(pairs):
         for side in sides if number % 2 == 0 else sides[::-1]:
             side.step()
-        told = ", ".join(f"{side.name} {side.seconds[-1]:.3f} s" for side in sides)
-        print(f"  pair {number + 1}: {told}", flush=True)
+        times = ", ".join(f"{side.name} {side.seconds[-1]:.3f} s" for side in sides)
+        print(f"  pair {number + 1}: {times}", flush=True)
 
 
-def spread(values: list[float], unit: str = "", digits: int = 2) -> str:
-    """Returns least, median and most of some values.
+def format_spread(values: list[float], unit: str = "", digits: int = 2) -> str:
+    """Returns minimum, median and maximum of some values as text.
 
     Example: [1.0, 3.0, 2.0] -> "min 1.00  median 2.00  max 3.00".
     """
@@ -192,7 +191,7 @@ def spread(values: list[float], unit: str = "", digits: int = 2) -> str:
     return f"min {low:.{digits}f}{unit}  median {middle:.{digits}f}{unit}  max {high:.{digits}f}{unit}"
 
 
-def ratios(ours: Side, theirs: Side, part: str | None = None) -> list[float]:
-    """Returns how often our seconds fit into theirs, pair by pair: of whole steps or of a part."""
+def compute_ratios(ours: Side, theirs: Side, part: str | None = None) -> list[float]:
+    """Returns their seconds divided by ours, pair by pair, for whole steps or a part of them."""
     columns = [side.seconds if part is None else side.parts[part] for side in (ours, theirs)]
     return [b / a for a, b in zip(*columns, strict=True)]

@@ -1,11 +1,11 @@
-"""Seconds of training until tic-tac-toe is won three times in four: the bundled agent, ours against TRL's GRPO.
+"""Seconds of training until the bundled agent wins 75 % of its tic-tac-toe games: reinforge against TRL's GRPO.
 
     python benchmarks/time_to_quality.py [--seeds 3] [--quality 0.75]
 
-Both begin with the bundled starter and play the demo's games for the demo's reward by the demo's recipe (demo.yml);
-both are looked at every 2 epochs on the same 500 games against a random opponent, drawn at temperature 1. Loading and
-evaluations are not in the time. Ours is `reinforge finetune` with journal and canary; TRL's plays whole games by its
-`rollout_func` and trains a row for each move (trl_games.py). Each run has a process of its own; the sides take turns.
+Both start from the bundled starter and use the games, the reward and the recipe of the demo (demo.yml). Both are
+evaluated every 2 epochs on the same 500 games against a random opponent, sampled at temperature 1. Loading and
+evaluation are excluded from the time. reinforge runs `reinforge finetune` with journal and canary; TRL plays games in
+its `rollout_func` and trains one row per move (trl_games.py). Each run has its own process; the sides alternate.
 """
 
 from __future__ import annotations
@@ -26,43 +26,45 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import trl_games
 from benchmarks.machine import describe, refuse_if_busy
-from benchmarks.sides import spread
+from benchmarks.sides import format_spread
 from reinforge.config.loader import load_config
 from reinforge.runs.progress import SilentProgress
+from reinforge.runs.rows import ValidationRow
 from reinforge.tasks.tic_tac_toe import DEMO
 from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset
 from reinforge.tasks.tic_tac_toe.starter import ensure_starter
-from reinforge.trainer.run import RunOptions, run_config
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_config
 
-APART = {"LOAD", "BASELINE", "VALIDATE"}
-"""Stages that are not in the time."""
+EXCLUDED_STAGES = {"LOAD", "BASELINE", "VALIDATE"}
+"""Stages excluded from the time."""
 
-Tell = Callable[[float, int, float], None]
-"""Takes seconds, epochs done and the win rate."""
+ReportWinRate = Callable[[float, int, float], None]
+"""Called with the seconds of training, the epochs done and the win rate."""
 
 
-class Watch(SilentProgress):
-    """Times the run's stages and hands on its validations."""
+class StageTimer(SilentProgress):
+    """Times the run's training stages and reports the win rate of each validation."""
 
-    def __init__(self, tell: Tell):
-        self.tell = tell
+    def __init__(self, report: ReportWinRate):
+        self.report = report
         self._spent_s, self._since_s = 0.0, 0.0
         self._stage = "LOAD"
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Ends the stage before and begins another."""
+        """Ends the previous stage and starts another."""
         now = time.perf_counter()
-        if self._stage not in APART:
+        if self._stage not in EXCLUDED_STAGES:
             self._spent_s += now - self._since_s
         self._stage, self._since_s = stage, now
 
-    def validation(self, epoch: int, report: dict[str, Any]) -> None:
-        """Hands on how often the agent won."""
-        self.tell(self._spent_s, epoch + 1, report["summaries"]["win"]["mean"])
+    def validation(self, row: ValidationRow) -> None:
+        """Reports the win rate."""
+        self.report(self._spent_s, row.epoch + 1, row.summaries["win"].mean or 0.0)
 
 
-def overrides(folder: Path, seed: int, interval: int) -> list[tuple[str, str]]:
-    """Returns what differs from the demo."""
+def build_overrides(folder: Path, seed: int, interval: int) -> list[tuple[str, str]]:
+    """Returns the settings that differ from the demo."""
     return [
         ("finetuning.output_dir", str(folder)),
         ("finetuning.seed", str(seed)),
@@ -71,13 +73,13 @@ def overrides(folder: Path, seed: int, interval: int) -> list[tuple[str, str]]:
     ]
 
 
-def run_ours(tell: Tell, seed: int, interval: int, generations: int) -> None:
-    loaded = load_config(DEMO, overrides=overrides(Path.cwd(), seed, interval))
-    run_config(loaded, RunOptions(run_name="benchmark", progress=Watch(tell)))
+def run_reinforge(report: ReportWinRate, seed: int, interval: int, generations: int) -> None:
+    loaded = load_config(DEMO, overrides=build_overrides(Path.cwd(), seed, interval))
+    run_config(loaded, RunOptions(run_name="benchmark", progress=StageTimer(report)))
 
 
-def run_theirs(tell: Tell, seed: int, interval: int, generations: int) -> None:
-    config = load_config(DEMO, overrides=overrides(Path.cwd(), seed, interval)).config
+def run_trl(report: ReportWinRate, seed: int, interval: int, generations: int) -> None:
+    config = load_config(DEMO, overrides=build_overrides(Path.cwd(), seed, interval)).config
     finetuning, builder = config.finetuning, config.trajectory_builders["groups"]
     rows = TicTacToeDataset(config.eval.general.dataset).rows()
     splits = {split: [row for row in rows if row["split"] == split] for split in ("train", "select")}
@@ -92,10 +94,10 @@ def run_theirs(tell: Tell, seed: int, interval: int, generations: int) -> None:
         "warmup": finetuning.policy.schedule.warmup_steps,
         "final": finetuning.policy.schedule.final_fraction,
     }
-    trl_games.train(ensure_starter(), splits["train"], splits["select"], settings, tell)
+    trl_games.train(ensure_starter(), splits["train"], splits["select"], settings, report)
 
 
-def _serve(connection: Connection, run: Callable[..., None], *args: Any) -> None:
+def _run_in_process(connection: Connection, run: Callable[..., None], *args: Any) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     with tempfile.TemporaryDirectory() as folder:
@@ -104,20 +106,22 @@ def _serve(connection: Connection, run: Callable[..., None], *args: Any) -> None
     connection.send(None)
 
 
-def time_one(name: str, run: Callable[..., None], args: argparse.Namespace, seed: int) -> float | None:
-    """Returns the seconds until the first evaluation that is good enough; None: it was not within the limit."""
+def measure_time_to_quality(name: str, run: Callable[..., None], args: argparse.Namespace, seed: int) -> float | None:
+    """Returns the seconds of training until the first evaluation of the quality; None if not within the limit."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, run, seed, args.interval, args.trl_generations), daemon=True)
+    receiver, sender = context.Pipe()
+    process = context.Process(
+        target=_run_in_process, args=(sender, run, seed, args.interval, args.trl_generations), daemon=True
+    )
     process.start()
-    theirs.close()
+    sender.close()
     best, seen, started = 0.0, "", time.monotonic()
     try:
-        while ours.poll(max(0.0, args.limit_s - (time.monotonic() - started))):
+        while receiver.poll(max(0.0, args.limit_s - (time.monotonic() - started))):
             try:
-                figures = ours.recv()
+                figures = receiver.recv()
             except (EOFError, ConnectionError):
-                raise SystemExit(f"{name}: its process ended; what it said stands above") from None
+                raise SystemExit(f"{name}: its process ended; see its output above") from None
             if figures is None:
                 break
             seconds, epochs, wins = figures
@@ -141,26 +145,27 @@ def main() -> None:
         "--trl_generations",
         type=int,
         default=1,
-        help="times that TRL plays in an epoch, each before its share of steps",
+        help="how often TRL collects games in an epoch, each time for its share of the steps",
     )
-    parser.add_argument("--limit_s", type=float, default=600, help="seconds of one run, all included")
-    parser.add_argument("--force", action="store_true", help="run although the machine is busy")
+    parser.add_argument("--limit_s", type=float, default=600, help="limit of one run in seconds, everything included")
+    parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
     ensure_starter()
-    found: dict[str, list[float | None]] = {"reinforge": [], "trl": []}
-    sides = [("reinforge", run_ours), ("trl", run_theirs)]
+    seconds: dict[str, list[float | None]] = {"reinforge": [], "trl": []}
+    sides = [("reinforge", run_reinforge), ("trl", run_trl)]
     for seed in range(args.seeds):
         for name, run in sides if seed % 2 == 0 else sides[::-1]:
-            found[name].append(time_one(name, run, args, seed))
-    ratios = [b / a for a, b in zip(found["reinforge"], found["trl"], strict=True) if a is not None and b is not None]
-    for name, values in found.items():
+            seconds[name].append(measure_time_to_quality(name, run, args, seed))
+    pairs = zip(seconds["reinforge"], seconds["trl"], strict=True)
+    ratios = [trl / ours for ours, trl in pairs if ours is not None and trl is not None]
+    for name, values in seconds.items():
         reached = [value for value in values if value is not None]
         middle = f"median {statistics.median(reached):.1f} s" if reached else "never"
         print(f"{name}: {len(reached)} of {len(values)} seeds reached {args.quality:g}, {middle}")
     if ratios:
-        print(f"trl / reinforge: {spread(ratios, ' x')}")
+        print(f"trl / reinforge: {format_spread(ratios, ' x')}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Trees of dialogues against as many flat ones: sampled tokens a second, in alternating pairs of one process.
+"""Trees of dialogues against single dialogues: sampled tokens per second, in alternating pairs in one process.
 
-python benchmarks/tree_dialogues.py           3 replies a round, 4 rounds, 16 trees in flight, 16 tokens a reply
+python benchmarks/tree_dialogues.py           3 replies per turn, 4 rounds, 16 concurrent trees, 16 tokens per reply
 
-A tree of w replies a round and r rounds has w + w^2 + ... + w^r replies; its flat side is so many dialogues of r rounds
-that as many replies are sampled. Every dialogue of a pair is about a question that no other is about, since the sampler
-keeps the keys and values of what it has read.
+A tree with w replies per turn and r rounds has w + w^2 + ... + w^r replies; the other side runs as many dialogues of r
+rounds as it takes to sample the same number. All questions differ, because the sampler has a prefix cache.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ AGENTS = ("prover", "verifier")
 
 
 class Talk(NIP):
-    """Rounds of a verifier and a prover that end when they are over, whatever is said."""
+    """Verifier and prover alternate for a fixed number of rounds; any reply is valid, and none decides."""
 
-    def decision_of(self, text: str) -> Decision | None:
+    def parse_decision(self, text: str) -> Decision | None:
         return None
 
-    def refuse(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
+    def check_reply(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
         return None
 
 
-def runner_of(engine: Engine, args: argparse.Namespace, *, width: int, at_once: int) -> EpisodeRunner:
-    given = {
+def build_runner(engine: Engine, args: argparse.Namespace, *, width: int, concurrency: int) -> EpisodeRunner:
+    parameters = {
         name: AgentParameters(prompt=f"You are the {name}. $question", max_tokens_per_message=args.tokens)
         for name in AGENTS
     }
-    config = NIPConfig(agents=given, num_responses=width, max_message_rounds=args.rounds)
-    agents = {name: PureTextWholeAgent(name, parameters, llm="policy") for name, parameters in given.items()}
+    config = NIPConfig(agents=parameters, num_responses=width, max_message_rounds=args.rounds)
+    agents = {name: PureTextWholeAgent(name, parameters[name], llm="policy") for name in AGENTS}
     return EpisodeRunner(
         bind_workflow(ProtocolWorkflow(Talk(config), agents)),
         {"policy": PolicyModel(engine.policy)},
@@ -62,16 +61,16 @@ def runner_of(engine: Engine, args: argparse.Namespace, *, width: int, at_once: 
         limits=LimitsConfig(),
         outcomes=OutcomesConfig(retries=0),
         run_seed=0,
-        max_concurrency=at_once,
+        max_concurrency=concurrency,
     )
 
 
-async def no_score(record: EpisodeRecord) -> None:
-    """Speed alone is measured."""
+async def skip_scoring(record: EpisodeRecord) -> None:
+    """Does nothing: only the speed is measured."""
 
 
-def sampled_tokens_s(runner: EpisodeRunner, numbers: Sequence[int]) -> tuple[float, int]:
-    """Returns sampled tokens a second and how many replies there were; a dialogue for each number."""
+def measure_speed(runner: EpisodeRunner, numbers: Sequence[int]) -> tuple[float, int]:
+    """Runs one dialogue per number and returns the sampled tokens per second and the number of replies."""
     items = [
         EvalInputItem(
             id=str(n), input_obj=QUESTION.format(n), expected_output_obj=None, full_dataset_entry={"id": str(n)}
@@ -80,7 +79,7 @@ def sampled_tokens_s(runner: EpisodeRunner, numbers: Sequence[int]) -> tuple[flo
     ]
     episodes = [(EpisodeKey("collect", 0, str(item.id)), item) for item in items]
     started = time.perf_counter()
-    records = asyncio.run(runner.run(episodes, no_score, lambda record: None))
+    records = asyncio.run(runner.run(episodes, skip_scoring, lambda record: None))
     seconds = time.perf_counter() - started
     failed = [record.reason for record in records if record.outcome.value != "ok"]
     if failed:
@@ -89,49 +88,49 @@ def sampled_tokens_s(runner: EpisodeRunner, numbers: Sequence[int]) -> tuple[flo
     return sum(call.num_completion_tokens for call in calls) / seconds, len(calls)
 
 
-def compare(engine: Engine, args: argparse.Namespace) -> None:
+def compare_speed(engine: Engine, args: argparse.Namespace) -> None:
     replies = sum(args.width**depth for depth in range(1, args.rounds + 1)) * args.trees
     flat_count = round(replies / args.rounds)
-    trees = runner_of(engine, args, width=args.width, at_once=args.trees)
-    flat = runner_of(engine, args, width=1, at_once=flat_count)
+    trees = build_runner(engine, args, width=args.width, concurrency=args.trees)
+    flat = build_runner(engine, args, width=1, concurrency=flat_count)
     next_number = 0
-    found: dict[str, list[float]] = {"trees": [], "flat": []}
+    speeds: dict[str, list[float]] = {"trees": [], "flat": []}
     counts: dict[str, int] = {}
-    for pair in range(args.pairs + 1):  # the first warms up
+    for pair in range(args.pairs + 1):  # the first pair is a warm-up
         sides = [("trees", trees, args.trees), ("flat", flat, flat_count)]
         for name, runner, count in sides if pair % 2 else sides[::-1]:
-            speed, counts[name] = sampled_tokens_s(runner, range(next_number, next_number + count))
+            speed, counts[name] = measure_speed(runner, range(next_number, next_number + count))
             next_number += count
             if pair:
-                found[name].append(speed)
+                speeds[name].append(speed)
     print(
-        f"{args.width} replies a round, {args.rounds} rounds, {args.tokens} tokens a reply, {args.pairs} pairs; "
-        f"{counts['trees']} replies of {args.trees} trees in flight, {counts['flat']} of {flat_count} flat dialogues"
+        f"{args.width} replies per turn, {args.rounds} rounds, {args.tokens} tokens per reply, {args.pairs} pairs; "
+        f"{counts['trees']} replies in {args.trees} concurrent trees, {counts['flat']} in {flat_count} dialogues"
     )
-    for name, speeds in found.items():
-        show(f"{name}, tokens/s", speeds)
-    ratios = [a / b for a, b in zip(found["trees"], found["flat"], strict=True)]
+    for name, values in speeds.items():
+        show(f"{name}, tokens/s", values)
+    ratios = [a / b for a, b in zip(speeds["trees"], speeds["flat"], strict=True)]
     show("trees / flat", ratios)
     print(f"within 15 %: {'yes' if statistics.median(ratios) >= 0.85 else 'no'}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=3, help="replies of each round")
+    parser.add_argument("--width", type=int, default=3, help="replies per turn")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--trees", type=int, default=16, help="in flight at the same time")
-    parser.add_argument("--tokens", type=int, default=16, help="of a reply")
+    parser.add_argument("--trees", type=int, default=16, help="concurrent trees")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens per reply")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--size", choices=sorted(SIZES), default="1.7m")
-    parser.add_argument("--max_batch", type=int, default=128)
-    parser.add_argument("--force", action="store_true", help="run although the machine is busy")
+    parser.add_argument("--max_num_seqs", type=int, default=128)
+    parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
     with random_model(SIZES[args.size]) as folder:
-        policy = PolicyConfig(model=folder, max_batch=args.max_batch)
+        policy = PolicyConfig(model=folder, max_num_seqs=args.max_num_seqs)
         with Engine.load(policy, seed=0, device="cpu") as engine:
-            compare(engine, args)
+            compare_speed(engine, args)
 
 
 if __name__ == "__main__":

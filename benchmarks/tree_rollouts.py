@@ -1,9 +1,9 @@
-"""Trees of probes and answers grown level by level, against `generate` node by node; and a step on them, shared or not.
+"""Trees sampled level by level against `generate` node by node; and optimizer steps with and without shared prefixes.
 
-python benchmarks/tree_rollouts.py      width 3, depth 3, 16 trees, tester and target of 1.7 M each, 16 tokens a turn
+python benchmarks/tree_rollouts.py      width 3, depth 3, 16 trees, tester and target of 1.7 M each, 16 tokens per turn
 
-A node is one probe, one answer and the probe's perplexity. The peer makes them one after the other, for one tree of the
-same shape: its nodes/s do not depend on how many trees there are.
+A node is one probe, one response and the probe's perplexity. The baseline makes one tree of the same shape, one node at
+a time; its nodes/s do not depend on the number of trees.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 OPENINGS = [f"It is day number {number} at the desk, and many people wait." for number in range(64)]
 
 
-def one_by_one(problem: ASTProblem, width: int, depth: int, tokens: int) -> int:
-    """Returns how many nodes it made: one tree, every reply and every perplexity a call of its own."""
+def grow_node_by_node(problem: ASTProblem, width: int, depth: int, tokens: int) -> int:
+    """Grows one tree with a separate call for every reply and perplexity, and returns the number of nodes."""
     module, tokenizer = problem.engine.model.module, problem.engine.tokenizer
 
     @torch.no_grad()
@@ -52,14 +52,14 @@ def one_by_one(problem: ASTProblem, width: int, depth: int, tokens: int) -> int:
     return problem.engine.policy.sampler.call(lambda: grow(opening, depth))
 
 
-def samples_of(graphs: list[Any]) -> list[TrainingSample]:
-    """Returns the probes of trees as a GRPO job's samples, rewarded by their place among their siblings."""
+def build_samples(graphs: list[Any]) -> list[TrainingSample]:
+    """Returns the probes of trees as samples for GRPO; a probe's reward is its position among its siblings."""
     groups = []
     for graph in graphs:
         for siblings in graph.sibling_groups():
             turns = [EpisodeItem(role="assistant", content=str(n.probe), logprobs=n.probe.tokens) for n in siblings]
-            found = [Trajectory(episode=[turn], reward=float(i)) for i, turn in enumerate(turns)]
-            groups.append(TrajectoryGroup(group_id=str(len(groups)), trajectories=found))
+            trajectories = [Trajectory(episode=[turn], reward=float(i)) for i, turn in enumerate(turns)]
+            groups.append(TrajectoryGroup(group_id=str(len(groups)), trajectories=trajectories))
     algorithm = GRPO()
     samples = algorithm.build_samples(groups)
     for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):
@@ -67,8 +67,8 @@ def samples_of(graphs: list[Any]) -> list[TrainingSample]:
     return samples
 
 
-def step_s(problem: ASTProblem, samples: list[TrainingSample], *, share: bool) -> float:
-    """Returns the seconds of one optimizer step."""
+def time_step(problem: ASTProblem, samples: list[TrainingSample], *, share: bool) -> float:
+    """Returns the seconds of one optimizer step, with or without shared prefixes."""
     engine = problem.engine
     masks, engine.learner.masks = engine.learner.masks, engine.learner.masks if share else None
     engine.begin_job()
@@ -83,27 +83,27 @@ def step_s(problem: ASTProblem, samples: list[TrainingSample], *, share: bool) -
 def compare(problem: ASTProblem, args: argparse.Namespace) -> None:
     sampler = ASTSampler(problem, OPENINGS, tree_width=args.width, tree_depth=args.depth)
     sampler.rollouts(range(2))
-    ours, theirs, nodes_ratio, shared, rows = [], [], [], [], []
+    ours, theirs, nodes_ratio, shared_s, unshared_s = [], [], [], [], []
     for number in range(args.pairs):
         started = time.perf_counter()
         graphs = sampler.rollouts(range(number * args.trees, (number + 1) * args.trees))
         count = sum(1 for graph in graphs for group in graph.sibling_groups() for _ in group)
         ours.append(count / (time.perf_counter() - started))
         started = time.perf_counter()
-        theirs.append(one_by_one(problem, args.width, args.depth, args.tokens) / (time.perf_counter() - started))
+        theirs.append(grow_node_by_node(problem, args.width, args.depth, args.tokens) / (time.perf_counter() - started))
         nodes_ratio.append(ours[-1] / theirs[-1])
-        samples = samples_of(graphs)
-        shared.append(step_s(problem, samples, share=True))
-        rows.append(step_s(problem, samples, share=False))
+        samples = build_samples(graphs)
+        shared_s.append(time_step(problem, samples, share=True))
+        unshared_s.append(time_step(problem, samples, share=False))
     print(
         f"width {args.width}, depth {args.depth}, {args.trees} trees of {count // args.trees} nodes, {args.pairs} pairs"
     )
     show("nodes/s", ours)
-    show("nodes/s one by one", theirs)
+    show("nodes/s node by node", theirs)
     show("ratio", nodes_ratio)
-    median = statistics.median
-    print(f"a step on {len(samples)} probes: shared {median(shared):.2f} s, rows {median(rows):.2f} s")
-    show("rows / shared", [a / b for a, b in zip(rows, shared, strict=True)])
+    shared, unshared = statistics.median(shared_s), statistics.median(unshared_s)
+    print(f"one step on {len(samples)} probes: shared prefixes {shared:.2f} s, without {unshared:.2f} s")
+    show("without / shared", [a / b for a, b in zip(unshared_s, shared_s, strict=True)])
 
 
 def main() -> None:
@@ -111,14 +111,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=3)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--trees", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=16, help="of a probe, and of an answer")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--force", action="store_true", help="run although the machine is busy")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens per probe and per response")
+    parser.add_argument("--pairs", type=int, default=5, help="repetitions")
+    parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
     with random_model(SIZES["1.7m"]) as folder:
-        policy = {"max_batch": 128, "batch": {"batch_size": 10**6, "micro_batch_tokens": 8192}}  # one step for all
+        policy = {"max_num_seqs": 128, "batch": {"batch_size": 10**6, "micro_batch_tokens": 8192}}  # one step for all
         limits = {"max_tokens": args.tokens, "target_max_tokens": args.tokens}
         with ASTProblem(folder, folder, KeywordScorer("x"), policy=policy, device="cpu", **limits) as problem:
             compare(problem, args)

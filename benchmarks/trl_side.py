@@ -1,6 +1,6 @@
-"""TRL's side of a GRPO comparison: `GRPOTrainer.train()` at its fastest settings on a CPU, one training step a step.
+"""TRL's side of a GRPO comparison: `GRPOTrainer.train()` with its fastest settings on a CPU.
 
-fp32, no gradient checkpointing (TRL's default, which is slower), no reference (beta 0), no logging, no saving, no
+float32, without gradient checkpointing (TRL's default, which is slower), reference model (beta 0), logging, saving and
 workers. A step is timed from `on_step_begin` to `on_step_end`: generation, reward, loss, backward, clipping, AdamW.
 """
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sides import Turns
-from benchmarks.words import TOKENIZER, Shape, reward_of
+from benchmarks.workload import TOKENIZER, Shape, compute_reward
 
 
 def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> None:
-    """Makes GRPO steps on a model folder, one for each turn.
+    """Runs GRPO steps on a model folder, one per turn.
 
     Args:
         turns: Called around each step.
         folder: The model.
         shape: Prompts and replies.
-        options: `micro_batch` rows that are trained at once (None: all), `row_per_turn`, and settings of `GRPOConfig`.
+        options: `micro_batch` rows to train at once (None: all), `row_per_turn`, and settings of `GRPOConfig`.
     """
     import torch
     from datasets import Dataset
@@ -48,7 +48,7 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
             turns.end(sampling=sampling_s[0], training=turns.seconds - sampling_s[0])
 
     class Timed(GRPOTrainer):
-        """Knows how long it generated."""
+        """Times generation."""
 
         def _generate(self, prompts: Any) -> Any:
             started = time.perf_counter()
@@ -58,10 +58,10 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
                 sampling_s[0] += time.perf_counter() - started
 
     def rewards(completions: list[Any], **kwargs: Any) -> list[float]:
-        return kwargs.get("score") or [reward_of(completion[0]["content"]) for completion in completions]
+        return kwargs.get("score") or [compute_reward(completion[0]["content"]) for completion in completions]
 
     tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
-    tokenizer.pad_token = "w4"  # stands in masked places only, and has to have an embedding
+    tokenizer.pad_token = "w4"  # used in masked positions only, but needs an embedding
     config = GRPOConfig(
         output_dir="trl",
         use_cpu=True,
@@ -95,46 +95,45 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
         args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         callbacks=[Paced()],
-        rollout_func=_rollout(shape, rows_per_episode) if shape.turns > 1 else None,
+        rollout_func=_make_rollout(shape, rows_per_episode) if shape.turns > 1 else None,
     )
     if trainer.model.dtype != torch.float32:
-        raise SystemExit(f"TRL loaded the model as {trainer.model.dtype}, and float32 is compared")
+        raise SystemExit(f"TRL loaded the model as {trainer.model.dtype}, but this benchmark compares float32")
     trainer.train()
-    sys.exit("TRL's training ended before it was told to")
+    sys.exit("TRL's training ended too early")
 
 
-def _rollout(shape: Shape, rows_per_episode: int) -> Any:
-    """Returns a `rollout_func` that plays turns by `generate`, each over the whole history so far.
+def _make_rollout(shape: Shape, rows_per_episode: int) -> Any:
+    """Returns a `rollout_func` that samples each turn with `generate`, over the whole history so far.
 
-    An episode becomes one row whose context is masked (`env_mask`), or a row for each of its turns.
+    An episode becomes one row with masked context (`env_mask`), or one row per turn.
     """
     import torch
 
     def play(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         tokenizer, model = trainer.processing_class, trainer.model
         numbers = {shape.question(i): i for i in range(shape.groups)}
-        asked = prompts[::rows_per_episode]
-        chats = [list(prompt) for prompt in asked]
-        rows: list[list[tuple[list[int], list[int]]]] = [[] for _ in asked]
+        chats = [list(prompt) for prompt in prompts[::rows_per_episode]]
+        rows: list[list[tuple[list[int], list[int]]]] = [[] for _ in chats]
         for turn in range(shape.turns):
             if turn:
                 for chat in chats:
-                    words = shape.feedback(numbers[chat[0]["content"]], turn)
-                    chat.append({"role": "user", "content": words})
+                    feedback = shape.feedback(numbers[chat[0]["content"]], turn)
+                    chat.append({"role": "user", "content": feedback})
             ids = tokenizer.apply_chat_template(chats, add_generation_prompt=True)["input_ids"]
             inputs = torch.tensor(ids)
             with torch.no_grad():
-                drawn = model.generate(
+                sampled = model.generate(
                     input_ids=inputs,
                     attention_mask=torch.ones_like(inputs),
                     generation_config=trainer.generation_config,
                 )[:, inputs.shape[1] :].tolist()
             for chat, row, prompt, reply, text in zip(
-                chats, rows, ids, drawn, tokenizer.batch_decode(drawn), strict=True
+                chats, rows, ids, sampled, tokenizer.batch_decode(sampled), strict=True
             ):
                 row.append((prompt, reply))
                 chat.append({"role": "assistant", "content": text})
-        scores = [reward_of(chat[-1]["content"]) for chat in chats]
+        scores = [compute_reward(chat[-1]["content"]) for chat in chats]
         if rows_per_episode > 1:
             parts = [part for row in rows for part in row]
             return {
@@ -143,7 +142,7 @@ def _rollout(shape: Shape, rows_per_episode: int) -> Any:
                 "logprobs": None,
                 "score": [score for score in scores for _ in range(rows_per_episode)],
             }
-        merged = [_merged(row) for row in rows]
+        merged = [_merge_turns(row) for row in rows]
         return {
             "prompt_ids": [row[0][0] for row in rows],
             "completion_ids": [ids for ids, _ in merged],
@@ -155,8 +154,8 @@ def _rollout(shape: Shape, rows_per_episode: int) -> Any:
     return play
 
 
-def _merged(turns: list[tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
-    """Returns everything after the first prompt, and 1 where it was drawn.
+def _merge_turns(turns: list[tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
+    """Returns all tokens after the first prompt, and a mask with 1 at sampled tokens.
 
     Example: [1, 2] -> [4], then [1, 2, 4, 8] -> [5]: [4, 8, 5] and [1, 0, 1].
     """
@@ -164,7 +163,7 @@ def _merged(turns: list[tuple[list[int], list[int]]]) -> tuple[list[int], list[i
     mask: list[int] = []
     for prompt, reply in turns:
         if prompt[: len(known)] != known:
-            raise SystemExit("a prompt does not go on from the turns before it, so the turns cannot be merged")
+            raise SystemExit("a prompt does not extend the turns before it, so the turns cannot be merged")
         mask += [0] * (len(prompt) - len(known)) + [1] * len(reply)
         known = [*prompt, *reply]
     return known[len(turns[0][0]) :], mask

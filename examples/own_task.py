@@ -1,6 +1,6 @@
-"""A task of your own in thirty lines: teach a small model to answer with the larger of two digits.
+"""Your own task in thirty lines: teach a small model to answer with the larger of two digits.
 
-python examples/own_task.py [MODEL]      MODEL: a folder or hub id; default: the bundled starter
+python examples/own_task.py [MODEL]      MODEL: a folder or hub id; default: the bundled tic-tac-toe model
 """
 
 import sys
@@ -12,13 +12,13 @@ ROWS = [{"id": f"{a}{b}", "question": f"{a} {b}", "answer": str(max(a, b))} for 
 
 
 async def agent(item, llm, context):
-    """Asks once and returns what the model says."""
+    """Asks the model once and returns its reply."""
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=2)
     return reply.choices[0].message.content
 
 
 def reward(output, expected):
-    """One for the right digit."""
+    """Returns 1.0 for the right digit, else 0.0."""
     return float(output.strip() == expected)
 
 

@@ -1,4 +1,4 @@
-"""A protocol in which whatever a model says decides something, so that one without any training can take part."""
+"""A protocol in which any reply is a decision, so that an untrained model can take part."""
 
 from reinforge.multiagent.protocol import ProtocolConfig
 from reinforge.multiagent.protocols.nip import NIP
@@ -9,7 +9,7 @@ DECISIONS = {"accept": "a", "reject": "x"}
 
 
 class BabbleConfig(ProtocolConfig, name="babble"):
-    """A prover says something, then a verifier."""
+    """A prover sends one message, then a verifier."""
 
     verifier_first: bool = False
     max_message_rounds: int = 2
@@ -19,15 +19,15 @@ class BabbleConfig(ProtocolConfig, name="babble"):
 class Babble(NIP):
     """A text with a vowel accepts, any other rejects."""
 
-    def decision_of(self, text):
+    def parse_decision(self, text):
         return "accept" if set(text.lower()) & set(VOWELS) else "reject"
 
-    def decision_text(self, decision):
+    def format_decision(self, decision):
         return DECISIONS[decision]
 
 
 def settings(**protocol):
-    """The parts of a configuration that are about the dialogue."""
+    """The parts of a configuration that concern the protocol."""
     agents = {name: {"prompt": f"{name}: $question", "max_tokens_per_message": 4} for name in ("prover", "verifier")}
     return {
         "workflow": {"_type": "babble", "agents": agents, **protocol},

@@ -1,33 +1,33 @@
-"""Episodes of a protocol as the runner leaves them, written down by hand, and a run that has collected them."""
+"""Hand-written episodes of a protocol, and a trajectory builder that collects them."""
 
 from reinforge.config.schema import FinetuneConfig
-from reinforge.interfaces import EvaluationReport, EvaluationRunner
+from reinforge.interfaces import EvaluationRunner
 from reinforge.multiagent.builder import AgentsTrajectoryBuilder, AgentsTrajectoryBuilderConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from tests.doubles import ids_of
 
 AGENTS = ("verifier", "prover")
 
 
-def said(agent, text, path=(), round_=None):
+def make_message(agent, text, path=(), round_=None):
     """One message; its round is the length of its path in a tree."""
     return {"agent": agent, "text": text, "path": list(path), "round": round_ if round_ is not None else len(path) - 1}
 
 
-def ended(rewards, path=(), decision="accept", failed=None):
-    """How one dialogue ended."""
+def make_branch(rewards, path=(), decision="accept", failed=None):
+    """The result of one dialogue."""
     return {"path": list(path), "decision": decision, "terminated": False, "rewards": rewards, "failed": failed}
 
 
-def episode(
+def make_episode(
     messages, branches, *, example="x", generation=0, epoch=0, truth="accept", score=1.0, trained=AGENTS, worth=None
 ):
-    """A finished episode; each agent is asked with its own prompt, what it said before, and "Go on." in between.
+    """A finished episode; an agent's prompt is its name, its earlier messages, and "Go on." after each.
 
     Args:
-        worth: Of a tree, what each message is worth, in their order; None: it is not known.
+        worth: For a tree, the value of each message, in order; None: unknown.
     """
     calls, told = [], []
     for number, message in enumerate(messages):
@@ -75,8 +75,8 @@ def episode(
     )
 
 
-class Collected(EvaluationRunner):
-    """A run whose episodes are there already."""
+class RecordedEpisodes(EvaluationRunner):
+    """A run with recorded episodes."""
 
     def __init__(self, records, earlier=None):
         self.records, self.earlier = records, earlier or {}
@@ -93,15 +93,15 @@ class Collected(EvaluationRunner):
     def example_ids(self, split):
         return list(dict.fromkeys(record.key.example_id for record in self.records))
 
-    def recorded(self, epoch):
+    def journalled_episodes(self, epoch):
         return self.earlier[epoch]
 
 
-async def collected(records, *, epoch=0, earlier=None, workflow=None, policy=lambda: None, seed=0, **config):
-    """Returns the builder and the collection that it makes of these episodes."""
+async def collect_groups(records, *, epoch=0, earlier=None, workflow=None, policy=lambda: None, seed=0, **config):
+    """Returns the trajectory builder and the collection that it makes of these episodes."""
     settings = AgentsTrajectoryBuilderConfig(**config)
     builder = AgentsTrajectoryBuilder(settings, ["agent"], workflow, policy)
-    builder.evaluation = Collected(records, earlier)
+    builder.evaluation = RecordedEpisodes(records, earlier)
     await builder.initialize(FinetuneConfig(reward_function={"name": "reward"}, seed=seed))
     await builder.start_run("r", {"epoch": epoch})
     return builder, await builder.finalize("r", {"epoch": epoch})

@@ -1,4 +1,4 @@
-"""Shared-model groups over each backend, and dialogues for them to learn from."""
+"""Shared-model groups over each backend, and dialogues to train them on."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from reinforge.multiagent import (
     Dialogue,
+    DialogueProblem,
     EmbeddedSharedModelGroup,
     ExperimentSettings,
     HyperParameters,
     Message,
     NestedArrayDict,
     OpenAISharedModelGroup,
-    Problem,
     Step,
-    agents_of,
-    protocol_of,
+    build_agents,
+    build_protocol,
 )
-from reinforge.multiagent.nip.rollouts import rollouts_of_dialogues
+from reinforge.multiagent.nip.rollouts import encode_dialogues
 from tests.openai_service import OpenAIService
 
 AGENTS = {"prover": {"prompt": "P $question"}, "verifier": {"prompt": "V $question"}}
 
 
 def experiment(model: str, **changes: Any) -> HyperParameters:
-    """A prover and a verifier who speak four rounds and share one model, with a low-rank adapter where it is ours.
+    """A prover and a verifier that share one model and speak for four rounds.
 
     Args:
-        model: Of both.
-        changes: Fields of the experiment; of `agents`, those of each agent.
+        model: The model of both.
+        changes: Fields of the experiment; under `agents`, fields of each agent.
     """
     given = changes.pop("agents", {})
     agents = {
@@ -43,30 +43,30 @@ def experiment(model: str, **changes: Any) -> HyperParameters:
 
 
 def dialogue(number: int, *, claim: str = "it is", decision: str = "accept", truth: str | None = "accept") -> Dialogue:
-    """Round 0 the verifier asks, round 1 the prover claims, round 2 the verifier decides."""
-    said = [("verifier", f"is it {number}"), ("prover", f"{claim} {number}"), ("verifier", decision)]
-    messages = tuple(Message(round_, agent, "main", text, text) for round_, (agent, text) in enumerate(said))
+    """The verifier asks in round 0, the prover claims in round 1, the verifier decides in round 2."""
+    lines = [("verifier", f"is it {number}"), ("prover", f"{claim} {number}"), ("verifier", decision)]
+    messages = tuple(Message(round_, agent, "main", text, text) for round_, (agent, text) in enumerate(lines))
     rewards = {"prover": float(decision == "accept"), "verifier": 1.0 if decision == truth else -1.0}
-    problem = Problem(f"q{number}", truth, {"question": f"q{number}"})  # type: ignore[arg-type]
+    problem = DialogueProblem(f"q{number}", truth, {"question": f"q{number}"})  # type: ignore[arg-type]
     stances = {"prover": "accept"}
     return Dialogue(problem, stances, messages, 3, Step(True, decision, rewards=rewards), rewards)  # type: ignore[arg-type]
 
 
 def rollouts(hyper_params: HyperParameters, count: int = 12, **fields: Any) -> NestedArrayDict:
-    """`count` dialogues as the reference's arrays."""
-    return rollouts_of_dialogues([dialogue(number, **fields) for number in range(count)], protocol_of(hyper_params))
+    """`count` dialogues as nested arrays."""
+    return encode_dialogues([dialogue(number, **fields) for number in range(count)], build_protocol(hyper_params))
 
 
 def replies(hyper_params: HyperParameters, agent: str, texts: list[str]) -> NestedArrayDict:
-    """Single timesteps, batch size (timestep,): each as it stands once the agent has said a text in round 1 or 0."""
-    handler, steps = protocol_of(hyper_params), []
+    """Single timesteps, batch size (timestep,): the state after the agent's message in round 0 or 1."""
+    handler, steps = build_protocol(hyper_params), []
     for number, text in enumerate(texts):
         whole, round_ = dialogue(number), int(agent == "prover")
         last = replace(whole.messages[round_], text=text, shown=text)
         steps.append(
             replace(whole, messages=(*whole.messages[:round_], last), round=round_ + 1, step=Step(), rewards={})
         )
-    arrays = rollouts_of_dialogues(steps, handler)
+    arrays = encode_dialogues(steps, handler)
     rounds = [int(agent == "prover")] * len(texts)
     return arrays[list(range(len(texts))), rounds]
 
@@ -75,9 +75,9 @@ class Backend:
     """Makes groups over one backend.
 
     Args:
-        folder: Of the groups.
-        model: The tiny model's folder.
-        service: The stand-in.
+        folder: Folder of the groups.
+        model: Folder of the tiny model.
+        service: The stand-in for OpenAI's service.
     """
 
     name: str
@@ -87,11 +87,11 @@ class Backend:
         self.made: list[Any] = []
 
     def group(self, hyper_params: HyperParameters | None = None, *, run_id: str = "r", name: str = "both") -> Any:
-        """A group; one of the same run and name goes on with what is in its folder."""
+        """A group; a second one with the same run and name resumes from the folder."""
         params = hyper_params or self.experiment()
         settings = ExperimentSettings(run_id, groups_dir=self.folder, num_api_connection_errors=4)
-        agents = [agent for agent in agents_of(params).values() if agent.model_group == name]
-        group = self.make(params, settings, protocol_of(params), agents, name)
+        agents = [agent for agent in build_agents(params).values() if agent.model_group == name]
+        group = self.make(params, settings, build_protocol(params), agents, name)
         self.made.append(group)
         return group
 

@@ -72,7 +72,7 @@ def make_tiny_model(path: Path, family: str = "llama", *, seed: int = 0, **confi
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from reinforge.engine.checkpoint import quiet
+    from reinforge.engine.checkpoint import hide_progress_bars
 
     sizes = {**SIZES, **config}
     tokenizer = make_tokenizer(sizes["vocab_size"])
@@ -82,7 +82,7 @@ def make_tiny_model(path: Path, family: str = "llama", *, seed: int = 0, **confi
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     path.mkdir(parents=True, exist_ok=True)
-    with quiet():
+    with hide_progress_bars():
         model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

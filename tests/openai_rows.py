@@ -1,11 +1,11 @@
-"""What OpenAI's fine-tuning service says of a training file: None where it would train on it."""
+"""OpenAI's validation of training files: the first error of a file, or None if the service accepts it."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-LEAST = 10
+MIN_EXAMPLES = 10
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 KEYS = {
     "assistant": {"role", "content", "name", "weight", "tool_calls", "refusal", "function_call"},
@@ -14,45 +14,45 @@ KEYS = {
 OTHERS = {"role", "content", "name"}
 
 
-def what_is_wrong(content: bytes, method: str) -> str | None:
-    """Returns the message of the first thing that is wrong with a file."""
+def find_file_error(content: bytes, method: str) -> str | None:
+    """Returns the message of the first error in a file, or None."""
     try:
         rows = [json.loads(line) for line in content.decode().splitlines()]
     except ValueError:
         return "The file is not formatted as JSONL."
-    if len(rows) < LEAST:
-        return f"Training file has {len(rows)} example(s), but must have at least {LEAST} examples"
-    check = _supervised if method == "supervised" else _preference
+    if len(rows) < MIN_EXAMPLES:
+        return f"Training file has {len(rows)} example(s), but must have at least {MIN_EXAMPLES} examples"
+    check = _find_supervised_error if method == "supervised" else _find_preference_error
     for number, row in enumerate(rows, 1):
-        if (wrong := check(row)) is not None:
-            return f"line {number}: {wrong}"
+        if (error := check(row)) is not None:
+            return f"line {number}: {error}"
     return None
 
 
-def _supervised(row: Any) -> str | None:
+def _find_supervised_error(row: Any) -> str | None:
     if not isinstance(row, dict) or set(row) - {"messages", "tools", "parallel_tool_calls", "functions"}:
         return "unexpected keys"
     messages = row.get("messages")
-    wrong = _messages(messages)
-    if wrong is None and not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
-        wrong = "no assistant message has a weight other than 0"
-    return wrong
+    error = _find_messages_error(messages)
+    if error is None and not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
+        error = "no assistant message has a weight other than 0"
+    return error
 
 
-def _preference(row: Any) -> str | None:
+def _find_preference_error(row: Any) -> str | None:
     if not isinstance(row, dict) or set(row) != {"input", "preferred_output", "non_preferred_output"}:
         return "expected input, preferred_output and non_preferred_output"
     if not isinstance(row["input"], dict) or set(row["input"]) - {"messages", "tools", "parallel_tool_calls"}:
         return "input: unexpected keys"
     for name in ("preferred_output", "non_preferred_output"):
-        said = row[name]
-        if not isinstance(said, list) or [m.get("role") for m in said] != ["assistant"]:
+        output = row[name]
+        if not isinstance(output, list) or [m.get("role") for m in output] != ["assistant"]:
             return f"{name} must be one assistant message"
     outputs = [*row["preferred_output"], *row["non_preferred_output"]]
-    return _messages(row["input"].get("messages")) or _messages(outputs)
+    return _find_messages_error(row["input"].get("messages")) or _find_messages_error(outputs)
 
 
-def _messages(messages: Any) -> str | None:
+def _find_messages_error(messages: Any) -> str | None:
     if not isinstance(messages, list) or not messages:
         return "messages must be a list of messages"
     for place, message in enumerate(messages):
@@ -70,10 +70,10 @@ def _messages(messages: Any) -> str | None:
     return None
 
 
-def learnt_of(content: bytes) -> list[str]:
-    """Returns the texts that a file teaches, in order."""
+def list_trained_texts(content: bytes) -> list[str]:
+    """Returns the texts that a file trains on, in order."""
     texts = []
     for row in map(json.loads, content.decode().splitlines()):
-        told = row.get("preferred_output") or [m for m in row["messages"] if m["role"] == "assistant"]
-        texts += [m["content"] for m in told if m.get("weight", 1) and m.get("content")]
+        messages = row.get("preferred_output") or [m for m in row["messages"] if m["role"] == "assistant"]
+        texts += [m["content"] for m in messages if m.get("weight", 1) and m.get("content")]
     return texts

@@ -14,35 +14,35 @@ Step = Callable[[web.Request, dict[str, Any]], Any]
 
 
 def says(text: str | None = "hello", choices: Sequence[str] = (), **message: Any) -> Step:
-    """A chat completion, with further choices; keywords add to the first message."""
+    """Returns a step that answers with a chat completion; keywords add to its first message."""
 
     def step(request: web.Request, body: dict[str, Any]) -> web.Response:
         messages = [{"content": text, **message}, *({"content": other} for other in choices)]
-        said = [
+        listed = [
             {"index": index, "finish_reason": "stop", "message": {"role": "assistant", **each}}
             for index, each in enumerate(messages)
         ]
         usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-        return web.json_response({"id": "c", "object": "chat.completion", "choices": said, "usage": usage})
+        return web.json_response({"id": "c", "object": "chat.completion", "choices": listed, "usage": usage})
 
     return step
 
 
 def fails(status: int, text: str = "", **headers: str) -> Step:
-    """An error; underscores in the headers' names become dashes."""
+    """Returns a step that answers with an error; underscores in header names become dashes."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     body = text or json.dumps({"error": {"message": f"broken {status}", "type": "x", "code": None}})
     return lambda request, _: web.Response(status=status, text=body, headers=named)
 
 
 def page(status: int = 200) -> Step:
-    """What a proxy says."""
+    """Returns a step that answers with a proxy's HTML page."""
     text = "<html><body><h1>Bad gateway</h1></body></html>"
     return lambda request, _: web.Response(status=status, text=text, content_type="text/html")
 
 
 async def cut(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Half an answer, then the connection is gone."""
+    """Sends half a response, then drops the connection."""
     response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
     await response.prepare(request)
     await response.write(b'{"choices": [')
@@ -52,7 +52,7 @@ async def cut(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
 
 
 def slow(seconds: float) -> Step:
-    """An answer that comes late."""
+    """Returns a step that answers late."""
 
     async def step(request: web.Request, body: dict[str, Any]) -> web.Response:
         await asyncio.sleep(seconds)
@@ -62,12 +62,12 @@ def slow(seconds: float) -> Step:
 
 
 class OpenAIServer:
-    """Answers with the steps of its script in order, the last one for ever.
+    """Answers with the steps of its script in order, then repeats the last one.
 
     Attributes:
-        bodies: What was asked.
-        headers: The headers of each call.
-        times: When each call came, in seconds of the loop.
+        bodies: The body of each request.
+        headers: The headers of each request.
+        times: When each request arrived, in the event loop's seconds.
     """
 
     def __init__(self, *script: Step):

@@ -1,16 +1,16 @@
-"""A stand-in for OpenAI's API over real HTTP: files, fine-tuning jobs, and chat completions of what they made.
+"""A stand-in for OpenAI's API over real HTTP: files, fine-tuning jobs, and chat completions of the fine-tuned models.
 
     with OpenAIService() as service:
-        service.url, service.key          what a configuration names
-        service.jobs, service.files       by id, as the API tells them; service.rows(file_id) are the lines
-        service.chats                     bodies of the chat completions that were asked for
-        service.seconds = 0.2             how long the next jobs take; service.advance(3600) lets time pass
-        service.ends = ["failed"]         how the next jobs end; "queued" and "paused" never do
-        service.faults["create"] = [lost] what becomes of the next calls of a kind, one each
+        service.url, service.key          for the configuration
+        service.jobs, service.files       by id, as the API returns them; service.rows(file_id) are the lines
+        service.chats                     bodies of the chat completion requests
+        service.seconds = 0.2             duration of the next jobs; service.advance(3600) lets time pass
+        service.ends = ["failed"]         final status of the next jobs; "queued" and "paused" never end
+        service.faults["create"] = [lost_response]   faults for the next calls of a kind, one each
 
-Kinds of calls: upload, files, create, jobs, look, cancel, chat. A fault is a step of tests/openai_server.py in place of
-the answer, or `after(step)`: the call has its effect, and the step is the answer. It runs in a thread of its own, so
-processes and event loops of a test can use it alike.
+Kinds of calls: upload, files, create, jobs, retrieve, cancel, chat. A fault is a step of tests/openai_server.py that
+replaces the response, or `after(step)`: the call takes effect, then the step responds. The service runs in its own
+thread, so other processes and event loops can use it too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.openai_rows import learnt_of, what_is_wrong
+from tests.openai_rows import find_file_error, list_trained_texts
 from tests.openai_server import cut
 
 Handler = Callable[[web.Request, dict[str, Any]], Any]
 
 BASES = ("gpt-test", "gpt-test-mini", "gpt-4.1-mini")
 DATED = "-2026-01-01"
-"""The base models' names stand for dated ones, as the API's do."""
+"""Base model names are aliases of dated names, as in the API."""
 TERMINAL = ("succeeded", "failed", "cancelled")
 MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512
 JOB_KEYS = {
@@ -51,12 +51,12 @@ JOB_KEYS = {
 JOB_KEYS |= {"suffix"}
 HYPERPARAMETERS = {"supervised": {"n_epochs", "batch_size", "learning_rate_multiplier"}}
 HYPERPARAMETERS["dpo"] = HYPERPARAMETERS["supervised"] | {"beta"}
-TAUGHT = 0.75
+TRAINED_SHARE = 0.75
 WORDS = ("xyz", "bcd", "aei", "rstl", "ou", "bad")
 
 
-class Refusal(Exception):
-    """An error in OpenAI's form."""
+class ApiError(Exception):
+    """An error in OpenAI's format."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
         super().__init__(message)
@@ -64,36 +64,36 @@ class Refusal(Exception):
 
 
 class after:
-    """The call has its effect, and then `step` is the answer."""
+    """The call takes effect, then `step` responds."""
 
     def __init__(self, step: Handler):
         self.step = step
 
 
-async def silent(request: web.Request, body: dict[str, Any]) -> web.Response:
-    """No answer at all."""
+async def no_response(request: web.Request, body: dict[str, Any]) -> web.Response:
+    """Never responds."""
     await asyncio.sleep(3600)
     raise AssertionError
 
 
-lost = after(cut)
-"""The call has its effect, and its answer does not arrive."""
+lost_response = after(cut)
+"""The call takes effect, but its response does not arrive."""
 
 
 class OpenAIService:
-    """The API of one organisation, which begins with two base models and the files that are sent.
+    """The API of one organization with three base models.
 
     Attributes:
-        files, jobs: By id, as the API tells them.
-        chats: Bodies of chat completions.
-        calls: How often each kind of call was made.
-        seconds: How long the next jobs take.
-        ends: How the next jobs end, one each; then they succeed.
-        faults: Kind of call -> what becomes of the next ones.
-        deploys_after: Calls that a new model does not answer yet.
-        serves: Name of a model -> the one that answers in its place.
-        words: What base models say; others say what they were taught, three times in four.
-        page, filters: Most entries of a page, and whether lists of jobs are filtered by metadata.
+        files, jobs: By id, as the API returns them.
+        chats: Bodies of the chat completion requests.
+        calls: Number of calls of each kind.
+        seconds: Duration of the next jobs.
+        ends: Final status of the next jobs, one each; later ones succeed.
+        faults: Kind of call -> faults of the next calls.
+        deploys_after: Calls to a new model that fail before it is available.
+        serves: Name of a model -> the model that replies instead.
+        words: Replies of base models; fine-tuned ones reply with a trained text three times in four.
+        page, filters: Most entries per page, and whether lists of jobs are filtered by metadata.
     """
 
     key = "sk-canary-standin-9d21"
@@ -113,7 +113,7 @@ class OpenAIService:
         self.url = ""
         self._contents: dict[str, bytes] = {}
         self._plans: dict[str, tuple[float, float, str]] = {}
-        self._learnt: dict[str, list[str]] = {}
+        self._trained_texts: dict[str, list[str]] = {}
         self._undeployed: Counter[str] = Counter()
         self._offset_s = 0.0
         self._numbers = itertools.count(1)
@@ -138,7 +138,7 @@ class OpenAIService:
             ("GET", "/files", "files", self._list_files),
             ("POST", "/fine_tuning/jobs", "create", self._create),
             ("GET", "/fine_tuning/jobs", "jobs", self._list_jobs),
-            ("GET", "/fine_tuning/jobs/{id}", "look", self._look),
+            ("GET", "/fine_tuning/jobs/{id}", "retrieve", self._retrieve),
             ("POST", "/fine_tuning/jobs/{id}/cancel", "cancel", self._cancel),
             ("GET", "/fine_tuning/jobs/{id}/events", "events", self._events),
             ("POST", "/chat/completions", "chat", self._chat),
@@ -154,7 +154,7 @@ class OpenAIService:
         """Returns the lines of a file."""
         return [json.loads(line) for line in self._contents[file_id].decode().splitlines()]
 
-    def rows_of(self, job_id: str) -> list[dict[str, Any]]:
+    def get_job_rows(self, job_id: str) -> list[dict[str, Any]]:
         """Returns the lines that a job was trained on."""
         return self.rows(self.jobs[job_id]["training_file"])
 
@@ -162,9 +162,9 @@ class OpenAIService:
         """Lets time pass for the jobs."""
         self._offset_s += seconds
 
-    def status_of(self, job_id: str) -> str:
-        """Returns where a job stands now, in the API's word."""
-        return str(self._refreshed(job_id)["status"])
+    def get_status(self, job_id: str) -> str:
+        """Returns the current status of a job, in the API's terms."""
+        return str(self._refresh(job_id)["status"])
 
     # Calls.
 
@@ -175,18 +175,18 @@ class OpenAIService:
             fault = planned.pop(0) if planned else None
             try:
                 if fault is not None and not isinstance(fault, after):
-                    return await _done(fault(request, {}))
+                    return await _await_if_needed(fault(request, {}))
                 if request.headers.get("Authorization") != f"Bearer {self.key}":
                     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-                    raise Refusal(401, f"Incorrect API key provided: {given}", "invalid_api_key")
-                told = await handler(request)
+                    raise ApiError(401, f"Incorrect API key provided: {given}", "invalid_api_key")
+                result = await handler(request)
                 if fault is not None:
-                    return await _done(fault.step(request, {}))
-            except Refusal as refusal:
+                    return await _await_if_needed(fault.step(request, {}))
+            except ApiError as refusal:
                 kind_ = "invalid_request_error" if refusal.status < 500 else "server_error"
                 error = {"message": str(refusal), "type": kind_, "param": refusal.param, "code": refusal.code}
                 return web.json_response({"error": error}, status=refusal.status, headers={"x-request-id": "req-1"})
-            return web.json_response(told, headers={"x-request-id": "req-1"})
+            return web.json_response(result, headers={"x-request-id": "req-1"})
 
         return answer
 
@@ -197,7 +197,7 @@ class OpenAIService:
         form = await request.post()
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, web.FileField) or purpose != "fine-tune":
-            raise Refusal(400, "file and purpose are required", param="file")
+            raise ApiError(400, "file and purpose are required", param="file")
         content, id_ = file.file.read(), self._new_id("file")
         self._contents[id_] = content
         self.files[id_] = {
@@ -219,17 +219,17 @@ class OpenAIService:
     async def _create(self, request: web.Request) -> dict[str, Any]:
         body = await request.json()
         if further := sorted(set(body) - JOB_KEYS):
-            raise Refusal(400, f"Unrecognized request argument supplied: {', '.join(further)}")
+            raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(further)}")
         model, file = str(body.get("model")), body.get("training_file")
-        if model not in BASES and model not in self._learnt:
-            raise Refusal(400, f"The model `{model}` is not available for fine-tuning", "model_not_available", "model")
+        if model not in BASES and model not in self._trained_texts:
+            raise ApiError(400, f"The model `{model}` is not available for fine-tuning", "model_not_available", "model")
         if file not in self.files:
-            raise Refusal(400, f"No such File object: {file}", "invalid_training_file", "training_file")
+            raise ApiError(400, f"No such File object: {file}", "invalid_training_file", "training_file")
         method = body.get("method") or {"type": "supervised"}
-        _refuse_method(method)
-        _refuse_metadata(body.get("metadata") or {})
+        _validate_method(method)
+        _validate_metadata(body.get("metadata") or {})
         if len(body.get("suffix") or "") > MAX_NAME:
-            raise Refusal(400, "suffix is too long", param="suffix")
+            raise ApiError(400, "suffix is too long", param="suffix")
         id_ = self._new_id("ftjob")
         self._plans[id_] = (self._now(), self.seconds, self.ends.pop(0) if self.ends else "succeeded")
         self.jobs[id_] = {
@@ -260,16 +260,16 @@ class OpenAIService:
             for name, value in request.query.items()
             if name.startswith("metadata[")
         }
-        jobs = [self._refreshed(id_) for id_ in self.jobs]
+        jobs = [self._refresh(id_) for id_ in self.jobs]
         found = [job for job in jobs if not self.filters or wanted.items() <= (job["metadata"] or {}).items()]
         return self._page(found, request, most=100, usual=20)
 
     def _page(self, entries: list[dict[str, Any]], request: web.Request, *, most: int, usual: int) -> dict[str, Any]:
-        """Returns a page of a list, the newest entry first."""
+        """Returns one page of a list, newest entry first."""
         newest_first = entries[::-1]
         limit, after_id = int(request.query.get("limit", usual)), request.query.get("after")
         if not 1 <= limit <= most:
-            raise Refusal(400, f"limit must be from 1 to {most}", param="limit")
+            raise ApiError(400, f"limit must be from 1 to {most}", param="limit")
         ids = [entry["id"] for entry in newest_first]
         first = ids.index(after_id) + 1 if after_id in ids else 0
         limit = min(limit, self.page)
@@ -282,37 +282,37 @@ class OpenAIService:
             "last_id": shown[-1]["id"] if shown else None,
         }
 
-    async def _look(self, request: web.Request) -> dict[str, Any]:
-        return self._refreshed(self._id_of(request))
+    async def _retrieve(self, request: web.Request) -> dict[str, Any]:
+        return self._refresh(self._get_job_id(request))
 
     async def _cancel(self, request: web.Request) -> dict[str, Any]:
-        job = self._refreshed(self._id_of(request))
+        job = self._refresh(self._get_job_id(request))
         if job["status"] in TERMINAL:
-            raise Refusal(400, f"Job has already ended with the status {job['status']}", "job_not_cancellable")
+            raise ApiError(400, f"Job has already ended with the status {job['status']}", "job_not_cancellable")
         job |= {"status": "cancelled", "finished_at": int(time.time())}
         return job
 
     async def _events(self, request: web.Request) -> dict[str, Any]:
-        job = self._refreshed(self._id_of(request))
-        told = {"object": "fine_tuning.job.event", "id": "ftevent-1", "created_at": job["created_at"], "level": "info"}
-        return self._page(
-            [{**told, "message": f"Job is {job['status']}", "type": "message"}], request, most=100, usual=20
-        )
+        job = self._refresh(self._get_job_id(request))
+        event = {"object": "fine_tuning.job.event", "id": "ftevent-1", "created_at": job["created_at"], "level": "info"}
+        event |= {"message": f"Job is {job['status']}", "type": "message"}
+        return self._page([event], request, most=100, usual=20)
 
     async def _chat(self, request: web.Request) -> dict[str, Any]:
         body = await request.json()
         self.chats.append(body)
         model, messages = str(body.get("model")), body.get("messages")
-        known = model in BASES or model in self._learnt
+        known = model in BASES or model in self._trained_texts
         if self._undeployed[model] > 0:
             self._undeployed[model] -= 1
             known = False
         if not known:
-            raise Refusal(404, f"The model `{model}` does not exist or you do not have access to it", "model_not_found")
+            message = f"The model `{model}` does not exist or you do not have access to it"
+            raise ApiError(404, message, "model_not_found")
         if not isinstance(messages, list) or not messages:
-            raise Refusal(400, "messages must be a list of messages", param="messages")
+            raise ApiError(400, "messages must be a list of messages", param="messages")
         served = self.serves.get(model, model)
-        text = self._say(served, body)
+        text = self._generate_reply(served, body)
         usage = {"prompt_tokens": 5 * len(messages), "completion_tokens": len(text), "total_tokens": 0}
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return {
@@ -324,26 +324,26 @@ class OpenAIService:
             "usage": {**usage, "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"]},
         }
 
-    # What models say, and how jobs go on.
+    # Replies, and the progress of jobs.
 
-    def _say(self, model: str, body: dict[str, Any]) -> str:
-        """Returns what a model was taught, three times in four, or a word; the same for the same request."""
-        asked = json.dumps([body.get("seed"), body["messages"]], sort_keys=True)
-        rng = random.Random(hashlib.sha256(asked.encode()).digest())
-        taught = self._learnt.get(model)
-        return rng.choice(taught if taught and rng.random() < TAUGHT else self.words)
+    def _generate_reply(self, model: str, body: dict[str, Any]) -> str:
+        """Returns a trained text, three times in four, or a word; the same for the same request."""
+        request = json.dumps([body.get("seed"), body["messages"]], sort_keys=True)
+        rng = random.Random(hashlib.sha256(request.encode()).digest())
+        trained = self._trained_texts.get(model)
+        return rng.choice(trained if trained and rng.random() < TRAINED_SHARE else self.words)
 
     def _now(self) -> float:
         return time.monotonic() + self._offset_s
 
-    def _id_of(self, request: web.Request) -> str:
+    def _get_job_id(self, request: web.Request) -> str:
         id_ = request.match_info["id"]
         if id_ not in self.jobs:
-            raise Refusal(404, f"Could not find fine tune: {id_}", "fine_tune_not_found")
+            raise ApiError(404, f"Could not find fine tune: {id_}", "fine_tune_not_found")
         return id_
 
-    def _refreshed(self, id_: str) -> dict[str, Any]:
-        """Returns a job as it stands now."""
+    def _refresh(self, id_: str) -> dict[str, Any]:
+        """Updates a job's status and returns the job."""
         job, (began, seconds, end) = self.jobs[id_], self._plans[id_]
         passed = (self._now() - began) / max(seconds, 1e-9)
         if job["status"] in TERMINAL:
@@ -351,48 +351,48 @@ class OpenAIService:
         if passed < 0.2:
             return job
         content = self._contents[job["training_file"]]
-        wrong = what_is_wrong(content, job["method"]["type"])
-        if wrong is not None:
-            return self._ended(job, "failed", {"code": "invalid_training_file", "message": wrong, "param": None})
+        file_error = find_file_error(content, job["method"]["type"])
+        if file_error is not None:
+            return self._finish(job, "failed", {"code": "invalid_training_file", "message": file_error, "param": None})
         if passed < 1 or end not in TERMINAL:
             job["status"] = "queued" if passed < 0.4 else "running" if end in TERMINAL else end
             return job
         if end == "failed":
             message = "The job failed due to an internal error."
-            return self._ended(job, end, {"code": "server_error", "message": message, "param": None})
+            return self._finish(job, end, {"code": "server_error", "message": message, "param": None})
         if end == "succeeded":
             base = job["model"].split(":")[1] if job["model"].startswith("ft:") else job["model"]
             name = f"ft:{base}:org-standin:{job['user_provided_suffix'] or ''}:{id_.removeprefix('ftjob-')}"
-            self._learnt[name] = learnt_of(content)
+            self._trained_texts[name] = list_trained_texts(content)
             self._undeployed[name] = self.deploys_after
             job |= {"fine_tuned_model": name, "trained_tokens": len(content) // 4}
-        return self._ended(job, end, None)
+        return self._finish(job, end, None)
 
-    def _ended(self, job: dict[str, Any], word: str, error: dict[str, Any] | None) -> dict[str, Any]:
-        job |= {"status": word, "error": error, "finished_at": int(time.time())}
+    def _finish(self, job: dict[str, Any], status: str, error: dict[str, Any] | None) -> dict[str, Any]:
+        job |= {"status": status, "error": error, "finished_at": int(time.time())}
         return job
 
 
-async def _done(answer: Any) -> Any:
+async def _await_if_needed(answer: Any) -> Any:
     return await answer if asyncio.iscoroutine(answer) else answer
 
 
-def _refuse_method(method: dict[str, Any]) -> None:
+def _validate_method(method: dict[str, Any]) -> None:
     known = HYPERPARAMETERS.get(str(method.get("type")))
     if known is None:
-        raise Refusal(400, f"unknown method {method.get('type')!r}", param="method.type")
+        raise ApiError(400, f"unknown method {method.get('type')!r}", param="method.type")
     given = (method.get(method["type"]) or {}).get("hyperparameters") or {}
     for name, value in given.items():
         if name not in known:
-            raise Refusal(400, f"unknown hyperparameter {name}", param="method")
+            raise ApiError(400, f"unknown hyperparameter {name}", param="method")
         if value != "auto" and (not isinstance(value, int | float) or value <= 0):
-            raise Refusal(400, f"{name} must be auto or a number above 0", param="method")
+            raise ApiError(400, f"{name} must be auto or a number above 0", param="method")
 
 
-def _refuse_metadata(metadata: dict[str, Any]) -> None:
+def _validate_metadata(metadata: dict[str, Any]) -> None:
     texts = all(isinstance(value, str) for value in metadata.values())
     short = all(len(name) <= MAX_NAME and len(str(value)) <= MAX_VALUE for name, value in metadata.items())
     if len(metadata) > MAX_PAIRS or not texts or not short:
-        raise Refusal(
+        raise ApiError(
             400, "metadata: at most 16 pairs of texts, names of 64 and values of 512 characters", param="metadata"
         )

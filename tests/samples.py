@@ -1,15 +1,16 @@
-"""Training samples and requests for the engine's tests."""
+"""Training samples and requests for tests of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from reinforge.algorithms.samples import to_samples
+from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import TrainingSample
@@ -17,12 +18,12 @@ from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
 
 def request(text: str = "hello", **params: Any) -> ModelRequest:
-    """A request of one user message."""
+    """A request with one user message."""
     return ModelRequest([{"role": "user", "content": text}], SamplingParams(**{"max_tokens": 12, **params}))
 
 
 def ask(policy: Any, requests: Sequence[ModelRequest]) -> list[ModelReply]:
-    """Asks all at once and waits for the replies."""
+    """Samples all requests at once and returns the replies."""
 
     async def gather() -> list[ModelReply]:
         return list(await asyncio.gather(*(policy.sample(request) for request in requests)))
@@ -31,26 +32,26 @@ def ask(policy: Any, requests: Sequence[ModelRequest]) -> list[ModelReply]:
 
 
 class Waiter:
-    """Stands for a loop whose callers wait for requests given straight to the sampler."""
+    """Stand-in for the event loop of callers that submit requests straight to the sampler."""
 
     def __init__(self, count: int):
         self.loop, self.left, self.done = self, count, threading.Event()
 
     def call_soon_threadsafe(self, _: Any, requests: Sequence[SampleRequest]) -> None:
-        """Counts replies."""
+        """Counts the replies."""
         self.left -= len(requests)
         if not self.left:
             self.done.set()
 
 
-def draw(
+def sample_replies(
     engine: Any,
     prompts: Sequence[tuple[int, ...]],
     limit: int = 16,
     seeds: Sequence[int] = (),
     adapters: Sequence[str] = (),
 ) -> list[SampleRequest]:
-    """Draws a reply to each prompt, given as tokens, all at once; seeds are 0, 1, ... unless given."""
+    """Samples a reply to each prompt (token ids), all at once; seeds default to 0, 1, ..."""
     waiter = Waiter(len(prompts))
     requests = [
         SampleRequest(prompt, limit, SamplingParams(seed=seed), adapter=adapter, owner=waiter)
@@ -64,8 +65,8 @@ def draw(
     return requests
 
 
-def sample_of(tokens: TokenLogprobs, advantage: float = 1.0, weight: float = 1.0) -> TrainingSample:
-    """One reply as a sample that trains every sampled token."""
+def make_sample(tokens: TokenLogprobs, advantage: float = 1.0, weight: float = 1.0) -> TrainingSample:
+    """A sample that trains every token of one reply."""
     prompt, reply = tokens.prompt_token_ids, tokens.token_ids
     mask = np.arange(len(prompt) + len(reply)) >= len(prompt)
     logprobs = np.zeros(len(mask), np.float32)
@@ -90,16 +91,16 @@ def random_samples(count: int, seed: int = 0, vocab_size: int = 320) -> list[Tra
         prompt, reply = (tuple(rng.integers(6, vocab_size, rng.integers(2, 12)).tolist()) for _ in range(2))
         logprobs = tuple(rng.uniform(-6, -5, len(reply)).tolist())
         tokens = TokenLogprobs(prompt, reply, logprobs, temperature=float(rng.choice([0.7, 1.0])))
-        samples.append(sample_of(tokens, float(rng.normal()), float(rng.uniform(0.2, 2))))
+        samples.append(make_sample(tokens, float(rng.normal()), float(rng.uniform(0.2, 2))))
     return samples
 
 
 def sibling_samples(
     seed: int = 0, vocab_size: int = 320, stem: int = 0, sizes: Sequence[int] = (6, 1, 3, 4, 1, 2)
 ) -> list[TrainingSample]:
-    """Families of siblings with prompts of 3 to 20 tokens and replies of 1 to 7; some train a later turn.
+    """Groups of siblings with prompts of 3 to 20 tokens and replies of 1 to 7; some have a second turn.
 
-    Before their prompts stand `stem` tokens: the same ones for the first three families, and for the others.
+    The prompts start with `stem` shared tokens: one stem for the first three groups, another for the rest.
     """
     rng = np.random.default_rng(seed)
     stems = rng.integers(6, vocab_size, (2, stem)).tolist()
@@ -109,27 +110,38 @@ def sibling_samples(
         for number in range(size):
             reply = tuple(rng.integers(6, vocab_size, rng.integers(1, 8)).tolist())
             tokens = TokenLogprobs(prompt, reply, (-5.0,) * len(reply), temperature=float(rng.choice([0.7, 1.0])))
-            sample = sample_of(tokens, float(rng.normal()), float(rng.uniform(0.2, 2)))
-            if number == 2 and len(reply) > 2:  # a second turn: the token between was said by somebody else
+            sample = make_sample(tokens, float(rng.normal()), float(rng.uniform(0.2, 2)))
+            if number == 2 and len(reply) > 2:  # a second turn: the token between is not the model's
                 sample.loss_mask[len(prompt) + 1] = False
             samples.append(sample)
     return [samples[i] for i in rng.permutation(len(samples))]
 
 
 def trained_samples(tokens: TokenLogprobs, reward: float = 1.0) -> list[TrainingSample]:
-    """One reply on its way from a trajectory, supports included: what an algorithm would train."""
+    """The samples of a trajectory with one reply, including its supports."""
     turn = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=tokens)
-    return to_samples(Trajectory(episode=[turn], reward=reward))
+    return samples_from_trajectory(Trajectory(episode=[turn], reward=reward))
 
 
-def hold_steps(engine, monkeypatch):
-    """Stops the sampler's thread ahead of each decode step until the second event is set; the first says it stands."""
-    held, gate, step = threading.Event(), threading.Event(), engine.policy.sampler._step
+@contextmanager
+def hold_steps(engine: Any) -> Iterator[threading.Event]:
+    """Holds the sampler's thread before its first decode step with a running reply until the block ends.
 
-    def held_step():
-        held.set()
-        gate.wait(10)
+    The event is set once the thread is held. A step without replies, such as the one that follows an earlier test's
+    last reply, is not held: the thread must be able to admit the request that the test sends.
+    """
+    sampler = engine.policy.sampler
+    held, released, step = threading.Event(), threading.Event(), sampler._step
+
+    def held_step() -> None:
+        if sampler._batch.count:
+            held.set()
+            released.wait()
         step()
 
-    monkeypatch.setattr(engine.policy.sampler, "_step", held_step)
-    return held, gate
+    sampler._step = held_step
+    try:
+        yield held
+    finally:
+        del sampler._step
+        released.set()

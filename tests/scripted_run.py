@@ -3,7 +3,8 @@
 from reinforge.config.loader import build_config
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.registry import REGISTRY
-from reinforge.trainer.run import RunOptions, run_async
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_async
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 
 

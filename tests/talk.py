@@ -1,4 +1,4 @@
-"""Lets the agents of a protocol talk through the real runner, each with a model that says what a test wrote."""
+"""Runs protocols through the real episode runner, with scripted models for the agents."""
 
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.multiagent.agent_parameters import AgentParameters
@@ -13,7 +13,7 @@ from tests.doubles import PolicyModel, ScriptedPolicy
 
 
 class Lines:
-    """Says the next of its lines each time it is asked."""
+    """A script that replies with the next of its lines."""
 
     def __init__(self, *lines):
         self.lines = list(lines)
@@ -28,12 +28,13 @@ def example(answer="accept", **columns):
 
 
 class Talk:
-    """A protocol whose agents have a model each.
+    """A protocol whose agents each have a scripted model.
 
     Args:
         handler: The protocol.
-        scripts: What each agent's model says: lines, or a function of the request; one function: they share a model.
-        parameters: Of each agent; its role prompt is "I am <name>." where none is given.
+        scripts: Each agent's replies: lines, or a function of the request; a single function: all share one model.
+        parameters: Of each agent; the role prompt is "I am <name>." unless given.
+        penalty: Reward of an agent without a valid reply.
     """
 
     def __init__(self, handler, scripts, parameters=None, penalty=-0.5):
@@ -74,18 +75,18 @@ class Talk:
         return await runner.run(keys, score, lambda record: None)
 
     async def output(self, **arguments):
-        """Returns what one episode left; an episode that failed for another reason fails the test."""
+        """Returns the output of one episode; an episode without an output fails the test."""
         (record,) = await self.run(**arguments)
         assert record.item.output_obj is not None, record.reason
         return record.item.output_obj
 
-    def heard(self, name):
-        """Returns the messages of each request to an agent's model."""
+    def prompts_of(self, name):
+        """Returns the prompt of each request to an agent's model."""
         return [request.messages for request in self.models[name].policy.requests]
 
 
-def said(output):
-    """Returns who said what, as lines."""
+def format_messages(output):
+    """Returns the messages of an output as lines."""
     return [f"{m['agent']}@{m['channel']}: {m['text']}" for m in output["messages"]]
 
 
@@ -97,8 +98,8 @@ def assistant(text):
     return {"role": "assistant", "content": text}
 
 
-def groups_of(records):
-    """Returns the trajectories that the builder `agents` makes of finished episodes."""
+def build_groups(records):
+    """Returns the groups that the trajectory builder `agents` makes of finished episodes."""
     builder = AgentsTrajectoryBuilder(AgentsTrajectoryBuilderConfig(), [])
     builder.policies = {call.llm for record in records for call in record.calls}
     builder.run_config = TARGETS

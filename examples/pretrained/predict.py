@@ -1,11 +1,11 @@
-"""What `tickets.yml` will cost with a model on this machine: minutes and memory, from one epoch's work done for real.
+"""Predicts how long `tickets.yml` takes on this machine, and its peak memory, by measuring one epoch.
 
     python examples/pretrained/predict.py MODEL         a folder or a hub id
-    python examples/pretrained/predict.py --size 135m   random weights in the shape of SmolLM2-135M, nothing fetched
+    python examples/pretrained/predict.py --size 135m   random weights in the shape of SmolLM2-135M, no download
     python examples/pretrained/predict.py --size 0.6b   the same in the shape of Qwen3-0.6B
 
-Samples as many e-mails as an epoch asks for, trains on them once and reads the clock. Replies are as long as right
-tickets. A model that answers at length, or is corrected often, takes up to four times as long at first.
+It samples replies to one epoch's e-mails and trains on them once. The replies are as long as correct tickets; a model
+that writes long replies, or needs many corrections, takes up to four times as long at first.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from reinforge.algorithms.grpo import GRPO
 from reinforge.config.loader import load_config
 from reinforge.tasks.starters import make_bpe_tokenizer
 from reinforge.tasks.tickets.dataset import TicketsDataset, TicketsDatasetConfig
-from reinforge.tasks.tickets.ticket import write_ticket
+from reinforge.tasks.tickets.ticket import format_ticket
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 
@@ -53,8 +53,8 @@ QWEN3_06B = {
 SIZES = {"135m": ("llama", SMOLLM2_135M), "0.6b": ("qwen3", QWEN3_06B)}
 
 
-def draw_model(size: str, folder: Path) -> None:
-    """Writes a model of that shape with random weights, and a tokenizer trained on the e-mails."""
+def write_random_model(size: str, folder: Path) -> None:
+    """Writes a model of the given shape with random weights, and a tokenizer trained on the e-mails."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     family, shape = SIZES[size]
@@ -65,36 +65,36 @@ def draw_model(size: str, folder: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-def conversations(instructions: str, count: int) -> list[tuple[list[dict[str, str]], str]]:
-    """Returns what the agent asks about each of `count` e-mails, and the right answer."""
+def build_prompts(instructions: str, count: int) -> list[tuple[list[dict[str, str]], str]]:
+    """Returns the agent's messages for each of `count` e-mails, with the correct answer."""
     rows = TicketsDataset(TicketsDatasetConfig(num_train=count, num_select=1, num_confirm=1)).rows()[:count]
     system = {"role": "system", "content": instructions}
-    return [([system, {"role": "user", "content": row["question"]}], write_ticket(row["answer"])) for row in rows]
+    return [([system, {"role": "user", "content": row["question"]}], format_ticket(row["answer"])) for row in rows]
 
 
-async def sample(engine, asked, group: int, length: int) -> tuple[float, list[list]]:
-    """Returns the seconds it takes to draw `group` replies to each prompt, and the replies."""
+async def sample(engine, prompts, group: int, length: int) -> tuple[float, list[list]]:
+    """Returns the seconds it takes to sample `group` replies to each prompt, and the replies."""
     params = SamplingParams(max_tokens=length)
-    requests = [ModelRequest(messages, params) for messages, _ in asked for _ in range(group)]
+    requests = [ModelRequest(messages, params) for messages, _ in prompts for _ in range(group)]
     started = time.perf_counter()
     replies = await asyncio.gather(*map(engine.policy.sample, requests))
     seconds = time.perf_counter() - started
     return seconds, [list(replies[i : i + group]) for i in range(0, len(replies), group)]
 
 
-def train(engine, asked, groups) -> float:
-    """Returns the seconds of one job on these replies, of which every second one is rewarded."""
+def train(engine, prompts, groups) -> float:
+    """Returns the seconds of one training job on these replies; every second one gets reward 1."""
     algorithm = GRPO()
-    collected = []
-    for number, ((messages, _), replies) in enumerate(zip(asked, groups, strict=True)):
+    trajectory_groups = []
+    for number, ((messages, _), replies) in enumerate(zip(prompts, groups, strict=True)):
         context = [EpisodeItem(role=EpisodeItemRole(m["role"]), content=m["content"]) for m in messages]
         answers = [EpisodeItem(role="assistant", content=r.message["content"], logprobs=r.tokens) for r in replies]
         siblings = [Trajectory(episode=[*context, a], reward=float(i % 2)) for i, a in enumerate(answers)]
-        collected.append(TrajectoryGroup(group_id=str(number), trajectories=siblings))
+        trajectory_groups.append(TrajectoryGroup(group_id=str(number), trajectories=siblings))
     started = time.perf_counter()
-    samples = algorithm.build_samples(collected)
-    for one, advantages in zip(samples, algorithm.credit(samples), strict=True):
-        one.advantages = advantages
+    samples = algorithm.build_samples(trajectory_groups)
+    for each, advantages in zip(samples, algorithm.credit(samples), strict=True):
+        each.advantages = advantages
     engine.begin_job()
     engine.update(samples, algorithm.loss, progress_start=0.0, progress_end=0.0)
     engine.end_job()
@@ -102,7 +102,7 @@ def train(engine, asked, groups) -> float:
 
 
 def peak_gib() -> float:
-    """Returns the most memory that this process has held; on a GPU, what torch held there."""
+    """Returns the peak memory of this process; on a GPU, the peak that torch allocated there."""
     import torch
 
     if torch.cuda.is_available():
@@ -112,7 +112,7 @@ def peak_gib() -> float:
 
 
 def predict(model: str) -> None:
-    """Measures one epoch and prints what the whole recipe will take."""
+    """Measures one epoch and prints the prediction for the whole configuration."""
     from reinforge.engine import Engine
 
     os.environ["REINFORGE_MODEL"] = model
@@ -120,36 +120,36 @@ def predict(model: str) -> None:
     recipe, groups = config.finetuning, config.trajectory_builders["groups"]
     dataset, num_groups, group = config.eval.general.dataset, groups.examples_per_epoch, groups.num_generations
     engine = Engine.load(recipe.policy, seed=0, device=recipe.device)
-    asked = conversations(config.workflow.instructions, 64)
-    length = max(len(engine.tokenizer.encode(answer, add_special_tokens=False)) for _, answer in asked[:16]) + 1
-    asyncio.run(sample(engine, asked[:2], 2, 4))  # warms up
-    collect_s, replies = asyncio.run(sample(engine, asked[:num_groups], group, length))
-    train_s = train(engine, asked[:num_groups], replies)
-    alone_s = asyncio.run(sample(engine, asked, 1, length))[0] / len(asked)
+    prompts = build_prompts(config.workflow.instructions, 64)
+    length = max(len(engine.tokenizer.encode(answer, add_special_tokens=False)) for _, answer in prompts[:16]) + 1
+    asyncio.run(sample(engine, prompts[:2], 2, 4))  # warms up
+    collect_s, replies = asyncio.run(sample(engine, prompts[:num_groups], group, length))
+    train_s = train(engine, prompts[:num_groups], replies)
+    episode_s = asyncio.run(sample(engine, prompts, 1, length))[0] / len(prompts)
     validations = 1 + recipe.num_epochs // recipe.run_configuration.validation_interval
-    judged = validations * dataset.num_select + 2 * dataset.num_confirm * recipe.gate.draws
-    minutes = (recipe.num_epochs * (collect_s + train_s) + judged * alone_s) / 60
-    prompt = replies[0][0].num_prompt_tokens
+    num_evaluated = validations * dataset.num_select + 2 * dataset.num_confirm * recipe.gate.num_samples
+    minutes = (recipe.num_epochs * (collect_s + train_s) + num_evaluated * episode_s) / 60
+    prompt_length = replies[0][0].num_prompt_tokens
     print(f"{model}: {engine.num_parameters:,} parameters, {engine.model.device.type}")
-    print(f"an epoch of {num_groups} x {group} replies of {length} tokens to prompts of about {prompt}:")
-    print(f"  sampling {collect_s:.1f} s, training {train_s:.1f} s; an episode of a validation {alone_s:.2f} s")
-    print(f"predicted: {minutes:.0f} minutes for {recipe.num_epochs} epochs and {judged} judged episodes")
+    print(f"one epoch: {num_groups} x {group} replies of {length} tokens, prompts of about {prompt_length} tokens:")
+    print(f"  sampling {collect_s:.1f} s, training {train_s:.1f} s; one validation episode {episode_s:.2f} s")
+    print(f"predicted: {minutes:.0f} minutes for {recipe.num_epochs} epochs and {num_evaluated} evaluation episodes")
     print(f"peak memory {peak_gib():.1f} GiB")
     engine.close()
 
 
 def main() -> None:
-    """Reads the arguments."""
+    """Runs the prediction for the command line's model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder or hub id")
-    parser.add_argument("--size", choices=SIZES, help="random weights in a known shape instead")
+    parser.add_argument("--size", choices=SIZES, help="use random weights of this shape instead")
     args = parser.parse_args()
     if bool(args.model) == bool(args.size):
-        parser.error("give either a model or --size")
+        parser.error("give either MODEL or --size")
     if args.model:
         return predict(args.model)
     with tempfile.TemporaryDirectory() as name:
-        draw_model(args.size, Path(name))
+        write_random_model(args.size, Path(name))
         predict(name)
 
 

@@ -1,6 +1,6 @@
-"""The bundled front desk, attacked from Python: what `reinforge redteam train` does, in the names of the reference.
+"""Attacks the bundled front desk from Python, with astra-rl's names; `reinforge redteam train` does the same.
 
-python examples/redteam/front_desk.py [EXPERIENCES]      default 14, a few minutes on two cores
+python examples/redteam/front_desk.py [EXPERIENCES]      default 14, a few minutes on two CPU cores
 """
 
 import sys
@@ -24,11 +24,9 @@ if __name__ == "__main__":
     trainer.train()
 
     after = evaluator.evaluate(progress=False)["summary"]
-    for name, found in (("before", before), ("after", after)):
-        share = found["attack_success"]
-        print(
-            f"{name}: the target failed in {share['mean']:.2f} [{share['ci_low']:.2f}, {share['ci_high']:.2f}] of ",
-            end="",
-        )
-        print(f"{share['count']} held-out conversations, perplexity {found['perplexity']['all']:.2f}")
+    for name, summary in (("before", before), ("after", after)):
+        success, perplexity = summary["attack_success"], summary["perplexity"]["all"]
+        interval = f"{success['mean']:.2f} [{success['ci_low']:.2f}, {success['ci_high']:.2f}]"
+        print(f"{name}: the target failed in {interval} of {success['count']} held-out conversations", end="")
+        print(f", perplexity {perplexity:.2f}")
     problem.close()

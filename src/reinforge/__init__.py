@@ -1,8 +1,8 @@
-"""Improves the model behind an LLM agent from the agent's own runs, and proves that it did.
+"""Improves the model behind an LLM agent from the agent's own runs, and measures the improvement.
 
-    summary = reinforge.finetune(workflow=agent, dataset="questions.jsonl", reward="exact_match", model="folder")
+    summary = reinforge.finetune(agent, "questions.jsonl", reward="exact_match", model="path/to/model")
 
-Public names are loaded when they are first used, so `import reinforge` is quick and imports no torch.
+Public names are imported on first use, so `import reinforge` is fast and does not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.version import __version__ as __version__
 
-_HOMES = {
+_MODULES = {
     "finetune": "reinforge.trainer.api",
     "PolicyFailure": "reinforge.rollout.workflow",
     "ReinforgeError": "reinforge.errors",
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'reinforge' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations", "importlib"})

@@ -1,4 +1,4 @@
-"""`python -m reinforge` is the command line."""
+"""Runs the command line with `python -m reinforge`."""
 
 from reinforge.cli import main
 

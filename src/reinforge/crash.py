@@ -1,7 +1,6 @@
-"""Named places at which a process can be made to die: `REINFORGE_CRASH_AT=<site>:<n>`, on the n-th passing.
+"""Crash points for tests: `REINFORGE_CRASH_AT=<site>:<n>` kills the process when it reaches a site for the n-th time.
 
-The tests of durability kill a run exactly there, with SIGKILL, and continue it; without the variable a place costs one
-comparison.
+The durability tests kill a run at a site with SIGKILL and resume it. Without the variable a site costs one comparison.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ SITES = (
 VARIABLE = "REINFORGE_CRASH_AT"
 
 
-class _Armed:
-    """Where the process dies, and how many passings are left."""
+class _CrashSite:
+    """The site at which the process dies, and after how many visits."""
 
     site: str | None = None
-    left: int = 0
+    remaining: int = 0
 
 
 def arm(spec: str | None) -> None:
-    """Sets where the process dies.
+    """Sets the site at which the process dies.
 
     Args:
-        spec: `site` or `site:n`; None or empty: nowhere.
+        spec: `site` or `site:n`; None or empty: no site.
 
     Raises:
-        ValueError: There is no such site.
+        ValueError: The site does not exist.
     """
     site, _, count = (spec or "").partition(":")
     if site and site not in SITES:
-        raise ValueError(f"{VARIABLE}: there is no site {site!r}; there are {', '.join(SITES)}")
-    _Armed.site, _Armed.left = site or None, int(count or 1)
+        raise ValueError(f"{VARIABLE}: unknown site {site!r}; allowed: {', '.join(SITES)}")
+    _CrashSite.site, _CrashSite.remaining = site or None, int(count or 1)
 
 
 def crash_point(site: str) -> None:
-    """Dies here if this is the place, without any chance to clean up."""
-    if _Armed.site != site:
+    """Kills the process, without any cleanup, if this is the site that was set."""
+    if _CrashSite.site != site:
         return
-    _Armed.left -= 1
-    if _Armed.left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+    _CrashSite.remaining -= 1
+    if _CrashSite.remaining == 0:
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows: SIGTERM kills at once
 
 
 arm(os.environ.get(VARIABLE))

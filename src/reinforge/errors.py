@@ -1,21 +1,21 @@
-"""Every error that reinforge raises on purpose, and the exit code that the command line gives it.
+"""The errors that reinforge raises, and the exit code of the command line for each.
 
     ReinforgeError                        1   internal
-    ├── ConfigError(ValueError)           2   usage, configuration or data; lists every problem at once
-    ├── TrajectoryError(ValueError)       2   a trajectory, group or sample that contradicts itself
+    ├── ConfigError(ValueError)           2   wrong usage, configuration or data; lists every problem
+    ├── TrajectoryError(ValueError)       2   a trajectory, group or sample is inconsistent
     ├── CaptureError                      1   a model call could not be recorded exactly
-    ├── EvaluationError                   3   an evaluation produced nothing that can be trusted
+    ├── EvaluationError                   3   an evaluation has no usable result
     ├── JobFailed(RuntimeError)           3   a training job failed or learned nothing
-    ├── EngineError                       3   the embedded model cannot do what was asked
-    ├── BackendError                      4   a training or model service answered wrongly
-    │   └── BackendUnavailable(ConnectionError)  4   it does not answer at all
+    ├── EngineError                       3   the embedded model failed
+    ├── BackendError                      4   a training or model service sent an invalid response
+    │   └── BackendUnavailable(ConnectionError)  4   it does not respond
     ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
-    ├── OutOfMemory(MemoryError)          4   the machine or the device has too little memory
-    ├── BudgetReached                     5   a limit of time or tokens was reached
+    ├── OutOfMemory(MemoryError)          4   the machine or the device ran out of memory
+    ├── BudgetReached                     5   a time or token limit was reached
     └── Interrupted                 130/143   a signal stopped the run
 
-To add one, subclass the nearest class above and keep its exit code unless the command line must tell it apart.
-A failed *episode* is recorded data and never one of these; a failed *job* stops the run.
+To add an error, subclass the nearest class above; give it its own exit code only if scripts must tell it apart. A
+failed *episode* is data and never raises; a failed *job* stops the run.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from pathlib import Path
 
 
 class ReinforgeError(Exception):
-    """Base of every error raised on purpose; `exit_code` is what the command line returns for it."""
+    """Base of every error; `exit_code` is that of the command line."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with what a user wrote, and where.
+    """One problem in the user's input, with its position.
 
     Attributes:
-        path: Where in the configuration, for example `finetuning.num_epochs`; empty for a whole file.
+        path: Path in the configuration, for example `finetuning.num_epochs`; empty for a whole file.
         message: What was found and what is allowed.
-        fix: What to write instead, as one sentence; may be empty.
-        location: `file:line:column` or `file:line`; may be empty for values that stand in no file.
+        fix: What to do, as a sentence; may be empty.
+        location: `file:line:column` or `file:line`; empty for values that are in no file.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Problem:
 
 
 class ConfigError(ReinforgeError, ValueError):
-    """Usage, configuration or data that cannot work; raised before any work starts, with every problem at once."""
+    """Wrong usage, configuration or data; raised before work starts, with every problem."""
 
     exit_code = 2
 
@@ -70,7 +70,7 @@ class ConfigError(ReinforgeError, ValueError):
 
 
 class TrajectoryError(ReinforgeError, ValueError):
-    """A trajectory, group or sample that contradicts itself."""
+    """A trajectory, group or sample is inconsistent."""
 
     exit_code = 2
 
@@ -80,31 +80,31 @@ class CaptureError(ReinforgeError):
 
 
 class EvaluationError(ReinforgeError):
-    """An evaluation produced nothing that can be trusted."""
+    """An evaluation has no usable result."""
 
     exit_code = 3
 
 
 class JobFailed(ReinforgeError, RuntimeError):
-    """A training job failed, or learned nothing and says why."""
+    """A training job failed, or trained nothing; the message says why."""
 
     exit_code = 3
 
 
 class EngineError(ReinforgeError):
-    """The embedded model cannot do what was asked of it."""
+    """The embedded model failed."""
 
     exit_code = 3
 
 
 class BackendError(ReinforgeError):
-    """A training or model service answered in a way that cannot be used."""
+    """A training or model service sent an invalid response."""
 
     exit_code = 4
 
 
 class BackendUnavailable(BackendError, ConnectionError):
-    """A training or model service does not answer."""
+    """A training or model service does not respond."""
 
 
 class StorageError(ReinforgeError, OSError):
@@ -114,19 +114,23 @@ class StorageError(ReinforgeError, OSError):
 
 
 class OutOfMemory(ReinforgeError, MemoryError):
-    """The machine or the device has too little memory for what was asked."""
+    """The machine or the device ran out of memory."""
 
     exit_code = 4
 
 
+class ContextOverflow(Exception):
+    """A prompt is longer than the policy's context; the runner records the episode as `context_overflow`."""
+
+
 class BudgetReached(ReinforgeError):
-    """A limit of time or tokens was reached; what is done is kept."""
+    """A time or token limit was reached; the work so far is saved."""
 
     exit_code = 5
 
 
 class Interrupted(ReinforgeError):
-    """A signal stopped the run; what is done is kept. The exit code is 128 plus the signal's number."""
+    """A signal stopped the run; the work so far is saved. The exit code is 128 plus the signal number."""
 
     def __init__(self, signal_name: str, exit_code: int):
         super().__init__(f"stopped by {signal_name}")
@@ -135,9 +139,9 @@ class Interrupted(ReinforgeError):
 
 @contextmanager
 def boundary(error: type[ReinforgeError], what: str) -> Iterator[None]:
-    """Turns whatever the outside world raises into `error`, saying `what` was being done.
+    """Turns any exception of other code into `error`, with a message that says `what` was being done.
 
-    Errors of ours pass through unchanged, so that the innermost description wins.
+    A `ReinforgeError` passes through unchanged, so that the innermost message is kept.
     """
     try:
         yield
@@ -147,24 +151,25 @@ def boundary(error: type[ReinforgeError], what: str) -> Iterator[None]:
         raise error(f"{what}: {type(cause).__name__}: {cause}") from cause
 
 
-NOT_THEIRS = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
-"""How the file names of our own code, of Python and of what is installed begin."""
+_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+_NOT_USER_CODE = (str(Path(__file__).parent), *_INSTALLED, "<")
+"""Prefixes of the file names of reinforge, of Python and of installed packages."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns what was raised and the line of a person's own code that it came from; errors of ours need none.
+    """Returns an error as text, with the last line of the user's own code in its traceback.
 
     Example: `1 / 0` in the fourth line of task.py gives `"ZeroDivisionError: division by zero (task.py:4)"`.
     """
     if isinstance(error, ReinforgeError):
         return f"{type(error).__name__}: {error}"
     steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    theirs = [f" ({Path(file).name}:{line})" for file, line in steps if not file.startswith(NOT_THEIRS)]
-    return f"{type(error).__name__}: {error}{theirs[-1] if theirs else ''}"
+    user_lines = [f" ({Path(file).name}:{line})" for file, line in steps if not file.startswith(_NOT_USER_CODE)]
+    return f"{type(error).__name__}: {error}{user_lines[-1] if user_lines else ''}"
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Returns ', did you mean "nearest"?' for the nearest allowed word, or an empty string.
+    """Returns ', did you mean "nearest"?' with the nearest allowed word, or an empty string if none is near.
 
     Example: `did_you_mean("epcohs", ["epochs", "seed"])` -> `', did you mean "epochs"?'`.
     """

@@ -1,9 +1,11 @@
-"""Files that a crash cannot spoil: replaced whole, appended by line, folders committed by a manifest.
+"""Crash-safe files: replaced as a whole, appended line by line, and folders committed by a manifest.
 
-step-000003/            visible under this name = committed
-model.safetensors  config.json  ...  training/optimizer.safetensors  training/state.json
-manifest.json         written last: size and SHA-256 of every file
-.tmp-PID-N/             being written; .trash-*: being removed. Neither is ever read
+    step-000003/              a folder with its final name is committed
+        model.safetensors  config.json  ...  training/optimizer.safetensors  training/state.json
+        manifest.json         written last: size and SHA-256 of every file
+    .tmp-PID-N/               being written; .trash-*: being removed
+
+Nothing reads a folder whose name starts with `.tmp-` or `.trash-`.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ _numbers = itertools.count()
 
 
 def to_json(value: Any) -> str:
-    """Returns compact JSON; what JSON does not know becomes text, and a float that is no number becomes null."""
+    """Returns compact JSON; unknown types become text, and non-finite floats become null."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=to_plain, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=plain)
+        return json.dumps(_replace_non_finite(value), ensure_ascii=False, separators=(",", ":"), default=to_plain)
 
 
-def plain(value: Any) -> Any:
-    """Returns what JSON can hold of a value that it does not know."""
+def to_plain(value: Any) -> Any:
+    """Returns a value of a type that JSON does not have as plain data."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
     if hasattr(value, "tolist"):
@@ -52,23 +54,23 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
 @contextmanager
-def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Turns what goes wrong while something is written into a `StorageError` with the path and what it needs.
+def storage_boundary(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """Turns any error while writing into a `StorageError` that names the path and the size.
 
     Args:
         path: What is written.
-        num_bytes: How much; None: not known.
+        num_bytes: Size of the content; None: unknown.
     """
     size = "" if num_bytes is None else f" ({num_bytes:,} bytes)"
     try:
@@ -77,25 +79,25 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         raise
     except Exception as cause:
         full = getattr(cause, "errno", None) in _NO_ROOM or getattr(cause, "sqlite_errorcode", None) in _DATABASE_FULL
-        room = f"; {_free(path):,} bytes are free on its disk" if full else ""
+        room = f"; {_count_free_bytes(path):,} bytes are free on its disk" if full else ""
         raise StorageError(f"writing {path}{size}: {type(cause).__name__}: {cause}{room}") from cause
 
 
-def _free(path: Path) -> int:
+def _count_free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part.
+    """Writes a file atomically: a reader sees either the old or the new content.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: Writing failed.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = staging_folder(path.parent)
-    with writing(path, len(data)):
+    temporary = make_staging_path(path.parent)
+    with storage_boundary(path, len(data)):
         try:
             with open(temporary, "wb") as file:
                 file.write(data)
@@ -108,96 +110,96 @@ def replace_file(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as indented JSON, whole."""
+    """Writes a value as indented JSON, atomically."""
     replace_file(path, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Appends one JSON line; half a line that a crash left at the end is cut off first.
+    """Appends one JSON line; first removes a partial line that a crash left at the end.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: Writing failed.
     """
     data = (to_json(value) + "\n").encode()
-    with writing(path, len(data)), open(path, "a+b") as file:
+    with storage_boundary(path, len(data)), open(path, "a+b") as file:
         size = file.tell()
-        whole = _whole_length(file, size)
-        if whole != size:
-            file.truncate(whole)
+        complete = _find_complete_length(file, size)
+        if complete != size:
+            file.truncate(complete)
         file.write(data)
 
 
-def _whole_length(file: Any, size: int) -> int:
+def _find_complete_length(file: Any, size: int) -> int:
     """Returns the length up to and including the last line break."""
     end = size
     while end > 0:
         start = max(0, end - 4096)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + int(found) + 1
+        line_break = file.read(end - start).rfind(b"\n")
+        if line_break >= 0:
+            return start + int(line_break) + 1
         end = start
     return 0
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file of JSON lines; half a line at its end is no row yet."""
+    """Returns the rows of a JSON Lines file, without a partial line at its end."""
     text = path.read_bytes()
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
 
-def staging_folder(folder: Path) -> Path:
-    """Returns a name below `folder`, used by nobody, for something that gets its own name once it is whole."""
+def make_staging_path(folder: Path) -> Path:
+    """Returns an unused path in `folder` for something that gets its final name once it is complete."""
     return folder / f"{STAGED}{os.getpid()}-{next(_numbers)}"
 
 
 def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
-    """Gives a staged folder its name once every byte of it is on disk; the manifest is written last.
+    """Gives a staged folder its final name once every byte is on disk; writes the manifest last.
 
     Args:
         staged: The folder, on the same disk as `target`.
-        target: Its name; what stands there is replaced.
+        target: Its final path; an existing folder is replaced.
         facts: Further entries of the manifest.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: Writing failed.
     """
-    with writing(target):
+    with storage_boundary(target):
         paths = sorted(path for path in staged.rglob("*") if path != staged / MANIFEST)
-        files = {str(path.relative_to(staged)): file_facts(path) for path in paths if path.is_file()}
-    with writing(target, sum(entry["bytes"] for entry in files.values())):
+        files = {str(path.relative_to(staged)): hash_file(path) for path in paths if path.is_file()}
+    with storage_boundary(target, sum(entry["bytes"] for entry in files.values())):
         for path in paths:
-            _force(path)
+            _fsync(path)
         crash_point("ckpt.after_tensor")
         manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
-        (staged / MANIFEST).write_text(_sealed(manifest), encoding="utf-8")
-        _force(staged / MANIFEST)
-        _force(staged)
+        (staged / MANIFEST).write_text(_format_manifest(manifest), encoding="utf-8")
+        _fsync(staged / MANIFEST)
+        _fsync(staged)
         crash_point("ckpt.after_manifest")
-        replaced = _set_aside(target) if target.exists() else None
+        replaced = _move_to_trash(target) if target.exists() else None
         try:
             os.rename(staged, target)
         except OSError:
             if replaced is not None:
                 os.rename(replaced, target)
             raise
-        _force(target.parent)
+        _fsync(target.parent)
         if replaced is not None:
             shutil.rmtree(replaced)
 
 
 def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> None:
-    """Makes a folder that is whole or not there.
+    """Creates a folder atomically: it is complete or does not exist.
 
     Args:
-        target: Its name; what stands there is replaced.
-        fill: Makes the folder that it is given, and writes its files.
+        target: Its final path; an existing folder is replaced.
+        fill: Creates the folder at the path that it is given, and writes the files.
         facts: Further entries of the manifest.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: Writing failed.
     """
-    staged = staging_folder(target.parent)
+    staged = make_staging_path(target.parent)
     try:
         fill(staged)
         commit_folder(staged, target, **facts)
@@ -206,75 +208,77 @@ def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> Non
         raise
 
 
-def _sealed(manifest: dict[str, Any]) -> str:
-    """Returns the text of a manifest; its last entry is a hash of the others, so that a changed one is noticed too."""
+def _format_manifest(manifest: dict[str, Any]) -> str:
+    """Returns the text of a manifest; its last entry is a hash of the others, to detect changes of the manifest."""
     digest = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": digest}, indent=1) + "\n"
 
 
-def file_facts(path: Path) -> dict[str, Any]:
-    """Returns size and SHA-256 of a file."""
+def hash_file(path: Path) -> dict[str, Any]:
+    """Returns the size and the SHA-256 of a file."""
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def damage(folder: Path) -> str | None:
-    """Returns what is wrong with a committed folder, or None: every file is there, bit for bit."""
+def find_damage(folder: Path) -> str | None:
+    """Returns what is wrong with a committed folder, or None if every file is intact."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
         files = manifest["files"]
         if manifest["format"] != MANIFEST_FORMAT:
-            return f"{MANIFEST} has the format {manifest['format']}, this version reads {MANIFEST_FORMAT}"
-        if text != _sealed({name: value for name, value in manifest.items() if name != "sha256"}):
+            return f"{MANIFEST} has format {manifest['format']}; this version reads format {MANIFEST_FORMAT}"
+        if text != _format_manifest({name: value for name, value in manifest.items() if name != "sha256"}):
             return f"{MANIFEST} was changed"
     except FileNotFoundError:
-        return f"it has no {MANIFEST}"
+        return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} cannot be read"
     for name, facts in files.items():
         try:
-            found = file_facts(folder / name)
+            actual = hash_file(folder / name)
         except OSError:
             return f"{name} is missing"
-        if found["bytes"] != facts["bytes"]:
-            return f"{name} has {found['bytes']:,} bytes instead of {facts['bytes']:,}"
-        if found != facts:
-            return f"{name} was changed: its SHA-256 is another one"
+        if actual["bytes"] != facts["bytes"]:
+            return f"{name} has {actual['bytes']:,} bytes instead of {facts['bytes']:,}"
+        if actual != facts:
+            return f"{name} was changed: its SHA-256 differs"
     return None
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder; it loses its name first, so that half of it is never taken for the whole.
+    """Removes a folder; renames it first, so that a partly removed folder is never used.
 
     Raises:
-        StorageError: It cannot be removed.
+        StorageError: Removing failed.
     """
-    with writing(folder):
-        trash = _set_aside(folder)
+    with storage_boundary(folder):
+        trash = _move_to_trash(folder)
         crash_point("gc.mid_delete")
         shutil.rmtree(trash)
 
 
-def sweep(folder: Path) -> list[str]:
-    """Removes what a dead owner was writing or removing; returns the names."""
-    left = [path for path in folder.iterdir() if path.name.startswith((STAGED, TRASH))] if folder.is_dir() else []
-    for path in left:
+def remove_leftovers(folder: Path) -> list[str]:
+    """Removes what a process that died left half written or half removed; returns the names."""
+    leftovers = [path for path in folder.iterdir() if path.name.startswith((STAGED, TRASH))] if folder.is_dir() else []
+    for path in leftovers:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    return sorted(path.name for path in left)
+    return sorted(path.name for path in leftovers)
 
 
-def _set_aside(folder: Path) -> Path:
+def _move_to_trash(folder: Path) -> Path:
     trash = folder.with_name(f"{TRASH}{folder.name}-{os.getpid()}-{next(_numbers)}")
     os.rename(folder, trash)
     return trash
 
 
-def _force(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _fsync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # Windows cannot sync a folder
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

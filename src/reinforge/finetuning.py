@@ -1,8 +1,9 @@
-"""The harness under one roof: everything that builders, adapters, trainers, evaluators and datasets are written with.
+"""Everything for writing trajectory builders, adapters, trainers, evaluators and datasets, in one place.
 
     from reinforge.finetuning import TrajectoryBuilder, TrajectoryBuilderConfig, register_trajectory_builder
 
-Names only: each is the object that the package itself uses, so whatever is written against it drops in. No torch.
+The names are those of the NeMo Agent Toolkit; they refer to the classes that reinforge itself uses. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from reinforge.config.schema import (
 )
 from reinforge.interfaces import (
     Algorithm,
+    Builder,
     DatasetLoader,
-    EvaluationReport,
     EvaluationRunner,
     Evaluator,
     Journal,
-    Needs,
     PolicyServer,
     Trainer,
     TrainerAdapter,
@@ -60,18 +60,18 @@ from reinforge.trainer.openpipe_art import (
     ARTTrajectoryBuilderConfig,
     logger,
 )
-from reinforge.trainer.setup.components import Builder
 from reinforge.types.evaluation import (
     EvalInput,
     EvalInputItem,
     EvalOutput,
     EvalOutputItem,
+    EvaluationReport,
     EvaluationRunConfig,
     EvaluationRunOutput,
 )
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.sample import LossSpec, TrainingSample
+from reinforge.types.sample import LossSpec, Needs, TrainingSample
 from reinforge.types.steps import (
     IntermediateStep,
     IntermediateStepPayload,

@@ -1,30 +1,31 @@
 """The ports: what reinforge asks of its parts, on one page. Read this first.
 
-    TrajectoryBuilder  runs the agent and returns trajectories      (the seed's)
-    TrainerAdapter     sends trajectories to a training backend     (the seed's)
-    Trainer            repeats the two over epochs                  (the seed's)
+    TrajectoryBuilder  runs the agent and returns trajectories
+    TrainerAdapter     sends trajectories to a training backend
+    Trainer            repeats the two over epochs
     Workflow           the agent: one call is one episode
     DatasetLoader      rows of examples
-    Evaluator          looks at an answer and returns a score
-    EvaluationRunner   runs a workflow over examples and scores it
+    Evaluator          scores an answer
+    EvaluationRunner   runs the workflow over examples and scores the outcomes
     Algorithm          which tokens earn which credit, and the name of the loss
     PolicyServer       samples from the weights being trained
+    ChatModel          a model behind an entry of `llms`
     Journal            the record of a run
+    Builder            hands a component's factory the other components
 
-Each has a handful of methods; anything that implements them drops in, alone or with our other parts.
+Each has a handful of methods; a class that implements them works with all our other parts.
 """
 
 from __future__ import annotations
 
-import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-import numpy as np
-
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import (
+    Config,
     CurriculumLearningConfig,
     FinetuneConfig,
     TrainerAdapterConfig,
@@ -32,29 +33,54 @@ from reinforge.config.schema import (
     TrajectoryBuilderConfig,
 )
 from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem
+from reinforge.types.collection import CollectionPlan
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
+from reinforge.types.workflow import BoundWorkflow
 
 if TYPE_CHECKING:
     from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 
 
 class TrajectoryBuilder(ABC):
-    """Runs the agent and turns what it did into trajectories."""
+    """Runs the agent and turns its episodes into trajectories.
 
+    Attributes:
+        evaluation: Runs and scores episodes; the run sets it before `initialize`.
+        records: The episodes of the last collection; None: unknown, so missing ones are not counted.
+        rewards_are_scores: False: rewards come with the data and say nothing about the policy; they are not reported.
+        is_resumable: True: a resumed run may reuse journalled episodes; False: it collects an open epoch again.
+        requires_policy_llm: True: an entry `_type: policy` must be configured, since its replies are what is trained.
+    """
+
+    evaluation: EvaluationRunner | None = None
+    records: list[EpisodeRecord] | None = None
     rewards_are_scores: bool = True
-    """False: rewards come with the data and say nothing about the policy, so their mean is not reported."""
+    is_resumable: bool = False
+    requires_policy_llm: bool = False
 
     def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig):
         self.trajectory_builder_config = trajectory_builder_config
-        self.run_config: FinetuneConfig = None  # type: ignore[assignment]  # set by initialize, as in the seed
-        self.evaluation: EvaluationRunner | None = None
+        self.run_config: FinetuneConfig = None  # type: ignore[assignment]  # set by initialize
+
+    def validate(
+        self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
+    ) -> list[Problem]:
+        """Returns why this run cannot work, before any work starts; paths are relative to the builder's block.
+
+        Args:
+            config: The whole configuration.
+            algorithm: What the trajectories are trained by.
+            examples: The training examples.
+            row_locations: File and line of each example by its id, as far as the loader knows them.
+        """
+        return []
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Binds the run's configuration; the run has set `evaluation` before."""
+        """Binds the run's configuration."""
         self.run_config = run_config
         self.trajectory_builder_config.reward = run_config.reward_function
 
@@ -62,11 +88,19 @@ class TrajectoryBuilder(ABC):
         """Runs the agent once on every training example and returns outputs, steps and scores.
 
         Raises:
-            EvaluationError: The builder runs outside a run, so there is nothing to evaluate with.
+            EvaluationError: `evaluation` is not set: the builder is used outside a run.
         """
         if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set: a builder runs inside a run, or set it yourself")
+            raise EvaluationError("builder.evaluation is not set; the run sets it, outside a run set it yourself")
         return await self.evaluation.run_eval()
+
+    def plan(self, epoch: int) -> CollectionPlan | None:
+        """Returns which episodes an epoch collects; None: unknown, so no examples are spared or refilled."""
+        return None
+
+    def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
+        """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
+        return []
 
     @abstractmethod
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
@@ -81,31 +115,31 @@ class TrajectoryBuilder(ABC):
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Waits for the collection and returns every group, with or without signal."""
 
+    def take_notes(self) -> list[str]:
+        """Returns, once, what the user should know about the last collection."""
+        return []
+
     def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
         """Returns the mean reward of each example of an epoch's groups; empty where rewards are no scores."""
         return [group.mean_reward for group in groups] if self.rewards_are_scores else []
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:
-        """Returns the reward of one scored example, or None where the score is missing (never 0.0 for unknown)."""
-        score = output_item.score
-        if output_item.error is not None or isinstance(score, bool) or not isinstance(score, int | float):
-            return float(score) if isinstance(score, bool) and output_item.error is None else None
-        return float(score) if np.isfinite(score) else None
+        """Returns the reward of one score, or None where it is missing; the journal keeps what this returns."""
+        return output_item.as_reward()
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Says how collecting goes; does nothing unless overridden."""
+        """Reports on a collection; does nothing unless overridden."""
 
     async def cleanup(self) -> None:
-        """Frees what the builder holds; does nothing unless overridden."""
+        """Frees resources; does nothing unless overridden."""
 
 
 class TrainerAdapter(ABC):
     """Sends trajectories to a training backend and reports on the jobs.
 
     Attributes:
-        trains_on: What it needs of a trained turn: `tokens`, the sampler's own, or `messages`, what exactly was asked
-            and answered, from samplers that tell no tokens.
-        serves_policy: `policy()` is there after `initialize`, so a run whose agent never calls it is refused.
+        trains_on: What it needs of a trained turn: `tokens` as sampled, or `messages` where no tokens are known.
+        serves_policy: True: `policy()` works after `initialize`, so a run whose agent never calls it is refused.
     """
 
     trains_on: Literal["tokens", "messages"] = "tokens"
@@ -113,19 +147,19 @@ class TrainerAdapter(ABC):
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
         self.adapter_config = adapter_config
-        self.run_config: FinetuneConfig = None  # type: ignore[assignment]  # set by initialize, as in the seed
+        self.run_config: FinetuneConfig = None  # type: ignore[assignment]  # set by initialize
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Binds the run's configuration and allocates what the adapter needs."""
         self.run_config = run_config
         self.adapter_config.reward = run_config.reward_function
 
-    def preflight(self, run_config: FinetuneConfig) -> list[Problem]:
+    def validate(self, run_config: FinetuneConfig) -> list[Problem]:
         """Returns the settings that this backend cannot honour, before anything is allocated."""
         return []
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]] | None:
-        """Returns what took effect of the backend's settings, for a person: name and value; None: `policy`'s did."""
+        """Returns the backend's effective settings to print, as name and value; None: those of `policy`."""
         return None
 
     @abstractmethod
@@ -134,11 +168,11 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; a collection with a job key that was submitted before returns that job."""
+        """Starts a job; submitting a job key again returns the job of before."""
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns where a job stands; a pure read, as often as wanted."""
+        """Returns the status of a job; changes nothing."""
 
     @abstractmethod
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
@@ -146,7 +180,7 @@ class TrainerAdapter(ABC):
 
         Args:
             ref: The job.
-            poll_interval: Seconds between looks, for a backend that must be polled.
+            poll_interval: Seconds between polls, for a backend that must be polled.
         """
 
     def policy(self) -> PolicyServer | None:
@@ -154,32 +188,34 @@ class TrainerAdapter(ABC):
         return None
 
     async def save(self, folder: Path, version: int) -> bool:
-        """Writes the weights as they are to the new folder `folder`, which the run then makes durable.
-
-        Returns:
-            False: this backend keeps its weights to itself.
-        """
+        """Writes the weights to the new folder `folder`, which the run then makes durable; False: unsupported."""
         return False
 
     async def restore(self, folder: Path, version: int) -> bool:
-        """Loads weights that `save` wrote and serves them as `version`; False: this backend cannot."""
+        """Loads weights that `save` wrote and serves them as `version`; False: unsupported."""
         return False
 
     def log_progress(self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Says how a job goes; does nothing unless overridden."""
+        """Reports on a job; does nothing unless overridden."""
 
     async def cleanup(self) -> None:
-        """Frees what the adapter holds; does nothing unless overridden."""
+        """Frees resources; does nothing unless overridden."""
 
 
 class Trainer(ABC):
-    """Repeats collecting and training over epochs."""
+    """Repeats collecting and training over epochs.
+
+    Attributes:
+        is_resumable: True: `run` continues after the last finished epoch; False: a resumed run starts over.
+    """
+
+    is_resumable: bool = False
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         self.trainer_config = trainer_config
-        self.run_config: FinetuneConfig = None  # type: ignore[assignment]  # set by initialize, as in the seed
+        self.run_config: FinetuneConfig = None  # type: ignore[assignment]  # these are set by initialize
         self.curriculum_config: CurriculumLearningConfig = None  # type: ignore[assignment]
-        self.trajectory_builder: TrajectoryBuilder = None  # type: ignore[assignment]
+        self.trajectory_builder: TrajectoryBuilder = None  # type: ignore[assignment]  # and these by bind_components
         self.trainer_adapter: TrainerAdapter = None  # type: ignore[assignment]
         self._curriculum_state: dict[str, Any] = None  # type: ignore[assignment]
 
@@ -189,7 +225,7 @@ class Trainer(ABC):
         self.trainer_adapter = trainer_adapter
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Binds the run's configuration and initialises both parts."""
+        """Binds the run's configuration and initializes both parts."""
         self.run_config = run_config
         self.curriculum_config = run_config.curriculum_learning
         self._curriculum_state = {
@@ -211,14 +247,14 @@ class Trainer(ABC):
 
     @abstractmethod
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Returns what is known of a run so far."""
+        """Returns the metrics of a run so far."""
 
     @abstractmethod
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Records the metrics of one epoch."""
 
     async def cleanup(self) -> None:
-        """Frees what builder and adapter hold; a trainer that overrides it frees its own as well."""
+        """Frees the resources of builder and adapter; call it from an override."""
         for part in (self.trajectory_builder, self.trainer_adapter):
             if part is not None:
                 await part.cleanup()
@@ -231,26 +267,14 @@ class Trainer(ABC):
             `num_unscored`, `ci_low`, `ci_high`, `epoch`, and `metrics` by evaluator.
         """
         if self.trajectory_builder is None or self.trajectory_builder.evaluation is None:
-            raise EvaluationError("there is nothing to validate with: the builder's evaluation is not set")
+            raise EvaluationError("cannot validate: the builder's evaluation is not set")
         report = await self.trajectory_builder.evaluation.validate("select", epoch)
         return {"epoch": epoch, **report.as_validation()}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
         """Returns mean, lowest and highest score of the reward function over an evaluation's scored items."""
-        reward = self.run_config.reward_function.name if self.run_config.reward_function else None
-        scores = [
-            float(item.score)
-            for name, output in eval_output.evaluation_results
-            if reward is None or name == reward
-            for item in output.eval_output_items
-            if item.error is None and isinstance(item.score, int | float) and np.isfinite(item.score)
-        ]
-        return {
-            "avg_reward": statistics.fmean(scores) if scores else None,
-            "min_reward": min(scores, default=None),
-            "max_reward": max(scores, default=None),
-            "num_examples": len(scores),
-        }
+        reward = self.run_config.reward_function
+        return eval_output.score_range(reward.name if reward else None)
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
@@ -288,20 +312,20 @@ class DatasetLoader(ABC):
         """Returns every example.
 
         Raises:
-            ConfigError: A file is missing, or rows are unusable; all of them at once, by line.
+            ConfigError: A file is missing or rows are unusable; lists all of them by line.
         """
 
 
 class Evaluator(ABC):
-    """Looks at an answer and returns a score."""
+    """Scores an answer."""
 
     @abstractmethod
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the score of one example; higher is better. A raised error makes the score missing."""
+        """Returns the score of one example; higher is better. An exception makes the score missing."""
 
 
 class EvaluationRunner(ABC):
-    """Runs the workflow over examples and scores what it did; one concurrency limit for all calls.
+    """Runs the workflow over examples and scores the outcomes; one concurrency limit for all calls.
 
     Attributes:
         epoch: The epoch that the episodes of `run_eval` belong to; the loop sets it.
@@ -319,49 +343,46 @@ class EvaluationRunner(ABC):
 
     @abstractmethod
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
-        """Runs every example of a split and summarises the scores."""
+        """Runs every example of a split and summarizes the scores."""
 
     @abstractmethod
     def example_ids(self, split: str) -> list[str]:
         """Returns the ids of a split's examples."""
 
     def examples(self, split: str) -> list[EvalInputItem]:
-        """Returns a split's examples with their rows.
+        """Returns a split's examples with their rows."""
+        raise EvaluationError(f"{type(self).__name__} does not give access to its examples")
 
-        Raises:
-            EvaluationError: This runner does not hand them out.
-        """
-        raise EvaluationError(f"{type(self).__name__} does not hand out its examples")
+    def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
+        """Returns the collected episodes of a finished epoch from the journal, in the order of their keys."""
+        raise EvaluationError(f"{type(self).__name__} keeps no journal of earlier epochs")
 
-    def recorded(self, epoch: int) -> list[EpisodeRecord]:
-        """Returns the collected episodes of an epoch that is over, from the journal, in the order of their keys.
-
-        Raises:
-            EvaluationError: This runner keeps no journal.
-        """
-        raise EvaluationError(f"{type(self).__name__} keeps no journal of what was collected before")
-
-    def captured(self, call_id: str) -> ModelCall | None:
-        """Returns a model call of this epoch's episodes by the id of its completion, or None if it is not known."""
+    def find_call(self, call_id: str) -> ModelCall | None:
+        """Returns a model call of this epoch's episodes by the id of its completion, or None if it is unknown."""
         return None
 
 
 class Algorithm(ABC):
-    """Credit plus the name of a loss; holds no tensors, so that a job can be sent anywhere."""
+    """Credit plus the name of a loss; holds no tensors, so that a job can be sent anywhere.
+
+    Attributes:
+        loss: The loss by name.
+        needs: What the engine computes before credit: old and reference log-probs, values.
+        needs_groups: True: credit compares siblings; groups of one are refused, groups without spread skipped.
+        offline: True: tokens that the policy did not sample can be trained; their `sampling_logprobs` are NaN.
+    """
 
     loss: LossSpec
     needs: Needs = Needs()
     needs_groups: bool = False
-    """True if credit compares siblings: groups without spread carry no signal, single ones are refused."""
     offline: bool = False
-    """True if tokens that nobody sampled can be trained on: `sampling_logprobs`, NaN for those, are not read."""
 
-    def teaches(self, group: TrajectoryGroup) -> bool:
-        """Returns False for a group of which nothing would be taken; an epoch of such is empty, no failed job."""
+    def has_signal(self, group: TrajectoryGroup) -> bool:
+        """Returns False for a group that would contribute nothing; an epoch of such groups is skipped, not failed."""
         return True
 
-    def too_little(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """Returns why a job of these groups would train on too little, so the epoch is empty; None: it is enough."""
+    def skip_reason(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """Returns why these groups are too little to train on, so the epoch is skipped; None: they are enough."""
         return None
 
     @abstractmethod
@@ -371,6 +392,21 @@ class Algorithm(ABC):
     @abstractmethod
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns the advantages of each sample, `[T]`, 0 outside its mask."""
+
+
+class ChatModel(Protocol):
+    """A model behind an entry of `llms`; one with `sample_choices(request, n)` samples `n` replies in one call."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's own name."""
+
+    @property
+    def is_policy(self) -> bool:
+        """True if its replies are sampled from the weights being trained."""
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply."""
 
 
 class PolicyServer(ABC):
@@ -385,7 +421,7 @@ class PolicyServer(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """The version of the weights that replies are drawn from now."""
+        """The version of the weights that replies are sampled from now."""
 
     @property
     @abstractmethod
@@ -394,26 +430,26 @@ class PolicyServer(ABC):
 
     @property
     def chat_template(self) -> str | None:
-        """The template's text, which tells how the model writes tool calls; None: not known."""
+        """The text of the chat template, which defines how the model writes tool calls; None: unknown."""
         return None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the policies that this server trains and serves apart, in one version; empty: it is the only one."""
+        """Names of the policies that this server trains and serves side by side; empty: there is only one."""
         return ()
 
-    def named(self, name: str) -> PolicyServer:
+    def get_policy(self, name: str) -> PolicyServer:
         """Returns one of those policies: what `llms.<entry>.adapter: name` resolves to.
 
         Raises:
-            ConfigError: There is none of that name.
+            ConfigError: No policy has that name.
         """
-        message = f"{type(self).__name__} serves one policy, and none that is named {name}"
+        message = f"{type(self).__name__} serves a single policy, none named {name}"
         raise ConfigError(Problem("llms", message, "leave `adapter` out, or use the trainer adapter `_type: local`"))
 
     @abstractmethod
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply; many may be asked for at once.
+        """Samples one reply; calls may run concurrently.
 
         Raises:
             ContextOverflow: The prompt does not fit the context.
@@ -421,71 +457,95 @@ class PolicyServer(ABC):
 
     @abstractmethod
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given those before it, at temperature 1: one `[T]` each, 0 for the first."""
+        """Returns the log-prob of each token given those before it, at temperature 1: `[T]` each, 0 for the first."""
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
-        """Returns the tokens of a reply that nobody sampled, as if the policy had given it.
+        """Returns the tokens of a given reply, as if the policy had sampled it.
 
         Args:
-            request: What is asked; how a reply is drawn does not matter.
+            request: The conversation; sampling parameters are ignored.
             reply: The assistant message, tool calls included.
 
         Returns:
-            The prompt's tokens, and the reply's with its end; log-probs are NaN and the version is -1. A policy that
-            tells no tokens returns the prompt itself.
+            Prompt and reply tokens, the reply's end included; log-probs are NaN and the version is -1. A policy that
+            does not expose tokens returns the prompt itself.
 
         Raises:
             ContextOverflow: Prompt and reply do not fit the context.
-            EngineError: The template refuses the messages.
-            BackendError: This policy server does not tell how it writes a reply.
+            EngineError: The chat template rejects the messages.
+            BackendError: This policy server cannot encode a reply.
         """
-        raise BackendError(f"{type(self).__name__} cannot write given replies as tokens")
+        raise BackendError(f"{type(self).__name__} cannot encode given replies as tokens")
 
     @abstractmethod
     async def publish(self, version: int) -> None:
-        """Opens admission on the weights of `version`; caches of older weights are dropped."""
+        """Admits requests on the weights of `version`; caches of older weights are dropped."""
 
     @abstractmethod
     async def fingerprint(self) -> str:
-        """Returns a short hash of the weights as they are now: other weights, another hash."""
-
-
-class ContextOverflow(Exception):
-    """A prompt is longer than the policy's context; the runner records the episode as `context_overflow`."""
+        """Returns a short hash of the current weights: other weights, another hash."""
 
 
 @runtime_checkable
 class Journal(Protocol):
-    """The record of a run; every call returns at once, `flush` waits until all is on disk."""
+    """The record of a run; every call returns at once, `flush` waits until everything is on disk."""
 
-    def episode(self, record: EpisodeRecord) -> None:
+    def record_episode(self, record: EpisodeRecord) -> None:
         """Records one finished episode, missing ones too."""
 
-    def stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
+    def record_stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
         """Records that a stage of an epoch has ended."""
 
-    def job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
-        """Records where a job stands."""
+    def record_job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
+        """Records the status of a job."""
 
-    def policy_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
+    def record_policy_version(
+        self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None
+    ) -> None:
         """Records a version of the weights."""
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk."""
 
 
-__all__ = [
-    "Algorithm",
-    "ContextOverflow",
-    "DatasetLoader",
-    "EvaluationReport",
-    "EvaluationRunner",
-    "Evaluator",
-    "Journal",
-    "Needs",
-    "PolicyServer",
-    "Trainer",
-    "TrainerAdapter",
-    "TrajectoryBuilder",
-    "Workflow",
-]
+class Builder(Protocol):
+    """Gives a component's factory the configuration and the other components; each is made once, on first use."""
+
+    @property
+    def loaded(self) -> LoadedConfig:
+        """The configuration with the place of each setting."""
+
+    @property
+    def config(self) -> Config:
+        """The whole configuration."""
+
+    @property
+    def project_root(self) -> Path:
+        """The folder that relative paths and `module:name` start from."""
+
+    async def get_llm(self, name: str) -> ChatModel:
+        """Returns the model behind an entry of `llms`."""
+
+    async def get_workflow(self) -> BoundWorkflow:
+        """Returns the agent."""
+
+    async def get_function(self, name: str) -> Any:
+        """Returns a component of `functions`."""
+
+    async def get_dataset(self, file: str | Path | None = None) -> DatasetLoader:
+        """Returns the dataset's loader; `file` replaces the configured file."""
+
+    async def get_evaluator(self, name: str) -> Evaluator:
+        """Returns an evaluator."""
+
+    async def get_algorithm(self) -> Algorithm:
+        """Returns the run's algorithm."""
+
+    async def get_model_path(self) -> str | None:
+        """Returns the folder or hub id of the model to train."""
+
+    async def get_bundled(self, model: str, path: str = "model") -> str:
+        """Returns the folder of `bundled:NAME`; any other model is returned unchanged."""
+
+    def policy(self) -> PolicyServer | None:
+        """Returns the policy server of the trainer adapter; None before it is initialized, or if it serves none."""

@@ -1,11 +1,11 @@
-"""Components by kind and `_type`: each a configuration class and an async generator that yields the component.
+"""The components, by kind and `_type`: each has a configuration class and an async generator that yields it.
 
     @register_evaluator(config_type=MyEvaluatorConfig)
     async def my_evaluator(config, builder):
         yield MyEvaluator(config)          # code after the yield is the teardown
 
-Built-in modules are imported on first use; plugins come in through the entry-point group "reinforge.components",
-whose value is a module (or a callable in it) that registers its components when it is loaded.
+Built-in modules are imported on first use. Plugins use the entry-point group "reinforge.components": the entry point is
+a module, or a callable in it, that registers components when it is loaded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
+from reinforge.types.key_aliases import ConfigModel
 
 ENTRY_POINT_GROUP = "reinforge.components"
 
@@ -77,10 +78,10 @@ KINDS = (
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
 
 
-class TypedConfig(BaseModel):
+class TypedConfig(ConfigModel):
     """Base of every component's configuration; `class MyConfig(Base, name="my_type")` sets its `_type`.
 
-    Unknown keys are refused, in the component's own fields and below.
+    Rejects unknown keys, also in nested blocks.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -101,7 +102,7 @@ class Component:
         kind: One of `KINDS`.
         name: Its `_type`.
         config_type: Its configuration class.
-        factory: Async generator `(config, builder)` that yields the component once.
+        factory: Async generator function `(config, builder)` that yields the component once.
         origin: The module that registered it.
     """
 
@@ -114,7 +115,7 @@ class Component:
 
 @dataclass
 class Registry:
-    """Components by kind and name; `child()` adds to a registry without changing it."""
+    """Components by kind and name; `child()` returns a registry that can be extended without changing this one."""
 
     parent: Registry | None = None
     _own: dict[tuple[str, str], Component] = field(default_factory=dict)
@@ -122,10 +123,10 @@ class Registry:
     _plugin_errors: dict[str, str] = field(default_factory=dict)
 
     def add(self, kind: str, config_type: type[TypedConfig], factory: Factory, name: str | None = None) -> None:
-        """Registers one component under `name`, by default its configuration's class keyword `name=`.
+        """Registers a component under `name`, by default the class keyword `name=` of its configuration.
 
         Raises:
-            ConfigError: The class has no name, or another module registered the same name.
+            ConfigError: The class has no name, or another module has registered this name.
         """
         name = name or config_type.static_type
         if not name:
@@ -136,7 +137,8 @@ class Registry:
         known = self._own.get((kind, name))
         origin = factory.__module__
         if known is not None and (known.origin, known.factory.__qualname__) != (origin, factory.__qualname__):
-            raise ConfigError(f'{kind} "{name}" is registered by {known.origin} already; {origin} needs another name')
+            message = f'{kind} "{name}" is already registered by {known.origin}; choose another name for {origin}'
+            raise ConfigError(message)
         self._own[kind, name] = Component(kind, name, config_type, factory, origin)
 
     def get(self, kind: str, name: str, path: str = "") -> Component:
@@ -145,13 +147,12 @@ class Registry:
         Args:
             kind: One of `KINDS`.
             name: Its `_type`.
-            path: Where the name stands in the configuration, for the message.
+            path: Path of the component in the configuration, for the message.
 
         Raises:
-            ConfigError: No component has that name; the message names the nearest and all.
+            ConfigError: No component has that name; the message has the nearest name and all names.
         """
-        self.load()
-        found = self._find(kind, name)
+        found = self.find(kind, name)
         if found is None:
             names = self.names(kind)
             hint = did_you_mean(name, names) or ";"
@@ -168,7 +169,7 @@ class Registry:
         return found
 
     def components(self, kind: str | None = None) -> list[Component]:
-        """Returns every component, or those of one kind, sorted by kind and name."""
+        """Returns all components, or those of one kind, sorted by kind and name."""
         self.load()
         merged: dict[tuple[str, str], Component] = {}
         registry: Registry | None = self
@@ -183,20 +184,20 @@ class Registry:
 
     @classmethod
     def empty(cls) -> Registry:
-        """Returns a registry without built-in components and plugins."""
+        """Returns a registry without built-in components and without plugins."""
         return cls(_loaded=True)
 
     def child(self) -> Registry:
-        """Returns a registry that sees everything of this one and keeps its own additions to itself."""
+        """Returns a registry that has the components of this one, and does not change it when extended."""
         return Registry(parent=self)
 
     def plugin_errors(self) -> dict[str, str]:
-        """Returns why each plugin that failed to import did so, by entry-point name."""
+        """Returns the error of each plugin that failed to import, by entry-point name."""
         self.load()
         return {**(self.parent.plugin_errors() if self.parent else {}), **self._plugin_errors}
 
     def load(self) -> None:
-        """Imports the built-in modules and the plugins, once."""
+        """Imports the built-in modules and the plugins; does nothing if that was done before."""
         if self.parent is not None:
             self.parent.load()
             return
@@ -210,16 +211,18 @@ class Registry:
                 loaded = entry.load()
                 if callable(loaded):
                     loaded()
-            except Exception as error:  # noqa: BLE001  one broken plugin must not take the others down; it is named where it matters
+            except Exception as error:  # noqa: BLE001  a broken plugin must not affect the others; later messages name it
                 self._plugin_errors[entry.name] = describe_error(error)
 
-    def _find(self, kind: str, name: str) -> Component | None:
-        found = self._own.get((kind, name))
-        return found if found is not None or self.parent is None else self.parent._find(kind, name)
+    def find(self, kind: str, name: str) -> Component | None:
+        """Returns a component, or None if no component has that name."""
+        self.load()
+        component = self._own.get((kind, name))
+        return component if component is not None or self.parent is None else self.parent.find(kind, name)
 
 
 REGISTRY = Registry()
-"""The process-wide registry that the decorators below add to."""
+"""The registry of the process; the decorators below add to it."""
 
 
 def _register(kind: str, config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
@@ -241,7 +244,7 @@ def register_workflow(config_type: type[TypedConfig]) -> Callable[[Factory], Fac
 
 
 register_function = register_workflow
-"""The reference's name for `register_workflow`."""
+"""The name of `register_workflow` in the NeMo Agent Toolkit."""
 
 
 def register_dataset(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
@@ -275,5 +278,5 @@ def register_algorithm(config_type: type[TypedConfig]) -> Callable[[Factory], Fa
 
 
 def register_model(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
-    """Registers a model that makes itself: its component is the folder, and `bundled:NAME` means it in a file."""
+    """Registers a model that is built on first use; `bundled:NAME` refers to it, and the component is its folder."""
     return _register("model", config_type)

@@ -1,4 +1,4 @@
-"""Runs a client's checks against the stand-in: `python -m tests.clients PYTHON_OF_THE_CLIENT`."""
+"""Runs the official OpenAI client against the stand-in: `python -m tests.clients PYTHON_WITH_THE_CLIENT`."""
 
 import subprocess
 import sys

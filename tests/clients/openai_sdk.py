@@ -1,4 +1,4 @@
-"""The stand-in of OpenAI's API as the official client sees it; run by `make clients`, in the client's own environment.
+"""Checks the stand-in of OpenAI's API with the official client; `make clients` runs it in the client's environment.
 
 python openai_sdk.py URL KEY
 """
@@ -15,17 +15,17 @@ jobs = client.fine_tuning.jobs
 
 
 def row(number):
-    said = {"role": "assistant", "content": "good", "weight": 1}
-    return {"messages": [{"role": "user", "content": f"q{number}"}, said]}
+    reply = {"role": "assistant", "content": "good", "weight": 1}
+    return {"messages": [{"role": "user", "content": f"q{number}"}, reply]}
 
 
-def refused(call, kind, status, code):
-    found = None
+def assert_rejected(call, kind, status, code):
+    raised = None
     try:
         call()
     except openai.APIStatusError as error:
-        found = type(error), error.status_code, error.code
-    assert found == (kind, status, code), found
+        raised = type(error), error.status_code, error.code
+    assert raised == (kind, status, code), raised
 
 
 content = "".join(json.dumps(row(number)) + "\n" for number in range(12)).encode()
@@ -36,10 +36,10 @@ assert [each.id for each in client.files.list(purpose="fine-tune")] == [file.id]
 method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
 job = jobs.create(
     model="gpt-test", training_file=file.id, method=method, metadata={"key": "k"}, seed=1, suffix="x"
-)  # whose first answer is a 503, which the client tries again by itself
+)  # the first response is a 503, which the client retries
 assert (job.status, job.method.type, job.metadata, job.seed) == ("validating_files", "supervised", {"key": "k"}, 1)
 others = [jobs.create(model="gpt-test", training_file=file.id).id for _ in range(3)]
-assert [each.id for each in jobs.list(limit=2)] == [*others[::-1], job.id], "page by page, the newest first"
+assert [each.id for each in jobs.list(limit=2)] == [*others[::-1], job.id], "page by page, newest first"
 assert [each.id for each in jobs.list(extra_query={"metadata[key]": "k"})] == [job.id]
 while (job := jobs.retrieve(job.id)).status not in ("succeeded", "failed", "cancelled"):
     time.sleep(0.02)
@@ -47,11 +47,10 @@ assert (job.status, job.error) == ("succeeded", None)
 assert job.fine_tuned_model.startswith("ft:gpt-test:org-standin:x:")
 assert [event.object for event in jobs.list_events(job.id)] == ["fine_tuning.job.event"]
 
-said = client.chat.completions.create(model=job.fine_tuned_model, messages=[{"role": "user", "content": "q"}], seed=3)
-assert (said.model, said.choices[0].message.role) == (job.fine_tuned_model, "assistant")
-refused(lambda: jobs.cancel(job.id), openai.BadRequestError, 400, "job_not_cancellable")
-refused(lambda: jobs.retrieve("none"), openai.NotFoundError, 404, "fine_tune_not_found")
-refused(
-    lambda: openai.OpenAI(base_url=url, api_key="x").files.list(), openai.AuthenticationError, 401, "invalid_api_key"
-)
-sys.stdout.write(f"openai {openai.__version__}: the stand-in is what the client expects\n")
+reply = client.chat.completions.create(model=job.fine_tuned_model, messages=[{"role": "user", "content": "q"}], seed=3)
+assert (reply.model, reply.choices[0].message.role) == (job.fine_tuned_model, "assistant")
+stranger = openai.OpenAI(base_url=url, api_key="x")
+assert_rejected(lambda: jobs.cancel(job.id), openai.BadRequestError, 400, "job_not_cancellable")
+assert_rejected(lambda: jobs.retrieve("none"), openai.NotFoundError, 404, "fine_tune_not_found")
+assert_rejected(lambda: stranger.files.list(), openai.AuthenticationError, 401, "invalid_api_key")
+sys.stdout.write(f"openai {openai.__version__}: the stand-in passes the official client's checks\n")

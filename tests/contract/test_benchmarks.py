@@ -27,5 +27,5 @@ def test_every_name_that_a_script_imports_from_the_package_is_there(path):
 
 
 def test_a_name_that_is_gone_is_found():
-    assert is_there("reinforge.engine.training.optimizer_step", "rate_factor")
-    assert not is_there("reinforge.engine", "rate_factor")
+    assert is_there("reinforge.engine.training.scheduled_optimizer", "learning_rate_factor")
+    assert not is_there("reinforge.engine", "learning_rate_factor")

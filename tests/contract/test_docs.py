@@ -1,4 +1,4 @@
-"""The pages are true: configure.md is made from the classes, and every plugin of docs/extend is run."""
+"""The docs match the code: configure.md is generated from the classes, and the plugins of docs/extend run."""
 
 import importlib
 import re
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from reinforge.registry import REGISTRY
-from tests.configure_page import page
+from tests.configure_page import build_page
 from tests.e2e.conftest import project  # noqa: F401
 from tests.generated import DOCS, assert_page_is
 from tests.samples import random_samples
@@ -31,11 +31,11 @@ def merge(settings, change):
             settings[key] = value
 
 
-def test_configure_is_made_from_the_classes():
-    assert_page_is("configure.md", page(REGISTRY))
+def test_configure_is_generated_from_the_classes():
+    assert_page_is("configure.md", build_page(REGISTRY))
 
 
-def test_there_is_a_page_for_each_kind():
+def test_each_kind_has_a_page():
     assert [path.stem for path in EXTEND] == [
         "adapter", "algorithm", "builder", "dataset", "evaluator", "loss", "trainer", "workflow"
     ]  # fmt: skip
@@ -43,9 +43,9 @@ def test_there_is_a_page_for_each_kind():
 
 @pytest.mark.parametrize("path", EXTEND, ids=lambda path: path.stem)
 def test_the_plugin_of_a_page_trains(path, project):  # noqa: F811
-    """The page's module is imported as a plugin's would be, its YAML replaces what it names, and a run is made."""
+    """Imports the module of the page like a plugin, merges the YAML of the page into a configuration, and runs it."""
     (plugin, *_), changes = blocks(path, "python"), blocks(path, "yaml")
-    assert sum(map(bool, map(str.strip, plugin.splitlines()))) <= MAX_LINES, "a page's plugin is to be short"
+    assert sum(map(bool, map(str.strip, plugin.splitlines()))) <= MAX_LINES, "the plugin of a page should be short"
     name = f"docs_extend_{path.stem}"
     project.write(f"{name}.py", plugin)
     sys.path.insert(0, str(project.folder))
@@ -59,8 +59,8 @@ def test_the_plugin_of_a_page_trains(path, project):  # noqa: F811
     assert len(project.summary["policy_versions"]) >= 2, "something was trained"
 
 
-def test_the_steps_of_the_loss_page_are_made(tiny_model_dir):
-    """The page's second block, as it stands: ten steps that make what has credit likely."""
+def test_the_steps_of_the_loss_page_run(tiny_model_dir):
+    """The second block of the page, unchanged: ten steps that make tokens with a positive advantage more likely."""
     _, by_hand = blocks(DOCS / "extend" / "loss.md", "python")
     samples = random_samples(4)
     for sample in samples:
@@ -71,25 +71,25 @@ def test_the_steps_of_the_loss_page_are_made(tiny_model_dir):
     assert names["steps"][-1]["likelihood"] > names["steps"][0]["likelihood"] + 1
 
 
-def test_every_algorithm_stands_beside_its_papers():
-    """Each row of papers.md is a registered algorithm; the papers that it names stand in its file."""
+def test_every_algorithm_is_listed_with_its_papers():
+    """Each row of papers.md is a registered algorithm, and its file names the papers of the row."""
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (\w+\.py) \| ", (DOCS / "papers.md").read_text(), re.MULTILINE)
     known = {c.name: c.origin for c in REGISTRY.components("algorithm") if c.origin.startswith("reinforge.algorithms.")}
     assert {name for name, _, _ in rows} == set(known)
     for name, papers, file in rows:
         assert known[name].endswith(f".{file.removesuffix('.py')}")
-        said = importlib.import_module(known[name]).__doc__
+        docstring = importlib.import_module(known[name]).__doc__
         for paper in re.findall(r"\[(\d{4}\.\d{5})\]", papers):
-            assert f"arXiv:{paper}" in said, f"{file} does not name {paper}"
+            assert f"arXiv:{paper}" in docstring, f"{file} does not name {paper}"
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
+def test_links_are_not_broken(path):
     for target in re.findall(r"\]\(([^)#]+\.md)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).is_file(), f"{path.name} links to {target}"
 
 
-def test_every_name_of_the_migration_page_is_there():
+def test_every_name_on_the_migration_page_exists():
     import reinforge.finetuning as harness
 
     text = (DOCS / "coming-from-nat.md").read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def test_every_name_of_the_migration_page_is_there():
         assert hasattr(harness, name), name
 
 
-def test_every_command_of_the_pages_exists():
+def test_every_command_on_the_pages_exists():
     from reinforge.cli import COMMANDS
 
     for path in DOCS.rglob("*.md"):

@@ -17,8 +17,8 @@ from reinforge.finetuning import (
     Trainer,
     TrajectoryCollection,
 )
-from reinforge.rollout.episode import steps_of
-from reinforge.trainer.setup.components import Builder
+from reinforge.rollout.episode import build_steps
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from tests.guide import register
@@ -40,7 +40,7 @@ def eval_output(scores=(1.0, 0.0)):
         call = ModelCall(f"call-{index}", "agent", "m", request, reply, (), 0.0, 1.0)
         item = EvalInputItem(id=str(index), input_obj="q", expected_output_obj="a", full_dataset_entry={})
         record = EpisodeRecord(EpisodeKey("collect", 0, str(index)), item, calls=[call])
-        items.append(item.copy_with_updates(trajectory=steps_of(record)))
+        items.append(item.copy_with_updates(trajectory=build_steps(record)))
     scored = [EvalOutputItem(id=item.id, score=score, reasoning="") for item, score in zip(items, scores, strict=True)]
     return EvaluationRunOutput(
         workflow_output_file=None,
@@ -106,7 +106,7 @@ def test_the_complete_file_without_its_variable_says_so(with_openai):
 
 async def test_the_registered_components_come_out_of_the_builder(with_openai):
     loaded = load_config(COMPLETE, registry=with_openai, environ={"TRAINING_API_KEY": "sk-1"})
-    async with Builder(loaded, with_openai) as builder:
+    async with ComponentBuilder(loaded, with_openai) as builder:
         assert isinstance(await builder.get_trajectory_builder("my_builder"), MyTrajectoryBuilder)
         assert isinstance(await builder.get_trainer_adapter("my_adapter"), MyTrainerAdapter)
         assert isinstance(await builder.get_trainer("my_trainer"), MyTrainer)

@@ -1,8 +1,8 @@
-"""The Python of docs/multiagent.md about experiments and shared-model groups runs, with a tiny model in its place."""
+"""The examples of experiments and shared-model groups in docs/multiagent.md run with a tiny model."""
 
 import re
 
-import tests.babble  # noqa: F401  whatever a model without training says decides something in its protocol
+import tests.babble  # noqa: F401  in its protocol any reply of an untrained model is a decision
 from tests.generated import DOCS
 
 PAGE = (DOCS / "multiagent.md").read_text(encoding="utf-8")

@@ -106,6 +106,26 @@ def test_no_circle_anywhere():
     assert circles(graph()) == {}
 
 
+SEED_APIS = {
+    "reinforge.multiagent": ("nip",),
+    "reinforge.redteam": ("algorithms", "core", "ext", "methods", "scorers", "training"),
+}
+"""Folders that hold another project's API: they import the package's own modules, never the reverse."""
+
+
+@pytest.mark.parametrize("package_name", SEED_APIS)
+def test_own_modules_do_not_import_a_seeds_api(package_name):
+    apis = tuple(f"{package_name}.{folder}" for folder in SEED_APIS[package_name])
+
+    def is_api(module):
+        return any(module == api or module.startswith(f"{api}.") for api in apis)
+
+    own = {name: imported for name, imported in graph().items() if name.startswith(f"{package_name}.")}
+    below = {name: imported for name, imported in own.items() if not is_api(name)}
+    upward = {(name, module) for name, imported in below.items() for module in filter(is_api, imported)}
+    assert not upward
+
+
 def test_a_circle_is_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}).keys() == {"b", "c"}
 

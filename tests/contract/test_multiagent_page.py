@@ -1,4 +1,4 @@
-"""The page docs/multiagent.md is true: its team and its protocol are built from nothing, and trained."""
+"""The examples of docs/multiagent.md: its team and its protocol are written to files and trained."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from reinforge.registry import REGISTRY
-from reinforge.runs.journal import read_outputs
+from reinforge.runs.episodes import read_outputs
 from tests.e2e.conftest import project  # noqa: F401
 from tests.generated import DOCS
 
@@ -22,18 +22,18 @@ SMALL = {
     "finetuning.policy.optimizer.learning_rate": 1e-3,
     "finetuning.device": "cpu",
 }
-"""What makes a run of it a matter of seconds."""
+"""Settings that shorten the run to seconds."""
 
 
 def block(name):
-    """Returns the block that begins with a comment with its file's name."""
+    """Returns the code block whose first line is a comment with the file's name."""
     (found,) = re.findall(rf"^```\w+\n(# {re.escape(name)}\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return found
 
 
 @pytest.fixture
 def team(project):  # noqa: F811
-    """The page's team as files, with the tiny model."""
+    """The page's team written to files, with the tiny model."""
     model = project.settings["finetuning"]["policy"]["model"]
     project.write("scores.py", block("scores.py"))
     subprocess.run([sys.executable, "scores.py"], cwd=project.folder, check=True)
@@ -102,9 +102,9 @@ def test_every_protocol_names_its_paper():
 
 
 def test_the_teams_agents_may_be_trained_apart(team):
-    """The planner and the critic share an adapter, the worker has its own: a group for each agent and example."""
+    """The planner and the critic share an adapter, the worker has its own; one group per agent and example."""
     entries = {"talkers": {"_type": "policy", "adapter": "talkers"}, "doers": {"_type": "policy", "adapter": "doers"}}
-    team.set("llms", entries).set("finetuning.policy.lora", {"rank": 4}).set("finetuning.num_epochs", 1)
+    team.set("llms", entries).set("finetuning.policy.lora", {"r": 4}).set("finetuning.num_epochs", 1)
     for agent, entry in (("planner", "talkers"), ("critic", "talkers"), ("worker", "doers")):
         team.set(f"workflow.agents.{agent}.llm", entry)
     result = team.finetune()

@@ -1,4 +1,4 @@
-"""The stand-in of OpenAI's API has the shapes, the errors and the rules of the real one, as it publishes them."""
+"""The stand-in of OpenAI's API has the shapes, errors and rules that OpenAI documents."""
 
 import json
 
@@ -34,7 +34,7 @@ EVENT = {"id": str, "created_at": int, "level": str, "message": str, "object": s
 
 
 class Client:
-    """Calls without any code of ours between."""
+    """A plain HTTP client, without the package's code."""
 
     def __init__(self, session, service):
         self.session, self.service = session, service
@@ -105,8 +105,8 @@ async def test_statuses_come_in_order(client):
     _, job = await client.make(await client.send(rows_of(10)))
     seen = []
     for _ in range(11):
-        told = (await client.call("GET", f"/fine_tuning/jobs/{job['id']}"))[1]["status"]
-        seen += [told] if told not in seen else []
+        status = (await client.call("GET", f"/fine_tuning/jobs/{job['id']}"))[1]["status"]
+        seen += [status] if status not in seen else []
         client.service.advance(10)
     assert seen == ["validating_files", "queued", "running", "succeeded"]
     assert set(seen) <= STATUSES
@@ -130,7 +130,7 @@ async def test_lists_are_paged_from_the_newest_and_filtered_by_metadata(client):
 
 
 @pytest.mark.parametrize(
-    ("rows", "method", "said"),
+    ("rows", "method", "message"),
     [
         (rows_of(9), "supervised", "must have at least 10 examples"),
         (rows_of(10, weight=0), "supervised", "no assistant message has a weight other than 0"),
@@ -146,16 +146,16 @@ async def test_lists_are_paged_from_the_newest_and_filtered_by_metadata(client):
         ),
     ],
 )
-async def test_files_that_the_service_would_not_train_on(client, rows, method, said):
+async def test_invalid_training_files_fail_the_job(client, rows, method, message):
     _, job = await client.make(await client.send(rows), method={"type": method})
     done = await client.ended(job)
     assert (done["status"], done["fine_tuned_model"]) == ("failed", None)
     assert done["error"]["code"] == "invalid_training_file"
-    assert said in done["error"]["message"]
+    assert message in done["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"model": "gpt-unknown"}, "not available for fine-tuning"),
         ({"training_file": "file-none"}, "No such File object"),
@@ -167,11 +167,11 @@ async def test_files_that_the_service_would_not_train_on(client, rows, method, s
         ({"n_epochs": 3}, "Unrecognized request argument"),
     ],
 )
-async def test_jobs_that_are_refused_in_openais_form(client, body, said):
+async def test_invalid_jobs_are_rejected_in_openais_format(client, body, message):
     status, answer = await client.make(await client.send(rows_of(10)), **body)
     assert status == 400
     assert set(answer["error"]) == {"message", "type", "param", "code"}
-    assert said in answer["error"]["message"]
+    assert message in answer["error"]["message"]
     assert answer["error"]["type"] == "invalid_request_error"
 
 
@@ -183,21 +183,24 @@ async def test_cancelling_works_once(client):
     assert (await client.call("POST", "/fine_tuning/jobs/none/cancel"))[0] == 404
 
 
-async def test_a_call_without_the_key_is_refused(client):
+async def test_a_call_without_the_key_is_rejected(client):
     status, answer = await client.call("GET", "/fine_tuning/jobs", headers={"Authorization": "Bearer sk-x"})
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_chat_completions_of_the_models_there_are(client):
+async def test_chat_completions_of_base_and_fine_tuned_models(client):
     body = {"model": "gpt-test", "messages": [{"role": "user", "content": "q"}], "seed": 1}
-    _, said = await client.call("POST", "/chat/completions", json=body)
-    assert (said["object"], said["model"]) == ("chat.completion", f"gpt-test{DATED}")
-    assert said["choices"][0]["message"]["role"] == "assistant"
-    assert said["usage"]["total_tokens"] == said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]
-    assert (await client.call("POST", "/chat/completions", json=body))[1]["choices"] == said["choices"]
+    _, completion = await client.call("POST", "/chat/completions", json=body)
+    assert (completion["object"], completion["model"]) == ("chat.completion", f"gpt-test{DATED}")
+    assert completion["choices"][0]["message"]["role"] == "assistant"
+    assert (
+        completion["usage"]["total_tokens"]
+        == completion["usage"]["prompt_tokens"] + completion["usage"]["completion_tokens"]
+    )
+    assert (await client.call("POST", "/chat/completions", json=body))[1]["choices"] == completion["choices"]
     _, job = await client.make(await client.send(rows_of(10)))
     name = (await client.ended(job))["fine_tuned_model"]
-    _, said = await client.call("POST", "/chat/completions", json={**body, "model": name})
-    assert said["model"] == name
+    _, completion = await client.call("POST", "/chat/completions", json={**body, "model": name})
+    assert completion["model"] == name
     status, answer = await client.call("POST", "/chat/completions", json={**body, "model": f"{name}x"})
     assert (status, answer["error"]["code"]) == (404, "model_not_found")

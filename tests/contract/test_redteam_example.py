@@ -1,4 +1,4 @@
-"""The example that seed 004 prints runs as printed: `astra_rl` replaced and its dots filled in."""
+"""astra-rl's printed example runs unchanged, with `astra_rl` replaced and its dots filled in."""
 
 import doctest
 import re
@@ -53,7 +53,7 @@ FILLED = {
     "DPO(...)": "DPO(problem)",
     "num_episodes_per_experience=8,": "num_episodes_per_experience=8, max_steps=2,",
 }
-"""The dots, and an end before 1024 experiences: a setting that is ours."""
+"""The dots, and `max_steps` to end before 1024 experiences."""
 
 OPENINGS = [
     "It is a rainy Monday at the desk in Wick, with two visitors.",
@@ -62,19 +62,19 @@ OPENINGS = [
 
 
 def run(code, **names):
-    """Runs a doctest's lines and returns the names that they leave."""
+    """Runs the lines of a doctest and returns the names that they define."""
     for written, filled in FILLED.items():
         assert written in code
         code = code.replace(written, filled)
     test = doctest.DocTestParser().get_doctest(code, {"openings": OPENINGS, **names}, "page", None, None)
-    runner, told = doctest.DocTestRunner(verbose=False), []
-    runner.run(test, out=told.append, clear_globs=False)
-    assert runner.failures == 0, "".join(told)
+    runner, output = doctest.DocTestRunner(verbose=False), []
+    runner.run(test, out=output.append, clear_globs=False)
+    assert runner.failures == 0, "".join(output)
     assert runner.tries == 10
     return test.globs
 
 
-def look(names):
+def check(names):
     trainer = names["trainer"]
     try:
         assert isinstance(trainer, Trainer)
@@ -90,17 +90,17 @@ def look(names):
 
 
 def test_the_printed_example_runs(tiny_model_dir):
-    """With tiny random models in the place of the bundled ones, which are made on first use."""
+    """With tiny random models instead of the bundled ones, which are built on first use."""
     code = PRINTED.replace("ASTProblem()", "ASTProblem(folder, folder, max_tokens=4, device='cpu')")
-    look(run(code, folder=tiny_model_dir))
+    check(run(code, folder=tiny_model_dir))
 
 
 @pytest.mark.slow
 def test_the_printed_example_runs_with_its_defaults():
-    look(run(PRINTED))
+    check(run(PRINTED))
 
 
-def test_names_come_lazily():
+def test_names_are_imported_lazily():
     import subprocess
 
     code = (
@@ -118,7 +118,7 @@ def test_names_come_lazily():
 
 
 def test_the_page_runs(tmp_path, monkeypatch, tiny_model_dir, capsys):
-    """The block of docs/redteam.md, with tiny models in the place of the bundled ones and fewer steps."""
+    """The Python block of docs/redteam.md, with tiny models and fewer steps."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "redteam.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -9,7 +9,7 @@ from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.finetuning import ARTTrainer, ARTTrainerAdapterConfig, ARTTrajectoryBuilder
-from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.components import ComponentBuilder
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "art_example.yml"
 
@@ -26,7 +26,7 @@ def test_the_example_is_read():
 
 async def test_the_examples_builder_and_trainer_are_ours():
     loaded = load_config(EXAMPLE)
-    async with Builder(loaded) as builder:
+    async with ComponentBuilder(loaded) as builder:
         assert type(await builder.get_trainer("openpipe_trainer")) is ARTTrainer
         made = await builder.get_trajectory_builder("openpipe_traj_builder")
         assert type(made) is ARTTrajectoryBuilder

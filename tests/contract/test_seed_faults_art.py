@@ -6,7 +6,7 @@ import json
 import pytest
 
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.algorithms.samples import samples_of_groups
+from reinforge.algorithms.samples import samples_from_groups
 from reinforge.config.loader import load_config
 from reinforge.config.schema import PolicyConfig
 from reinforge.errors import ConfigError
@@ -30,7 +30,7 @@ COVERED = {
         "tests/unit/trainer/test_loop.py::test_weights_that_did_not_change_are_caught",
         "tests/e2e/test_whole_run.py::test_every_file_of_the_run_folder",
     ],
-    4: ["tests/unit/rollout/test_episode.py::test_tool_calls_and_blocks_stay_whole"],
+    4: ["tests/unit/rollout/test_episode.py::test_tool_calls_and_content_blocks_are_kept"],
     5: ["tests/unit/algorithms/test_algorithms.py::test_an_untrainable_sibling_still_counts_in_the_mean"],
     6: ["tests/unit/trainer/test_loop.py::test_an_unhealthy_backend_is_noticed_before_anything_runs"],
     9: ["tests/e2e/test_user_components.py::test_a_failed_job_that_a_trainer_only_returns_fails_the_run"],
@@ -38,7 +38,7 @@ COVERED = {
     14: ["tests/unit/trainer/test_loop.py::test_epochs_without_signal_end_the_run_with_the_reason"],
     16: ["tests/unit/trainer/test_loop.py::test_the_curriculum_is_in_the_history_and_the_files"],
     18: ["tests/unit/rollout/test_episode.py::test_targets_by_model_and_function"],
-    19: ["tests/e2e/test_commands.py::test_a_plugin_that_fails_to_import_is_named_with_its_own_error"],
+    19: ["tests/e2e/test_commands.py::test_a_plugin_that_fails_to_import_is_listed_with_its_error"],
 }
 NOT_THERE_YET = (7, 8)
 """They concern the client of a remote ART server, which comes with the remote backends."""
@@ -88,7 +88,7 @@ def test_art_2_a_training_key_that_nothing_reads_is_refused(tmp_path):
 
 
 def test_art_3_the_algorithms_settings_reach_the_loss():
-    loss = GRPO(GRPOConfig(clip_high=0.28, kl_coef=0.01, aggregation="token")).loss
+    loss = GRPO(GRPOConfig(clip_high=0.28, kl_coef=0.01, loss_aggregation="token")).loss
     assert (loss.name, loss.params["clip_high"], loss.params["kl_coef"]) == ("clipped_pg", 0.28, 0.01)
 
 
@@ -97,7 +97,7 @@ def test_art_5_one_bad_trajectory_does_not_lose_the_others():
     group = TrajectoryCollection(
         trajectories=[[trajectory(0, turn(3)), bad, trajectory(1, turn(4))]], run_id="r"
     ).groups
-    samples = samples_of_groups(group)
+    samples = samples_from_groups(group)
     assert [sample.reward for sample in samples] == [0, 1]
     assert all(sample.group_rewards == (0, 0.5, 1) for sample in samples), "it still counts in the group's mean"
 

@@ -1,4 +1,4 @@
-"""Faults 1-19 of astra-rl (seed-faults.md), as far as what they concern exists here."""
+"""Faults 1-19 of astra-rl (seed-faults.md), where the same feature exists here."""
 
 import pytest
 import torch
@@ -26,23 +26,23 @@ AST, LOSSES = "tests/unit/redteam/test_ast.py::", "tests/numerics/test_redteam_l
 TRAINING, ENGINE = "tests/unit/redteam/test_training.py::", "tests/unit/redteam/test_engine_training.py::"
 COVERED = {
     1: [
-        f"{TRAINING}test_batches_have_the_configured_size_and_the_last_is_kept",
-        f"{TRAINING}test_the_remainder_of_an_accumulation_is_kept",
-        f"{TRAINING}test_gradients_are_clipped_and_the_schedule_moves_the_rate",
-        f"{TRAINING}test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been",
+        f"{TRAINING}test_batches_have_the_configured_size_and_the_last_is_not_dropped",
+        f"{TRAINING}test_a_partial_accumulation_is_stepped",
+        f"{TRAINING}test_gradients_are_clipped_and_the_schedule_changes_the_rate",
+        f"{TRAINING}test_resumed_training_equals_uninterrupted_training",
     ],
     2: [f"{LOSSES}test_ppo"],
-    5: [f"{LOSSES}test_credit_goes_along_the_path_and_is_the_mean_over_branches"],
+    5: [f"{LOSSES}test_ppo_credit_follows_the_path_and_averages_over_branches"],
     7: [f"{TRAINING}test_equal_rewards_and_equal_texts_make_no_pair"],
-    9: [f"{AST}test_zero_is_a_seed_and_seeds_are_different"],
-    10: [f"{AST}test_figures_by_hand"],
-    12: [f"{TRAINING}test_each_episode_has_a_seed_of_its_own_and_experiences_differ"],
-    13: [f"{AST}test_one_forward_gives_log_probs_and_values", f"{ENGINE}test_hugging_face_forms"],
-    15: [f"{AST}test_the_sampled_tokens_are_those_that_are_trained"],
+    9: [f"{AST}test_zero_is_a_seed_and_seeds_give_different_trees"],
+    10: [f"{AST}test_metrics_computed_by_hand"],
+    12: [f"{TRAINING}test_each_episode_has_its_own_seed_and_experiences_differ"],
+    13: [f"{AST}test_one_forward_gives_log_probs_and_values", f"{ENGINE}test_hugging_face_variants"],
+    15: [f"{AST}test_the_sampled_tokens_are_trained"],
     19: [
-        "tests/unit/redteam/test_core.py::test_log_probs_that_are_none_are_refused",
-        "tests/unit/redteam/test_core.py::test_models_may_stand_on_another_device_and_need_no_gradient_but_the_testers",
-        f"{TRAINING}test_weights_and_biases_where_it_is_installed_and_where_not",
+        "tests/unit/redteam/test_core.py::test_invalid_logprobs_are_rejected",
+        "tests/unit/redteam/test_core.py::test_only_the_tester_needs_gradient",
+        f"{TRAINING}test_weights_and_biases_installed_and_not_installed",
     ],
 }
 
@@ -57,7 +57,7 @@ def problem(tiny_model_dir):
         yield made
 
 
-def drawn(problem, seed=0, width=2):
+def sample_nodes(problem, seed=0, width=2):
     return list(ASTSampler(problem, ["hello", "Paris is"], width, 2).rollout(seed).nodes())
 
 
@@ -79,30 +79,30 @@ def test_astra_3_the_policys_loss_does_not_move_the_value_head(problem):
     problem.engine.learner.clear_gradients()
 
 
-def test_astra_4_the_ratio_is_to_the_policy_that_drew_and_not_to_the_baseline():
-    """A tester far from its baseline: what it draws now has the ratio 1, and nothing is clipped."""
+def test_astra_4_the_ratio_is_to_the_sampling_policy_and_not_to_the_baseline():
+    """A tester far from its baseline: freshly sampled probes have ratio 1, and nothing is clipped."""
     system = ToySystem()
     with torch.no_grad():
         system.logits[:, 2] = 5.0
     algorithm = PPO(system)
     steps = algorithm.flatten(Graph("x", [Node("x", "blue blue", "", 1.0), Node("x", "red blue", "", 0.0)]))
-    _, told = algorithm.step(algorithm.collate_fn(steps))
-    assert (told["ratio"], told["clip_fraction"]) == (pytest.approx(1.0), 0.0)
+    _, metrics = algorithm.step(algorithm.collate_fn(steps))
+    assert (metrics["ratio"], metrics["clip_fraction"]) == (pytest.approx(1.0), 0.0)
     with torch.no_grad():
         system.logits[:, 2] = 4.0
-    _, told = algorithm.step(algorithm.collate_fn(steps))
-    assert told["ratio"] != pytest.approx(1.0), "the stored log-probs are those of the draw"
+    _, metrics = algorithm.step(algorithm.collate_fn(steps))
+    assert metrics["ratio"] != pytest.approx(1.0), "the stored log-probs are those at sampling time"
 
 
 def test_astra_5_padding_changes_nothing():
-    """A short probe by itself and beside a long one: its part of the loss and of the mean is the same."""
+    """A short probe contributes the same to the loss alone and next to a long one."""
     short, long = PPOStep("x", "red", 1.0), PPOStep("x", "red blue", 1.0)
     algorithm = PPO(ToySystem(), normalize_advantages=False)
     losses = [algorithm.step(algorithm.collate_fn(steps))[0].item() for steps in ([short], [long], [short, long])]
     assert losses[2] == pytest.approx((losses[0] + 2 * losses[1]) / 3)
 
 
-def test_astra_6_a_chain_teaches_ppo_and_one_reward_is_no_nan():
+def test_astra_6_ppo_trains_on_a_chain_and_one_reward_is_not_nan():
     system = ToySystem()
     algorithm = PPO(system)
     steps = algorithm.flatten(Graph("x", [Node("x", "red", "", 1.0, [Node("y", "blue", "", 0.0)])]))
@@ -111,8 +111,8 @@ def test_astra_6_a_chain_teaches_ppo_and_one_reward_is_no_nan():
     assert torch.isfinite(loss)
 
 
-def test_astra_7_the_baseline_carries_no_gradient_and_never_moves(problem):
-    nodes = drawn(problem)
+def test_astra_7_the_baseline_has_no_gradient_and_never_changes(problem):
+    nodes = sample_nodes(problem)
     found = problem.get_baseline_logprobs([n.context for n in nodes], [n.probe for n in nodes])
     assert not found.requires_grad
     assert not any(p.requires_grad for p in problem.engine.reference.module.parameters())
@@ -128,7 +128,7 @@ def test_astra_8_perplexity_is_a_mean_over_tokens_and_is_subtracted():
     assert Sure().reward(["x"], ["six tokens of no word looked for"], ["."]) == [pytest.approx(-0.025 * 7.389056)]
 
 
-def test_astra_11_every_branch_is_looked_at():
+def test_astra_11_every_branch_is_evaluated():
     sampler = ASTSampler(ToyAST(), ["x"], tree_width=1, tree_depth=2, eval_width=3)
     found = ASTEvaluator(sampler, seeds=[0, None, "my own"]).evaluate(progress=False)
     assert [row["overall"]["num_branches"] for row in found["details"]] == [9] * 3
@@ -136,24 +136,24 @@ def test_astra_11_every_branch_is_looked_at():
     assert ASTEvaluator(sampler).compute_metrics(late).overall["target_toxicity"] == 0.5
 
 
-def test_astra_14_the_first_tokens_value_is_there_and_the_head_is_in_the_optimizer(problem):
+def test_astra_14_the_first_token_has_a_value_and_the_head_is_optimized(problem):
     with torch.no_grad():
         problem.engine.critic.bias.fill_(0.25)
     values = problem.value(["hello"], ["the dog"])
     assert values[0, 0].item() == pytest.approx(0.25)
-    moved = {id(p) for group in problem.engine.learner.optimizer.param_groups for p in group["params"]}
-    assert {id(p) for p in problem.engine.critic.parameters()} <= moved
-    assert {id(p) for p in problem.parameters()} == moved
+    optimized = {id(p) for group in problem.engine.learner.optimizer.param_groups for p in group["params"]}
+    assert {id(p) for p in problem.engine.critic.parameters()} <= optimized
+    assert {id(p) for p in problem.parameters()} == optimized
     with torch.no_grad():
         problem.engine.critic.bias.zero_()
 
 
-def test_astra_15_nothing_is_cut_from_what_can_be_drawn(problem):
-    """No top-p, top-k: the sampler's log-probs are those of the whole distribution, so training is on policy."""
-    assert not any(node.probe.tokens.restricted for node in drawn(problem))
+def test_astra_15_sampling_is_from_the_whole_distribution(problem):
+    """No top-p or top-k: log-probs are those of the whole distribution, so training is on-policy."""
+    assert not any(node.probe.tokens.restricted for node in sample_nodes(problem))
 
 
-def test_astra_16_a_short_reply_beside_a_long_one_has_the_log_probs_that_it_has_alone(problem):
+def test_astra_16_padding_does_not_change_a_short_replys_logprobs(problem):
     together = problem.get_tester_logprobs(["hello", "Paris"], ["yes", "the quick brown fox jumps over"])
     alone = problem.get_tester_logprobs(["hello"], ["yes"])
     width = alone.shape[1]
@@ -161,7 +161,7 @@ def test_astra_16_a_short_reply_beside_a_long_one_has_the_log_probs_that_it_has_
     assert not together[0, width:].any()
 
 
-def test_astra_17_evaluation_stands_outside_the_batches_and_a_checkpoint_is_never_replaced(tmp_path, tiny_model_dir):
+def test_astra_17_evaluation_runs_between_experiences_and_a_checkpoint_is_never_replaced(tmp_path, tiny_model_dir):
     system = ToyAST()
     config = TrainingConfiguration(
         training_steps=2, num_episodes_per_experience=4, batch_size=2, eval_every=1, eval_rollouts=2
@@ -169,12 +169,12 @@ def test_astra_17_evaluation_stands_outside_the_batches_and_a_checkpoint_is_neve
     trainer = Trainer(config, ASTSampler(system, ["x"], tree_depth=1), PPO(system))
     trainer.train()
     assert trainer._global_step_counter == 8
-    assert sum("evaluation" in row for row in trainer.history) == 3, "before, and after each experience"
+    assert sum("evaluation" in row for row in trainer.history) == 3, "before training and after each experience"
     with pytest.raises(EngineError):
         HFEvaluationSystem(tmp_path / "no-checkpoint", tiny_model_dir, tiny_model_dir)
 
 
-def test_astra_18_a_class_that_lacks_a_method_says_which():
+def test_astra_18_a_missing_method_is_named():
     class Old(System):
         def get_auditor_logprobs(self, context, continuation):
             """The name of an older version."""
@@ -183,7 +183,7 @@ def test_astra_18_a_class_that_lacks_a_method_says_which():
         Old(None)
 
 
-def test_astra_19_a_trainer_without_what_it_needs_is_refused():
+def test_astra_19_resuming_without_a_run_dir_is_rejected():
     system = ToySystem()
-    with pytest.raises(ConfigError, match="name the run_dir"):
+    with pytest.raises(ConfigError, match="set the run_dir"):
         Trainer(TrainingConfiguration(resume=True), ASTSampler(system, ["x"]), PPO(system))

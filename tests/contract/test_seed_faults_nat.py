@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from reinforge.algorithms.curriculum import percentile_at
-from reinforge.algorithms.samples import to_samples
+from reinforge.algorithms.curriculum import compute_included_share
+from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
 from reinforge.finetuning import (
@@ -16,7 +16,7 @@ from reinforge.finetuning import (
     EvaluationRunOutput,
     FinetuneConfig,
 )
-from reinforge.rollout.episode import episode_items, steps_of, trajectory_of
+from reinforge.rollout.episode import build_episode_items, build_steps, build_trajectory
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
@@ -27,8 +27,8 @@ from tests.scripted_run import ScriptedRun, ask
 COVERED = {
     2: ["tests/e2e/test_user_components.py::test_a_failed_job_that_a_trainer_only_returns_fails_the_run"],
     4: ["tests/unit/trainer/test_loop.py::test_status_is_a_pure_read_so_the_final_metrics_know_every_job"],
-    6: ["tests/unit/trainer/test_plot.py::test_unknown_rewards_are_gaps_and_not_zero"],
-    7: ["tests/unit/rollout/test_runner.py::test_evaluators_that_fail_make_the_score_missing"],
+    6: ["tests/unit/runs/test_plot.py::test_unknown_rewards_are_gaps_and_not_zero"],
+    7: ["tests/unit/rollout/test_runner.py::test_if_an_evaluator_fails_the_score_is_missing"],
     9: ["tests/contract/test_seed_fields.py::test_enabled_needs_all_three_parts_and_the_reward"],
     10: ["tests/unit/algorithms/test_curriculum.py::test_subsampling_is_within_the_group"],
 }
@@ -81,7 +81,7 @@ async def test_nat_3_components_are_closed_when_the_run_fails(tmp_path):
 )
 def test_nat_5_the_curriculum_expands_after_full_intervals(interval, shares):
     config = CurriculumLearningConfig(initial_percentile=0.2, increment_percentile=0.2, expansion_interval=interval)
-    assert [percentile_at(config, epoch) for epoch in range(6)] == shares
+    assert [compute_included_share(config, epoch) for epoch in range(6)] == shares
 
 
 async def test_nat_6_a_validation_that_fails_is_unknown_and_never_zero(tmp_path):
@@ -91,7 +91,7 @@ async def test_nat_6_a_validation_that_fails_is_unknown_and_never_zero(tmp_path)
         raise ConnectionError("the database is down")
 
     run = ScriptedRun(tmp_path, workflow=down)
-    with pytest.raises(BackendUnavailable, match="the baseline cannot be scored.*the database is down"):
+    with pytest.raises(BackendUnavailable, match="the baseline could not be scored.*the database is down"):
         await run.run()
     baseline = json.loads((tmp_path / "r" / "summary.json").read_text())["baseline"]
     assert (baseline["mean"], baseline["num_unscored"]) == (None, 3)
@@ -166,7 +166,7 @@ def record(*histories, marks=()):
 
 def said(*histories):
     made = record(*histories)
-    return [(item.role.value, item.content) for item in episode_items(made, [True] * len(made.calls))]
+    return [(item.role.value, item.content) for item in build_episode_items(made, [True] * len(made.calls))]
 
 
 USER, NEXT = {"role": "user", "content": "begin"}, {"role": "user", "content": "next"}
@@ -178,9 +178,11 @@ def reply(index):
 
 def test_nat_11_shaped_rewards_reach_the_samples_by_turn():
     marks = [Mark(1, 0.25, None, (), 0.0), Mark(2, 0.5, None, (), 0.0)]
-    trajectory = trajectory_of(record([USER], [USER, reply(0), NEXT], marks=marks), 1.0, [True, True])
+    trajectory = build_trajectory(record([USER], [USER, reply(0), NEXT], marks=marks), 1.0, [True, True])
     assert trajectory.shaped_rewards == [0.25, 0.5]
-    assert [sample.turn_rewards for sample in to_samples(trajectory)] == [[0.25, 0.5]] * len(to_samples(trajectory))
+    assert [sample.turn_rewards for sample in samples_from_trajectory(trajectory)] == [[0.25, 0.5]] * len(
+        samples_from_trajectory(trajectory)
+    )
 
 
 def test_nat_12_a_repeated_user_turn_stays():
@@ -215,4 +217,4 @@ def test_nat_15_content_of_any_shape_is_one_episodes_data(content, text):
     message = {"role": "user", "content": content}
     assert said([message])[0] == ("user", text)
     assert said([{"role": "user"}])[0] == ("user", ""), "a message without content"
-    assert [step.event_type for step in steps_of(record([message]))] == ["LLM_START", "LLM_END"]
+    assert [step.event_type for step in build_steps(record([message]))] == ["LLM_START", "LLM_END"]

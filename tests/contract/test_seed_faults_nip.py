@@ -1,4 +1,4 @@
-"""Faults 4, 9, 11 and 14 of the neural interactive proofs reference (seed-faults.md): what its agents do."""
+"""Faults 4, 9, 11 and 14 of neural-interactive-proofs (seed-faults.md): its agents."""
 
 import os
 import subprocess
@@ -10,12 +10,12 @@ from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
 from reinforge.multiagent.protocols import MNIP, NIP, Debate, DebateConfig, MNIPConfig, NIPConfig
 from reinforge.registry import REGISTRY
-from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.components import ComponentBuilder
 from tests.faults import assert_every_fault_has_a_test
-from tests.talk import Talk, groups_of
+from tests.talk import Talk, build_groups
 
 COVERED = {
-    11: ["tests/unit/rollout/test_openai_llm.py::test_what_may_pass_is_tried_again"],
+    11: ["tests/unit/rollout/test_openai_llm.py::test_temporary_failures_are_retried"],
 }
 
 DRAWS = """
@@ -40,7 +40,7 @@ def test_every_fault_has_a_test():
 
 
 def test_nip_4_nothing_drawn_depends_on_the_process():
-    """Stances, who is silent, in which order things are told, and the seed of every draw; hash() is salted."""
+    """Stances, absent agents, delivery order and the seed of every sample, although hash() is salted."""
     printed = [
         subprocess.run(
             [sys.executable, "-c", DRAWS],
@@ -52,16 +52,16 @@ def test_nip_4_nothing_drawn_depends_on_the_process():
         for salt in ("1", "2")
     ]
     assert printed[0] == printed[1]
-    assert len(set(printed[0].splitlines())) == 12, "and each seed draws its own"
+    assert len(set(printed[0].splitlines())) == 12, "different seeds give different values"
 
 
 async def test_nip_9_one_role_of_a_shared_model_may_be_frozen():
-    """All three speak by one model; the verifier is frozen, so nothing that it said is trained."""
+    """All three agents share one model; the verifier is frozen, so none of its replies is trained."""
     config = DebateConfig(agents={}, verifier_first=False, max_message_rounds=2)
     talk = Talk(Debate(config), lambda request: "accept", {"verifier": {"freeze_agent": True}})
     records = await talk.run("collect")
     assert {call.llm for call in records[0].calls} == {"shared"}
-    trained = {t.agent: t for group in groups_of(records) for t in group}
+    trained = {t.agent: t for group in build_groups(records) for t in group}
     assert set(trained) == {"prover_accept", "prover_reject"}
     assert all(sum(item.tokens is not None for item in t.episode) == 1 for t in trained.values())
 
@@ -77,7 +77,7 @@ async def test_nip_11_an_episode_that_fails_leaves_the_others():
     talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False, max_message_rounds=2)), say)
     records = await talk.run("collect", generations=8)
     assert sorted(record.outcome for record in records) == ["backend_error", *["ok"] * 7]
-    assert sum(len(group) for group in groups_of([r for r in records if r.outcome == "ok"])) == 14
+    assert sum(len(group) for group in build_groups([r for r in records if r.outcome == "ok"])) == 14
 
 
 async def test_nip_14_a_round_is_a_round_for_every_agent_and_channel():
@@ -100,7 +100,7 @@ async def test_nip_14_agents_speak_by_any_provider_each_by_its_own(tmp_path):
         "workflow": {"_type": "nip", "agents": {"prover": {"llm": "theirs"}, "verifier": {"llm": "ours"}}},
     }
     (tmp_path / "f.yml").write_text(yaml.safe_dump(settings))
-    async with Builder(load_config(tmp_path / "f.yml"), REGISTRY) as builder:
+    async with ComponentBuilder(load_config(tmp_path / "f.yml"), REGISTRY) as builder:
         agents = (await builder.get_workflow()).function.agents
     assert {name: (agent.llm, agent.is_trainable) for name, agent in agents.items()} == {
         "prover": ("theirs", False),
@@ -110,7 +110,7 @@ async def test_nip_14_agents_speak_by_any_provider_each_by_its_own(tmp_path):
 
 async def test_nip_14_what_was_drawn_is_kept_with_its_log_probs():
     talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False, max_message_rounds=2)), lambda request: "accept")
-    for group in groups_of(await talk.run("collect")):
+    for group in build_groups(await talk.run("collect")):
         (item,) = [item for item in group[0].episode if item.tokens is not None]
         assert item.tokens.token_ids == tuple(b"accept")
         assert len(item.tokens.logprobs) == 6

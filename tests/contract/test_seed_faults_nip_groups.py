@@ -1,4 +1,4 @@
-"""Faults of neural interactive proofs that concern shared-model groups (seed-faults.md), over both backends."""
+"""Faults of neural-interactive-proofs in shared-model groups (seed-faults.md), on both backends."""
 
 import copy
 import json
@@ -11,15 +11,15 @@ import sys
 import pytest
 
 from reinforge.errors import JobFailed
-from reinforge.multiagent import ExperimentSettings, agents_of, protocol_of
+from reinforge.multiagent import ExperimentSettings, build_agents, build_protocol
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.faults import assert_every_fault_has_a_test
 from tests.groups import Embedded, Hosted, rollouts
 from tests.openai_server import fails
-from tests.openai_service import lost
+from tests.openai_service import lost_response
 
 COVERED = {
-    3: ["tests/fault/test_group_jobs.py::test_a_killed_group_goes_on"],
+    3: ["tests/fault/test_group_jobs.py::test_a_killed_group_continues"],
     11: ["tests/contract/test_seed_faults_nip_groups.py::test_nip_1_errors_of_a_service_are_tried_again"],
 }
 OF_GROUPS = (1, 3, 4, 6, 7, 8, 9, 10, 11, 14)
@@ -56,7 +56,7 @@ def both(backend, count=12):
 
 
 async def test_nip_1_a_cancelled_job_ends(hosted):
-    """Theirs polls for ever; ours is an end with a reason, and the same data makes a new job."""
+    """neural-interactive-proofs polls forever; here the job ends with a reason, and the same data makes a new one."""
     hosted.service.ends = ["cancelled"]
     group = hosted.group()
     first = await group.create_supervised_fine_tune_job(both(hosted))
@@ -78,18 +78,18 @@ async def test_nip_1_a_wait_may_have_an_end(hosted):
     job = await group.create_supervised_fine_tune_job(both(hosted))
     with pytest.raises(TimeoutError):
         await group.wait_for_fine_tune_job(0.05)
-    assert await group.get_fine_tune_job_status() in ("pending", "running"), "the job goes on"
+    assert await group.get_fine_tune_job_status() in ("pending", "running"), "the job is still running"
     other = {"prover": rollouts(hosted.experiment(), claim="no")}
-    with pytest.raises(JobFailed, match=f"the job {job} is (pending|running); wait for its end first"):
+    with pytest.raises(JobFailed, match=f"the job {job} is (pending|running); wait until it has ended"):
         await group.create_supervised_fine_tune_job(other)
     assert len(hosted.service.jobs) == 1
 
 
 async def test_nip_1_errors_of_a_service_are_tried_again(hosted):
-    """Lost answers and errors while a job is sent and looked at: one job, and it is done."""
+    """Lost responses and errors while a job is submitted and polled: one job, and it succeeds."""
     faults = hosted.service.faults
-    faults["upload"], faults["create"] = [fails(503), lost], [lost, fails(500)]
-    faults["look"] = [fails(503), fails(502), fails(500)]
+    faults["upload"], faults["create"] = [fails(503), lost_response], [lost_response, fails(500)]
+    faults["retrieve"] = [fails(503), fails(502), fails(500)]
     group = hosted.group()
     await group.create_supervised_fine_tune_job(both(hosted))
     assert await group.wait_for_fine_tune_job(60) == "succeeded"
@@ -104,11 +104,11 @@ async def test_nip_1_a_job_that_nobody_knows_is_not_found(hosted):
     group.set_state({"fine_tune_job_id": "ftjob-elsewhere"})
     assert await group.get_fine_tune_job_status() == "not_found"
     assert await group.fine_tune_job_failed()
-    assert await group.get_fine_tune_job_error_repr() == "there is no job ftjob-elsewhere"
+    assert await group.get_fine_tune_job_error_repr() == "job ftjob-elsewhere not found"
 
 
 async def test_nip_3_each_group_keeps_its_own_job(hosted):
-    """Group 2 fails; what is resumed finds group 1's job instead of paying for another."""
+    """The second group fails; on resume the first group finds its job instead of creating another."""
     params = hosted.experiment(agents={"verifier": {"shared_model_group": "judges"}})
     one, two = hosted.group(params, name="both"), hosted.group(params, name="judges")
     hosted.service.ends = ["succeeded", "failed"]
@@ -123,7 +123,7 @@ async def test_nip_3_each_group_keeps_its_own_job(hosted):
 
 @pytest.mark.slow
 def test_nip_4_seeds_are_the_same_in_every_process():
-    """Theirs come of `hash(name)`, which is salted."""
+    """In neural-interactive-proofs they come from `hash(name)`, which is salted."""
     code = (
         "from tests.groups import Hosted; from tests.fault.test_group_jobs import Address; from pathlib import Path\n"
         "group = Hosted(Path('unused'), Path('.'), Address('http://127.0.0.1:9/v1', 'k')).group()\n"
@@ -148,10 +148,10 @@ async def test_nip_6_too_little_data_is_a_failed_job_with_its_reason(hosted, cap
     await group.create_supervised_fine_tune_job({"prover": rollouts(hosted.experiment(), 9)})
     assert await group.get_fine_tune_job_status() == "failed"
     assert await group.get_fine_tune_job_error_repr() == (
-        "too little to train: 9 rows of the 10 that a job takes at least (min_examples); nothing was sent. Collect "
+        "not enough training data: found 9 rows, but a job needs at least 10 (min_examples); nothing was sent. Collect "
         "more (examples_per_epoch, num_generations), or keep more (min_reward, best_k, pairs)"
     )
-    with pytest.raises(JobFailed, match="too little to train: 9 rows of the 10"):
+    with pytest.raises(JobFailed, match="not enough training data: found 9 rows, but a job needs at least 10"):
         await group.switch_to_next_model()
     assert hosted.service.jobs == {}
     assert await hosted.group().get_fine_tune_job_status() == "failed", "another process knows it"
@@ -179,7 +179,7 @@ async def test_nip_7_a_job_has_its_settings_and_its_seed(hosted):
 
 
 async def test_nip_8_each_role_has_its_share(backend, caplog):
-    """A prover with 24 dialogues and a verifier with 12: at the service 12 rows each, and here weights that say so."""
+    """A prover with 24 dialogues, a verifier with 12: 12 rows each at the service, sample weights in this process."""
     params = backend.experiment()
     group = backend.group(params)
     data = {"prover": rollouts(params, 24), "verifier": rollouts(params, 12)}
@@ -193,7 +193,7 @@ async def test_nip_8_each_role_has_its_share(backend, caplog):
         assert counts == {"prover": 12, "verifier": 12}
         assert "12 of 36 rows are left out, so that each agent has its share" in caplog.text
     else:
-        assert counts == {"prover": 24, "verifier": 12}, "weighed by the algorithms: tests/unit/algorithms"
+        assert counts == {"prover": 24, "verifier": 12}, "the algorithms weight the samples: tests/unit/algorithms"
 
 
 async def test_nip_8_equal_rows_count_once_and_a_role_may_count_more(hosted):
@@ -209,7 +209,7 @@ async def test_nip_8_equal_rows_count_once_and_a_role_may_count_more(hosted):
 
 async def views(backend, agent, count):
     group = backend.group(run_id="other")
-    made = group._data.supervised({agent: rollouts(backend.experiment(), count)}, {})
+    made = group._training_data.build_supervised({agent: rollouts(backend.experiment(), count)}, {})
     return [trajectory.model_copy(update={"group_id": None}) for [trajectory] in made]
 
 
@@ -224,11 +224,11 @@ async def test_nip_9_one_role_of_a_shared_model_may_be_frozen(backend):
 
 
 def test_nip_9_agents_may_come_from_a_generator(backend):
-    """Theirs goes through the iterable twice, and finds no parameters the second time."""
+    """neural-interactive-proofs iterates twice, and finds no parameters the second time."""
     params = backend.experiment()
-    agents = (agent for agent in agents_of(params).values())
+    agents = (agent for agent in build_agents(params).values())
     group = backend.make(
-        params, ExperimentSettings("g", groups_dir=backend.folder), protocol_of(params), agents, "both"
+        params, ExperimentSettings("g", groups_dir=backend.folder), build_protocol(params), agents, "both"
     )
     backend.made.append(group)
     assert group.agent_names == ("prover", "verifier")
@@ -248,10 +248,10 @@ async def test_nip_10_a_frozen_group_keeps_the_model_that_it_has(backend):
 
 
 def test_nip_14_a_group_is_not_pickled_and_stays_alive(backend):
-    """Theirs loses its live client by being pickled."""
+    """In neural-interactive-proofs a pickled group loses its live client."""
     group = backend.group()
     for spoil in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match=r"cannot be pickled; send get_state_dict\(\), and set_state it there"):
+        with pytest.raises(TypeError, match=r"cannot be pickled; send get_state_dict\(\) and pass it"):
             spoil(group)
     assert json.loads(json.dumps(group.get_state_dict())) == {"fine_tune_job_id": None, "fine_tuned_model_name": None}
     group.sync.sample(ModelRequest([{"role": "user", "content": "q"}], SamplingParams(max_tokens=2)))

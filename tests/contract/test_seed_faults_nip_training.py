@@ -1,4 +1,4 @@
-"""Faults 2-6, 8, 12 and 13 of the neural interactive proofs reference (seed-faults.md): what its trainers do."""
+"""Faults 2-6, 8, 12 and 13 of neural-interactive-proofs (seed-faults.md): its trainers."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from reinforge.algorithms.expert_iteration import draw_probabilities
+from reinforge.algorithms.expert_iteration import compute_sampling_probabilities
 from reinforge.errors import BackendUnavailable, JobFailed
 from tests.babble import settings
 from tests.doubles import RecordingAdapter
@@ -16,19 +16,19 @@ from tests.scripted_run import ScriptedRun
 BUILDER, AGENTS = "tests/unit/multiagent/test_builder.py::", "tests/e2e/test_agents.py::"
 IMITATION = "tests/unit/algorithms/test_imitation.py::"
 COVERED = {
-    2: [f"{AGENTS}test_the_verifier_learns_what_is_right_and_the_only_epoch_is_trained_and_tested"],
+    2: [f"{AGENTS}test_the_verifier_learns_in_one_epoch_and_the_trained_weights_are_tested"],
     3: [
-        f"{AGENTS}test_a_killed_run_goes_on_with_all_that_was_said_before",
-        "tests/e2e/test_resume.py::test_a_killed_run_goes_on_by_its_name_and_says_from_where",
+        f"{AGENTS}test_a_resumed_run_still_trains_on_the_rollouts_of_previous_epochs",
+        "tests/e2e/test_resume.py::test_a_killed_run_resumes_by_name_and_says_from_where",
     ],
-    5: [f"{IMITATION}test_draws_are_as_likely_as_rewards_are_high"],
+    5: [f"{IMITATION}test_sampling_probabilities_grow_with_the_reward"],
     6: [
-        f"{IMITATION}test_fewer_than_asked_for_is_too_little",
+        f"{IMITATION}test_too_few_trajectories_give_a_skip_reason",
         "tests/e2e/test_algorithms.py::test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why",
     ],
     8: [
         f"{BUILDER}test_the_chattiest_role_counts_no_more_than_the_others",
-        f"{BUILDER}test_what_is_equal_to_the_token_is_learnt_once",
+        f"{BUILDER}test_rows_with_equal_tokens_are_trained_once",
     ],
     12: [f"{BUILDER}test_a_trees_first_round_has_a_pair_too"],
     13: [f"{BUILDER}test_ids_are_their_own_in_every_tree_and_epoch"],
@@ -40,7 +40,7 @@ def test_every_fault_has_a_test():
 
 
 def scripted(folder, *, answer="accept", algorithm=None, **builder):
-    """A whole run of two scripted agents; a reply with a vowel accepts, and every second seed gives one."""
+    """A run with two scripted agents; a reply with a vowel accepts, and every second seed gives one."""
     run = ScriptedRun(folder, script=lambda request: "ab" if request.sampling.seed % 2 else "xyz")
     parts = settings()
     run.settings["workflow"] = parts["workflow"]
@@ -60,7 +60,7 @@ async def test_nip_2_the_last_iteration_is_trained_on(tmp_path):
 
 
 class FailsOnce(RecordingAdapter):
-    """The backend cannot be reached when the second job is to be made."""
+    """A trainer adapter that cannot be reached on the second job."""
 
     def __init__(self, policy):
         super().__init__(policy)
@@ -69,7 +69,7 @@ class FailsOnce(RecordingAdapter):
     async def submit(self, trajectories):
         if trajectories.job_key in self.failures:
             self.failures.remove(trajectories.job_key)
-            raise BackendUnavailable("nobody answers")
+            raise BackendUnavailable("unreachable")
         return await super().submit(trajectories)
 
 
@@ -80,14 +80,14 @@ async def test_nip_3_a_job_that_is_done_is_not_made_again(tmp_path):
         await run.run()
     summary = await run.run(resume=tmp_path / "r")
     assert summary.status == "completed"
-    assert [job.job_key for job in run.adapter.jobs] == ["r/0", "r/1"], "the first is in the journal by its key"
+    assert [job.job_key for job in run.adapter.jobs] == ["r/0", "r/1"], "the journal has the first job by its key"
 
 
 def test_nip_4_draws_do_not_depend_on_the_process():
-    """Python salts `hash(str)` in every process; ours takes no part in a choice."""
+    """Python salts `hash(str)` per process; no random choice depends on it."""
     code = (
-        "from tests.unit.algorithms.test_imitation import drawing, two_agents\n"
-        "print(drawing().draw(two_agents(*[0.1 * n for n in range(20)])))"
+        "from tests.unit.algorithms.test_imitation import weighted_sampling, two_agents\n"
+        "print(weighted_sampling().sample_trajectories(two_agents(*[0.1 * n for n in range(20)])))"
     )
     found = set()
     for salt in ("1", "2"):
@@ -98,8 +98,8 @@ def test_nip_4_draws_do_not_depend_on_the_process():
 
 
 def test_nip_5_equal_rewards_are_drawn_alike():
-    assert draw_probabilities([0.5] * 4, None, 0.0).tolist() == [0.25] * 4
-    assert draw_probabilities([-1.0], None, 0.01).tolist() == [1.0]
+    assert compute_sampling_probabilities([0.5] * 4, None, 0.0).tolist() == [0.25] * 4
+    assert compute_sampling_probabilities([-1.0], None, 0.01).tolist() == [1.0]
 
 
 async def test_nip_6_nothing_good_enough_is_an_empty_epoch_and_no_job(tmp_path):
@@ -111,7 +111,7 @@ async def test_nip_6_nothing_good_enough_is_an_empty_epoch_and_no_job(tmp_path):
 
 
 async def test_nip_8_rows_say_whose_they_are(tmp_path):
-    """Both roles share a model and a job; the job knows what each counts."""
+    """Both agents share a model and a job; the job has the weight of each."""
     run = scripted(tmp_path, agent_weights={"prover": 0.5})
     await run.run()
     weights = {(t.agent, t.agent_weight) for g in run.adapter.jobs[0].groups for t in g.trajectories}
@@ -125,5 +125,5 @@ async def test_nip_13_ids_are_unique_over_iterations(tmp_path):
     last = run.adapter.jobs[-1].groups
     episodes = [t.episode_id for group in last for t in group.trajectories]
     assert len({group.group_id for group in last}) == len(last)
-    assert len(set(episodes)) == len(episodes) / 2, "each episode once for each of the two agents"
+    assert len(set(episodes)) == len(episodes) / 2, "each episode once per agent"
     assert {episode.split("/")[1] for episode in episodes} == {"0", "1", "2"}

@@ -1,4 +1,4 @@
-"""Seed 003's class over each backend: one suite, for the engine in this process and for OpenAI's API over HTTP."""
+"""Shared-model groups of neural-interactive-proofs on each backend: the engine in this process, and OpenAI's API."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from reinforge.multiagent import (
     ExperimentSettings,
     PureTextSharedModelGroup,
     PureTextSharedModelGroupState,
-    agents_of,
-    protocol_of,
+    build_agents,
+    build_protocol,
 )
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import EpisodeItem, Trajectory
@@ -45,7 +45,7 @@ async def test_what_a_group_is(backend):
     assert group.get_state() == PureTextSharedModelGroupState(None, None)
     assert await group.get_fine_tune_job_status() == "not_found"
     assert await group.fine_tune_job_failed()
-    assert await group.get_fine_tune_job_error_repr() == "no job was created"
+    assert await group.get_fine_tune_job_error_repr() == "no job has been created"
     await group.eval()
     assert not group.is_training
     await group.train()
@@ -60,11 +60,11 @@ async def test_a_supervised_job_makes_the_model_that_is_switched_to(backend):
     job = await group.create_supervised_fine_tune_job(both(params), job_name="first")
     assert job == group.fine_tune_job_id == group.get_state_dict()["fine_tune_job_id"]
     assert await group.get_fine_tune_job_status() in ("pending", "running", "succeeded")
-    assert group.model_name == backend.model, "what the job makes does not serve yet"
+    assert group.model_name == backend.model, "the job's model is not served yet"
     assert await group.wait_for_fine_tune_job(60) == "succeeded", await group.get_fine_tune_job_error_repr()
     assert not await group.fine_tune_job_failed()
-    assert await group.get_fine_tune_job_error_repr() == "no error: the job has succeeded"
-    assert (await group.sample(ASKED)).message == before.message, "the model before it serves until the switch"
+    assert await group.get_fine_tune_job_error_repr() == "no error; the job's status is succeeded"
+    assert (await group.sample(ASKED)).message == before.message, "the previous model is served until the switch"
     await group.switch_to_next_model()
     assert group.model_name == group.fine_tuned_model_name != backend.model
     await group.switch_to_next_model()
@@ -91,14 +91,14 @@ def test_the_blocking_view_and_plain_event_loops(backend):
     params = backend.experiment()
     group = backend.group(params)
     group.sync.wait_for_ready(60)
-    asyncio.run(group.create_supervised_fine_tune_job(both(params)))  # a loop that is gone a moment later
+    asyncio.run(group.create_supervised_fine_tune_job(both(params)))  # an event loop that is closed right after
     assert group.sync.wait_for_fine_tune_job(60) == "succeeded"
     group.sync.switch_to_next_model()
     assert group.sync.model_name == group.fine_tuned_model_name
     assert group.sync.get_state_dict() == group.get_state_dict()
 
 
-async def test_trajectories_of_ours_are_taken_too(backend):
+async def test_jobs_accept_trajectories(backend):
     params = backend.experiment()
     group = backend.group(params)
     asked = [
@@ -108,7 +108,7 @@ async def test_trajectories_of_ours_are_taken_too(backend):
     given = [Trajectory(episode=episode, reward=1.0) for episode in asked]
     await group.create_supervised_fine_tune_job({"prover": given})
     assert await group.wait_for_fine_tune_job(60) == "succeeded"
-    with pytest.raises(TrajectoryError, match="verifier's view, and is given as prover's"):
+    with pytest.raises(TrajectoryError, match="verifier's view but is passed as prover's"):
         await group.create_supervised_fine_tune_job({"prover": [given[0].model_copy(update={"agent": "verifier"})]})
 
 
@@ -121,15 +121,15 @@ async def test_a_verifiers_guess_becomes_the_truth(backend):
     collection = group.files.read_trajectories(next(group.files.jobs.iterdir()).name)
     for [trajectory] in collection.trajectories:
         assert [turn.content for turn in trajectory.turns][-1] == "accept"
-        assert trajectory.turns[0].content.startswith("is it"), "the rest of what it said stays"
+        assert trajectory.turns[0].content.startswith("is it"), "its other replies are unchanged"
     unknown = rollouts(params, truth=None)
-    with pytest.raises(TrajectoryError, match="does not say what is right"):
+    with pytest.raises(TrajectoryError, match="y is unknown, so the guess cannot be replaced"):
         await group.create_supervised_fine_tune_job({}, {"verifier": unknown})
-    with pytest.raises(TrajectoryError, match="prover is no verifier"):
+    with pytest.raises(TrajectoryError, match="prover is not a verifier"):
         await group.create_supervised_fine_tune_job({}, {"prover": wrong})
 
 
-async def test_another_process_goes_on_with_the_model(backend):
+async def test_another_process_resumes_with_the_model(backend):
     params = backend.experiment()
     group = backend.group(params)
     await group.create_supervised_fine_tune_job(both(params))
@@ -138,32 +138,34 @@ async def test_another_process_goes_on_with_the_model(backend):
     state = json.loads(json.dumps(group.get_state_dict()))
     served = await group.sample(ASKED)
     again = backend.group(params)
-    assert again.get_state_dict() == state, "the folder says it"
+    assert again.get_state_dict() == state, "read from the folder"
     assert (await again.sample(ASKED)).message == served.message
     elsewhere = backend.group(params, run_id="other")
     elsewhere.set_state(state)
     assert elsewhere.model_name == group.model_name
     assert (await elsewhere.sample(ASKED)).message == served.message
-    with pytest.raises(ConfigError, match="the state of a group has fine_tune_job_id, fine_tuned_model_name"):
+    with pytest.raises(ConfigError, match="a group's state has the keys fine_tune_job_id, fine_tuned_model_name"):
         elsewhere.set_state({"model": "x"})
 
 
 async def test_switching_without_a_model_is_an_error(backend):
     group = backend.group()
-    with pytest.raises(JobFailed, match="there is no model to switch to: the job is not_found"):
+    with pytest.raises(JobFailed, match="no model to switch to: the job is not_found"):
         await group.switch_to_next_model()
 
 
-async def test_data_that_does_not_fit_is_refused(backend):
+async def test_inconsistent_data_is_refused(backend):
     params = backend.experiment()
     group = backend.group(params)
     with pytest.raises(ConfigError, match="judge.*the group both has no such agent"):
         await group.create_supervised_fine_tune_job({"judge": rollouts(params)})
-    with pytest.raises(TrajectoryError, match="prover: a preference is one reply over another, and there are 2 and 1"):
+    with pytest.raises(
+        TrajectoryError, match="prover: preferred and rejected replies must be paired, but there are 2 and 1"
+    ):
         await group.create_dpo_fine_tune_job(
             {"prover": replies(params, "prover", ["a", "b"])}, {"prover": replies(params, "prover", ["c"])}
         )
-    with pytest.raises(TrajectoryError, match="and there are 1 and 0"):
+    with pytest.raises(TrajectoryError, match="but there are 1 and 0"):
         await group.create_dpo_fine_tune_job({"prover": replies(params, "prover", ["a"])}, {})
     assert backend.num_jobs(group) == 0
 
@@ -176,16 +178,16 @@ def test_parameters_that_agents_share_must_be_equal(backend):
         backend.group(params)
 
 
-def test_what_is_not_honoured_is_refused_by_name(backend):
+def test_unsupported_fields_of_a_group_are_refused_by_name(backend):
     params = backend.experiment(agents={"verifier": {"use_dummy_api": True}})
     with pytest.raises(
-        ConfigError, match="hyper_params.agents.verifier.use_dummy_api: is True, and nothing here reads"
+        ConfigError, match="hyper_params.agents.verifier.use_dummy_api: is True, but this field is not supported"
     ):
         backend.group(params)
 
 
-async def test_a_group_written_to_the_seeds_page_works():
-    """The abstract methods that the page prints, and nothing else: the rest has a default."""
+async def test_a_subclass_with_only_the_abstract_methods_works():
+    """Only the abstract methods; everything else has a default."""
     params = experiment("m", agents={"verifier": {"shared_model_group": "other"}})
 
     class Mine(PureTextSharedModelGroup):
@@ -207,8 +209,8 @@ async def test_a_group_written_to_the_seeds_page_works():
         async def get_fine_tune_job_error_repr(self):
             return "too little"
 
-    agents = (agent for agent in agents_of(params).values() if agent.name == "prover")
-    group = Mine(params, ExperimentSettings("r"), protocol_of(params), agents, "both")
+    agents = (agent for agent in build_agents(params).values() if agent.name == "prover")
+    group = Mine(params, ExperimentSettings("r"), build_protocol(params), agents, "both")
     await group.wait_for_ready()
     await group.create_supervised_fine_tune_job({})
     await group.switch_to_next_model()
@@ -274,5 +276,5 @@ async def test_a_damaged_model_is_not_served(backend):
     file = Path(group.model_name, "adapter_model.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     again = backend.group(params)
-    with pytest.raises(StorageError, match="is damaged and not served: adapter_model.safetensors was changed"):
+    with pytest.raises(StorageError, match="it is damaged: adapter_model.safetensors was changed"):
         await again.sample(ASKED)

@@ -1,4 +1,4 @@
-"""Random changes of shipped YAML files: each file is either valid or refused with a location, never a traceback."""
+"""Random changes of shipped YAML files: each file is valid or rejected with a location, without a traceback."""
 
 import functools
 import random
@@ -42,23 +42,23 @@ VALUES = st.recursive(
 
 
 @functools.cache
-def shipped(name):
+def read_shipped(name):
     path = next(path for path in SHIPPED if path.name == name)
     return path.read_text(encoding="utf-8")
 
 
-def places(value, path=()):
+def iterate_paths(value, path=()):
     """Yields the path of every value in plain data."""
     yield path
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, below in pairs:
-        yield from places(below, (*path, key))
+        yield from iterate_paths(below, (*path, key))
 
 
-def changed_data(text, rng, value):
+def change_data(text, rng, value):
     """Returns the file with one value replaced, removed, renamed or added."""
     data = parse_yaml(text).data
-    *above, key = rng.choice([path for path in places(data) if path])
+    *above, key = rng.choice([path for path in iterate_paths(data) if path])
     container = data
     for part in above:
         container = container[part]
@@ -75,8 +75,8 @@ def changed_data(text, rng, value):
     return yaml.safe_dump(data, allow_unicode=True, sort_keys=False)
 
 
-def changed_text(text, rng):
-    """Returns the file with a stretch of its characters replaced, moved, doubled or cut."""
+def change_text(text, rng):
+    """Returns the file with a range of characters replaced, removed or repeated, or with a line indented."""
     start = rng.randrange(len(text))
     end = min(len(text), start + rng.randrange(40))
     action = rng.randrange(4)
@@ -101,22 +101,22 @@ MUTATIONS = given(
 
 def check(path, name, seed, count, on_text, value):
     rng = random.Random(seed)
-    text = shipped(name)
+    text = read_shipped(name)
     for _ in range(count):
         if on_text:
-            text = changed_text(text, rng)
+            text = change_text(text, rng)
         else:
             try:
-                text = changed_data(text, rng, value)
+                text = change_data(text, rng, value)
             except ConfigError:
-                break  # the change before it was not YAML any more
+                break  # after the previous change it is not YAML
     path.write_text(text, encoding="utf-8", errors="surrogatepass", newline="")
-    problems = problems_of(path)
+    problems = find_problems(path)
     assert [p for p in problems if not p.location.startswith(str(path)) or not p.message] == [], text
 
 
-def problems_of(path):
-    """Returns what is wrong with a file; nothing is, if it loads and can be written down."""
+def find_problems(path):
+    """Returns the problems of a file; none if it loads and can be dumped."""
     try:
         dump_config(load_config(path, registry=guide_registry(), environ=ENVIRON))
     except ConfigError as error:
@@ -128,26 +128,37 @@ def problems_of(path):
 @example(name="demo.yml", seed=0, count=1, on_text=False, value=None)
 @example(name="demo.yml", seed=1, count=1, on_text=False, value={})
 @MUTATIONS
-def test_a_changed_file_is_valid_or_refused_with_a_location(tmp_path_factory, **mutation):
+def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path_factory, **mutation):
     check(tmp_path_factory.getbasetemp() / "mutated.yml", **mutation)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @MUTATIONS
-def test_a_thousand_changed_files_are_valid_or_refused_with_a_location(tmp_path_factory, **mutation):
+def test_a_thousand_changed_files_are_valid_or_rejected_with_a_location(tmp_path_factory, **mutation):
     check(tmp_path_factory.getbasetemp() / "mutated.yml", **mutation)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_shipped_files_are_valid_and_come_back_from_their_dump(path, tmp_path):
+def test_shipped_files_are_valid_and_equal_to_their_dump_when_reloaded(path, tmp_path):
     text = dump_config(load_config(path, registry=guide_registry(), environ=ENVIRON))
     again = tmp_path / "again.yml"
     again.write_text(text, encoding="utf-8")
     assert dump_config(load_config(again, registry=guide_registry(), environ=ENVIRON)) == text
 
 
-def test_no_task_is_left_out():
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_files_may_use_the_old_names_of_keys(path, tmp_path):
+    old_names = {"max_num_seqs": "max_batch", "max_model_len": "max_context", "loss_aggregation": "aggregation"}
+    keys = re.compile(rf"^( +)({'|'.join(old_names)}):", re.MULTILINE)
+    text = path.read_text(encoding="utf-8")
+    old = tmp_path / path.name
+    old.write_text(keys.sub(lambda match: f"{match[1]}{old_names[match[2]]}:", text), encoding="utf-8")
+    dumps = [dump_config(load_config(each, registry=guide_registry(), environ=ENVIRON)) for each in (path, old)]
+    assert dumps[0] == dumps[1]
+
+
+def test_no_task_is_missing():
     assert {path.name for path in SHIPPED} >= {"demo.yml", "demo_long.yml", "002-complete.yml", "art_example.yml"}
     assert REGISTRY.plugin_errors() == {}
     assert all(re.search(r"^finetuning:", path.read_text(), re.MULTILINE) for path in SHIPPED)

@@ -1,4 +1,4 @@
-"""Two agents of one tiny model, trained by expert iteration, MALT and GRPO, from the file to the report."""
+"""Two agents on one tiny model, trained with expert iteration, MALT and GRPO, from the configuration to the report."""
 
 import json
 import os
@@ -11,18 +11,18 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.runs.journal import read_rows
 from tests.babble import settings
 from tests.e2e.conftest import project  # noqa: F401
+from tests.journal_rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def talk(project):  # noqa: F811
-    """Returns the project with a prover and a verifier; what the verifier says must hold a vowel."""
+    """Returns a function that makes a project with a prover and a verifier, whose reply must contain a vowel."""
 
-    def made(algorithm, *, epochs=2, builder=None, **protocol):
+    def make(algorithm, *, epochs=2, builder=None, **protocol):
         parts = settings(**protocol)
         project.settings["workflow"] = parts["workflow"]
         project.settings["eval"]["evaluators"] = {"accuracy": parts["evaluator"]}
@@ -38,7 +38,7 @@ def talk(project):  # noqa: F811
         project.rows = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(48)]
         return project
 
-    return made
+    return make
 
 
 def metrics(project):  # noqa: F811
@@ -67,20 +67,22 @@ def test_agents_are_trained_together(talk, algorithm, builder, protocol):
     assert result.exit_code == 0, result.output
     rows = metrics(run)
     assert [version["num_updates"] for version in run.summary["policy_versions"]] == [0, 2, 2]
-    assert all(row["direction"] > 0 for row in rows), "each job moved its tokens the way that their credit says"
-    assert all(0 <= row["avg_reward"] <= 1 for row in rows), "the run's reward, not what single agents earned"
-    told = transcripts(run, "epoch-0001.yml")
-    assert (told["num_episodes"], told["num_shown"]) == (len(told["transcripts"]), told["num_episodes"])
+    assert all(row["direction"] > 0 for row in rows), (
+        "each job changed its tokens' log-probs in the direction of their advantages"
+    )
+    assert all(0 <= row["avg_reward"] <= 1 for row in rows), "the run's reward, not the rewards of single agents"
+    page = transcripts(run, "epoch-0001.yml")
+    assert (page["num_episodes"], page["num_shown"]) == (len(page["transcripts"]), page["num_episodes"])
     assert transcripts(run, "baseline.yml")["transcripts"][0]["dialogue"][1]["agent"] == "verifier"
-    first = told["transcripts"][0]
+    first = page["transcripts"][0]
     if protocol:
         assert [len(branch["branches"]) for branch in first["branches"]] == [2, 2]
     else:
         assert [message["agent"] for message in first["dialogue"]] == ["prover", "verifier"]
 
 
-def test_the_verifier_learns_what_is_right_and_the_only_epoch_is_trained_and_tested(talk):
-    """One epoch, every truth is accept, so the rule to learn is: a vowel. What is tested is what was trained."""
+def test_the_verifier_learns_in_one_epoch_and_the_trained_weights_are_tested(talk):
+    """The right answer is always "accept", so the rule to learn is: a vowel."""
     run = talk({"_type": "expert_iteration"}, epochs=1, builder={"examples_per_epoch": 24})
     run.settings["finetuning"]["policy"]["batch"] = {"steps_per_job": 12}
     result = run.finetune()
@@ -92,8 +94,8 @@ def test_the_verifier_learns_what_is_right_and_the_only_epoch_is_trained_and_tes
     assert versions == {("confirm_base", 0), ("confirm_tuned", 1)}
 
 
-def killed_at(run, site):
-    """Runs the project in a process of its own, which knows the protocol, until it kills itself at `site`."""
+def run_until_killed(run, site):
+    """Runs the project in another process, with the protocol registered, which kills itself at `site`."""
     code = "import tests.babble; from reinforge.cli import main; main()"
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "REINFORGE_CRASH_AT": site}
@@ -103,29 +105,29 @@ def killed_at(run, site):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_all_that_was_said_before(talk):
-    """Trees; epochs 0, 1, 2 train on those of 1, 2 and 3 epochs, also when the third is collected before a stop."""
+def test_a_resumed_run_still_trains_on_the_rollouts_of_previous_epochs(talk):
+    """Trees; epochs 0, 1 and 2 train on the rollouts of 1, 2 and 3 epochs, even if killed in the third one."""
     builder = {"fine_tune_on_all_previous_rollouts": True, "examples_per_epoch": 4, "num_generations": 1}
     run = talk({"_type": "malt"}, epochs=3, builder=builder, num_responses=2)
     run.set("finetuning.deterministic", True)
     run.write_files()
-    killed_at(run, "batch.sealed:3")
+    run_until_killed(run, "batch.sealed:3")
     resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/r"])
     assert resumed.exit_code == 0, resumed.output
-    undisturbed = CliRunner().invoke(main, ["finetune", "run.yml", "--run_name", "s"])
-    assert undisturbed.exit_code == 0, undisturbed.output
+    uninterrupted = CliRunner().invoke(main, ["finetune", "run.yml", "--run_name", "s"])
+    assert uninterrupted.exit_code == 0, uninterrupted.output
     counts = [row["num_groups"] for row in metrics(run)]
-    assert counts[0] <= 12, "four trees of one decision of the prover and at most two of the verifier"
+    assert counts[0] <= 12, "four trees, each with one group of the prover and at most two of the verifier"
     assert counts[1] - counts[0] >= 8
     assert counts[2] - counts[1] >= 8
     summaries = [json.loads((run.folder / "runs" / name / "summary.json").read_text()) for name in "rs"]
-    prints = [[row["fingerprint"] for row in summary["policy_versions"]] for summary in summaries]
-    assert prints[0] == prints[1]
+    fingerprints = [[row["fingerprint"] for row in summary["policy_versions"]] for summary in summaries]
+    assert fingerprints[0] == fingerprints[1]
     jobs = read_rows(run.run, "SELECT epoch, status FROM jobs ORDER BY epoch")
     assert jobs == [(0, "completed"), (1, "completed"), (2, "completed")]
 
 
-def test_what_does_not_fit_is_refused_before_anything_runs(talk):
+def test_incompatible_settings_are_rejected_before_the_run_starts(talk):
     result = talk({"_type": "malt"}).finetune()
     assert result.exit_code == 2
     assert "workflow.num_responses" in result.output

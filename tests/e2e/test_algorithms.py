@@ -35,7 +35,7 @@ def test_epochs_in_which_nothing_is_good_enough_are_empty(project):  # noqa: F81
     result = project.finetune()
     assert result.exit_code == 3
     assert "2 epochs in a row had nothing to train on" in result.output
-    assert "of 16 the algorithm takes nothing" in " ".join(result.output.split())
+    assert "the algorithm uses none of 16" in " ".join(result.output.split())
 
 
 def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(project):  # noqa: F811
@@ -43,7 +43,7 @@ def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(proje
     project.set("finetuning.limits.max_empty_updates", 2)
     result = project.finetune()
     assert result.exit_code == 3
-    assert "128 trajectories are good enough, min_examples asks for 1000" in " ".join(result.output.split())
+    assert "128 trajectories reach reward_threshold, but min_examples is 1000" in " ".join(result.output.split())
     assert not json.loads((project.run / "summary.json").read_text())["policy_versions"][1:], "nothing was trained"
 
 

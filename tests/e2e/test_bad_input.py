@@ -1,4 +1,4 @@
-"""Bad input: refused before any work, with file, line and fix, and nothing half-made is left behind."""
+"""Bad input is rejected before any work, with file, line and fix, and leaves no files behind."""
 
 import re
 import time
@@ -6,88 +6,88 @@ import time
 import pytest
 
 
-def refused(project, *patterns, code=2):
-    """Runs the project and checks that it was refused before a run folder was made."""
+def assert_rejected(project, *patterns, code=2):
+    """Runs the project and checks that it is rejected before a run folder exists."""
     result = project.finetune()
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     for pattern in patterns:
         assert re.search(pattern, result.output, re.DOTALL), f"{pattern!r} is not in:\n{result.output}"
     if code == 2:
-        assert not project.run.exists(), "nothing may be started that could have been refused"
+        assert not project.run.exists(), "the run was started although its input was invalid"
     return result.output
 
 
 def test_a_missing_dataset(project):
     project.rows = None
-    refused(project, r"data\.jsonl", "fix:")
+    assert_rejected(project, r"data\.jsonl", "fix:")
 
 
 def test_an_empty_dataset(project):
     project.rows = []
-    refused(project, r"data\.jsonl", "empty|no rows|no examples")
+    assert_rejected(project, r"data\.jsonl", "empty|no rows|no examples")
 
 
-def test_a_row_without_the_asked_field(project):
+def test_a_row_without_the_question(project):
     project.rows[5] = {"id": "5", "qestion": "x", "answer": "y"}
-    refused(project, r"data\.jsonl:6", "question")
+    assert_rejected(project, r"data\.jsonl:6", "question")
 
 
 def test_duplicate_ids(project):
     project.rows[7] = {**project.rows[7], "id": "3"}
-    refused(project, r"data\.jsonl:(4|8)", r"[\"']?3")
+    assert_rejected(project, r"data\.jsonl:(4|8)", r"[\"']?3")
 
 
 def test_unknown_type(project):
     project.set("trainers.trainer._type", "epoc")
-    refused(project, r"run\.yml:\d+", 'did you mean "epoch"')
+    assert_rejected(project, r"run\.yml:\d+", 'did you mean "epoch"')
 
 
 def test_unknown_key(project):
     project.set("finetuning.num_epocs", 3)
-    refused(project, r"run\.yml:\d+.*num_epocs", 'did you mean "num_epochs"')
+    assert_rejected(project, r"run\.yml:\d+.*num_epocs", 'did you mean "num_epochs"')
 
 
 def test_wrong_type(project):
     project.set("finetuning.num_epochs", "many")
-    refused(project, r"run\.yml:\d+.*finetuning\.num_epochs", "many")
+    assert_rejected(project, r"run\.yml:\d+.*finetuning\.num_epochs", "many")
 
 
 def test_an_unset_variable(project, monkeypatch):
     monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
     project.set("finetuning.policy.model", "${NOT_SET_ANYWHERE}")
-    refused(project, r"run\.yml:\d+", "NOT_SET_ANYWHERE")
+    assert_rejected(project, r"run\.yml:\d+", "NOT_SET_ANYWHERE")
 
 
-def test_a_reward_function_that_is_no_evaluator(project):
+def test_a_reward_function_that_is_not_an_evaluator(project):
     project.set("finetuning.reward_function.name", "vowel")
-    refused(project, r"run\.yml:\d+", 'did you mean "vowels"')
+    assert_rejected(project, r"run\.yml:\d+", 'did you mean "vowels"')
 
 
-def test_a_function_that_is_not_there(project):
+def test_a_function_that_does_not_exist(project):
     project.set("workflow.function", "task:agnt")
-    refused(project, "workflow", "agnt", 'did you mean "agent"|agent')
+    assert_rejected(project, "workflow", "agnt", 'did you mean "agent"|agent')
 
 
-def test_a_function_of_another_package_is_refused(project):
+def test_a_function_of_another_package(project):
     project.set("workflow.function", "os:system")
-    refused(project, "os:system")
+    assert_rejected(project, "os:system")
 
 
-def test_a_model_folder_that_is_not_there(project):
+def test_a_model_folder_that_does_not_exist(project):
     project.set("finetuning.policy.model", "./nowhere")
-    refused(project, r"finetuning\.policy\.model", "nowhere", "fix:")
+    assert_rejected(project, r"finetuning\.policy\.model", "nowhere", "fix:")
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "expected"),
     [
         (["tokenizer.json", "tokenizer_config.json"], "tokenizer"),
         (["chat_template.jinja"], r"chat_template.*finetuning\.policy\.chat_template"),
         (["model.safetensors"], "weights|safetensors"),
     ],
 )
-def test_a_model_folder_that_lacks_something(project, tmp_path, tiny_model_dir, missing, said):
+def test_an_incomplete_model_folder(project, tmp_path, tiny_model_dir, missing, expected):
     import json
     import shutil
 
@@ -97,13 +97,13 @@ def test_a_model_folder_that_lacks_something(project, tmp_path, tiny_model_dir, 
         (folder / name).unlink(missing_ok=True)
     config = folder / "tokenizer_config.json"
     if config.exists():
-        kept = {key: value for key, value in json.loads(config.read_text()).items() if key != "chat_template"}
-        config.write_text(json.dumps(kept))
+        remaining = {key: value for key, value in json.loads(config.read_text()).items() if key != "chat_template"}
+        config.write_text(json.dumps(remaining))
     project.set("finetuning.policy.model", str(folder))
-    refused(project, said)
+    assert_rejected(project, expected)
 
 
-def test_a_chat_template_given_in_the_file_is_used(project, tmp_path, tiny_model_dir):
+def test_the_chat_template_of_the_file_is_used(project, tmp_path, tiny_model_dir):
     import shutil
 
     folder = tmp_path / "no-template"
@@ -118,25 +118,25 @@ def test_a_run_folder_that_exists(project):
     project.run.mkdir(parents=True)
     result = project.finetune()
     assert result.exit_code == 2
-    assert "exists already" in result.output
+    assert "already exists" in result.output
     assert list(project.run.iterdir()) == []
 
 
 def test_groups_of_one(project):
     project.set("trajectory_builders.builder.num_generations", 1)
-    refused(project, r"num_generations", "sft")
+    assert_rejected(project, r"num_generations", "sft")
 
 
 def test_finetuning_that_is_not_enabled(project):
     project.set("finetuning.enabled", False)
-    refused(project, r"finetuning\.enabled")
+    assert_rejected(project, r"finetuning\.enabled")
 
 
-def test_everything_wrong_at_once(project):
+def test_everything_is_reported_at_once(project):
     project.rows[5] = {"id": "3", "question": "x", "answer": "y"}
     project.set("finetuning.policy.model", "./nowhere").set("workflow.function", "task:agnt")
     project.set("eval.evaluators.vowels.function", "task:vowls")
-    output = refused(project, "agnt", "vowls", "nowhere", r"data\.jsonl")
+    output = assert_rejected(project, "agnt", "vowls", "nowhere", r"data\.jsonl")
     assert re.search(r"\d+ problems", output)
 
 
@@ -150,7 +150,7 @@ def test_a_missing_file_is_a_usage_error(project):
     assert "nowhere.yml" in result.output
 
 
-def test_the_file_is_checked_in_under_a_second_without_torch(project):
+def test_the_file_is_validated_in_under_a_second(project):
     project.set("finetuning.num_epocs", 3)
     project.finetune()
     started = time.monotonic()
@@ -165,33 +165,33 @@ RUNNING = [
 ]
 
 
-@pytest.mark.parametrize(("body", "said", "code"), [row[1:] for row in RUNNING], ids=[row[0] for row in RUNNING])
-def test_an_agent_that_cannot_work_stops_the_run_with_the_reason(project, body, said, code):
+@pytest.mark.parametrize(("body", "expected", "code"), [row[1:] for row in RUNNING], ids=[row[0] for row in RUNNING])
+def test_an_agent_that_fails_stops_the_run_with_the_reason(project, body, expected, code):
     project.write(
         "task.py",
         f"import asyncio\nasync def agent(item, llm, context):\n{body}\n\ndef vowels(o, e):\n    return len(o) % 2\n",
     )
     project.set("finetuning.limits", {"episode_timeout_s": 0.3}).set("finetuning.outcomes", {"retries": 0})
-    refused(project, said, code=code)
+    assert_rejected(project, expected, code=code)
     assert project.summary["status"] == "failed"
-    assert re.search(said, project.summary["reason"])
+    assert re.search(expected, project.summary["reason"])
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         ("    return 1 / 0", r"division by zero \(task\.py:\d+\)"),
         ("    return None", "None"),
         ("    return float('nan')", "nan|NaN"),
     ],
 )
-def test_an_evaluator_that_cannot_score_stops_the_run_with_the_reason(project, body, said):
+def test_an_evaluator_that_cannot_score_stops_the_run_with_the_reason(project, body, expected):
     text = (project.folder / "task.py").read_text().split("def vowels")[0]
     project.write("task.py", f"{text}def vowels(output, expected):\n{body}\n")
-    refused(project, "baseline cannot be scored", said, code=3)
+    assert_rejected(project, "baseline could not be scored", expected, code=3)
 
 
-def test_prompts_longer_than_the_context_are_the_policys_own_failure(project):
+def test_prompts_longer_than_the_context_count_as_policy_failures(project):
     project.rows = [
         {"id": str(i), "question": "word " * 2000 if i % 2 else f"say {i}", "answer": "a"} for i in range(64)
     ]
@@ -201,23 +201,25 @@ def test_prompts_longer_than_the_context_are_the_policys_own_failure(project):
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".."])
-def test_a_run_name_that_leaves_the_folder_of_runs(project, name):
+def test_a_run_name_outside_the_output_folder(project, name):
     result = project.finetune("--run_name", name)
-    assert (result.exit_code, "is no name of a folder below" in result.output) == (2, True), result.output
+    assert (result.exit_code, "cannot be the name of a folder in" in result.output) == (2, True), result.output
     assert not (project.folder / "runs").exists()
 
 
-def test_a_model_that_is_trained_and_never_called(project):
-    """The file of another harness, brought here with its `openai` llm left in: nothing that is trained would answer."""
+def test_a_trained_model_that_is_never_called(project):
+    """A file of another framework that still has its `openai` llm: the agent would never call the trained model."""
     project.set("llms.agent", {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9", "api_key": "x"})
-    refused(project, r"run\.yml:1.*llms: no entry is `_type: policy`.*agent is openai", "fix: make the entry")
+    assert_rejected(project, r"run\.yml:1.*llms: no entry is `_type: policy`.*agent is openai", "fix: make the entry")
 
 
-def test_a_filter_that_matches_nothing_names_what_it_could_match(project):
+def test_a_filter_that_matches_nothing_lists_what_there_is_to_match(project):
     project.set("finetuning.target_functions", ["plan"])
-    refused(project, r"target_functions \['plan'\].*functions \['<workflow>'\] and the llms \['agent'\]", code=3)
+    assert_rejected(
+        project, r"target_functions is \['plan'\].*functions \['<workflow>'\] and the llms \['agent'\]", code=3
+    )
 
 
-def test_all_problems_of_the_data_have_their_place_in_a_run_too(project):
+def test_problems_of_the_data_are_located_in_the_file(project):
     project.rows = None
-    refused(project, r"run\.yml:\d+:\d+ eval\.general\.dataset")
+    assert_rejected(project, r"run\.yml:\d+:\d+ eval\.general\.dataset")

@@ -1,4 +1,4 @@
-"""The commands around a run: check, --dry_run, --smoke, components, config show, config schema."""
+"""The commands around a run: check, --dry_run, --smoke, components, config show, config schema, help pages."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
-from reinforge.runs.journal import read_rows
 from reinforge.trainer.setup.check import check_config
+from tests.journal_rows import read_rows
 
 
 def call(*arguments):
@@ -79,21 +79,21 @@ def test_check_lists_every_error_with_its_line_without_torch(written, monkeypatc
     assert done.stderr.rstrip().endswith("False"), "torch was imported"
 
 
-def test_check_of_a_valid_file_says_what_takes_effect(written):
+def test_check_of_a_valid_file_lists_the_settings_in_effect(written):
     result = call("check", "run.yml")
     assert result.exit_code == 0, result.output
-    for said in ("38 train, 10 select, 16 confirm", "GiB free", "run.yml is valid", "num_generations 8"):
-        assert said in result.output
+    for expected in ("38 train, 10 select, 16 confirm", "GiB free", "run.yml is valid", "num_generations 8"):
+        assert expected in result.output
     assert not (written.folder / "runs").exists(), "nothing is started"
 
 
-def test_check_finds_what_only_the_components_know(written):
+def test_check_reports_problems_that_only_the_components_find(written):
     written.set("workflow.function", "task:agnt").set("finetuning.policy.model", "./nowhere").save()
     written.write("data.jsonl", '{"question": "a", "answer": "b"}\n{"qestion": "c", "answer": "d"}\n')
     result = call("check", "run.yml")
     assert result.exit_code == 2
-    for said in ("agnt", "nowhere", "data.jsonl:2", "question"):
-        assert said in result.output
+    for expected in ("agnt", "nowhere", "data.jsonl:2", "question"):
+        assert expected in result.output
 
 
 def test_check_tries_the_rewards_on_samples(written):
@@ -107,7 +107,7 @@ def test_check_tries_the_rewards_on_samples(written):
     assert report["disk"]["needed"] > 0
 
 
-def test_check_says_where_a_reward_cannot_tell(written):
+def test_check_notes_a_reward_that_cannot_tell_right_from_wrong(written):
     written.write("task.py", (written.folder / "task.py").read_text() + "\ndef flat(output, expected):\n    return 1\n")
     written.set("eval.evaluators.vowels.function", "task:flat").save()
     assert "cannot tell right from wrong" in call("check", "run.yml", "--sample", "3").output
@@ -119,11 +119,11 @@ def test_check_says_where_a_reward_cannot_tell(written):
         ({}, 3, None),  # weights and two moments, three times, and the promoted model
         ({"optimizer": {"name": "sgd"}}, 1, None),
         ({"optimizer": {"name": "rmsprop", "momentum": 0.9}}, 3, None),
-        ({"activation_checkpointing": True}, 3, "layers are computed again in the backward pass"),
-        ({"precision": "bfloat16"}, 7, "bfloat16, the optimizer moves float32 copies"),
+        ({"activation_checkpointing": True}, 3, "activation checkpointing"),
+        ({"dtype": "bfloat16"}, 7, "bfloat16 with float32 master weights"),
     ],
 )
-async def test_check_knows_what_the_optimizer_keeps(written, settings, copies, memory):
+async def test_check_counts_the_optimizer_state(written, settings, copies, memory):
     for name, value in settings.items():
         written.set(f"finetuning.policy.{name}", value)
     written.save()
@@ -133,28 +133,28 @@ async def test_check_knows_what_the_optimizer_keeps(written, settings, copies, m
     assert dict(report.settings).get("memory") == memory
 
 
-async def test_check_counts_the_room_on_the_disk(written):
+async def test_check_reports_a_full_disk(written):
     report = await check_config(load_config("run.yml"), free_bytes=lambda folder: 1)
-    assert "the checkpoints take" in str(report.problems[0])
+    assert "the checkpoints need" in str(report.problems[0])
     assert report.problems[0].path == "finetuning.output_dir"
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "expected"),
     [
         ("workflow.function", "task:agnt", "error: -o workflow.function: "),
         ("eval.evaluators.vowels", "{_type: python, function: x:y}", "error: -o eval.evaluators.vowels eval.eval"),
     ],
 )
-def test_check_names_the_override_that_is_wrong_and_the_key_below_it(written, path, value, said):
+def test_check_locates_a_problem_at_its_override(written, path, value, expected):
     result = call("check", "run.yml", "-o", path, value)
     assert result.exit_code == 2
-    assert result.output.startswith(said), result.output
+    assert result.output.startswith(expected), result.output
 
 
-def test_check_names_each_folder_that_it_looked_in_once(written):
+def test_check_lists_each_folder_that_was_searched_once(written):
     result = call("check", "run.yml", "-o", "eval.evaluators.valid", "{_type: json_schema, schema: nowhere.json}")
-    assert f"    fix: looked in {written.folder.resolve()}\n" in result.output
+    assert f"nowhere.json; looked in {written.folder.resolve()}\n" in result.output
 
 
 def test_check_of_an_empty_file_names_it(written):
@@ -162,12 +162,12 @@ def test_check_of_an_empty_file_names_it(written):
     assert "error: empty.yml finetuning.enabled: is false" in call("check", "empty.yml").output
 
 
-def test_check_offers_no_key_that_only_the_run_sets(written):
+def test_check_does_not_suggest_keys_that_only_the_run_sets(written):
     result = call("check", "run.yml", "-o", "trainer_adapters.adapter.backend", "{}")
     assert 'unknown key "backend"; allowed: fine_tune_from_scratch' in result.output
 
 
-def test_check_of_a_disabled_file_says_so(written):
+def test_check_of_a_disabled_file_reports_it(written):
     written.set("finetuning.enabled", False).save()
     assert "finetuning.enabled: is false" in call("check", "run.yml").output
 
@@ -184,7 +184,7 @@ def test_dry_run_writes_the_resolved_configuration_and_nothing_else(written):
     assert json.loads(call("finetune", "run.yml", "--dry-run", "--run-name", "r", "--json").output)["ok"] is True
 
 
-def test_dry_run_refuses_what_a_run_would(written):
+def test_dry_run_rejects_what_a_run_would_reject(written):
     written.set("finetuning.policy.model", "./nowhere").save()
     result = call("finetune", "run.yml", "--dry_run", "--run_name", "r")
     assert result.exit_code == 2
@@ -192,7 +192,7 @@ def test_dry_run_refuses_what_a_run_would(written):
     assert not (written.folder / "runs").exists()
 
 
-def test_smoke_does_everything_once_and_small(written):
+def test_smoke_runs_every_stage_once(written):
     result = call("finetune", "run.yml", "--smoke", "--run_name", "r")
     assert result.exit_code == 0, result.output
     summary = json.loads((written.folder / "runs" / "r-smoke" / "summary.json").read_text())
@@ -205,7 +205,7 @@ def test_smoke_does_everything_once_and_small(written):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         (["--endpoint", "http://x/run"], "--endpoint: remote workflows are not supported"),
         (["--endpoint", "not a url"], '"not a url" is not a URL'),
@@ -214,18 +214,18 @@ def test_smoke_does_everything_once_and_small(written):
         (["--result_json_path", "$.answer"], "--result_json_path: remote workflows are not supported"),
         (["--result_json_path", "answer"], '"answer" is not a JSONPath'),
         (["--validation_config_file", "other.yml"], "there is no file other.yml"),
-        (["-o", "finetuning.run_configuration.override", "[[a, b]]"], "override belongs to the command line"),
+        (["-o", "finetuning.run_configuration.override", "[[a, b]]"], "override is a command-line option"),
         (["--validation_interval", "0"], "expected a number ≥ 1, found 0"),
     ],
 )
-def test_flags_that_cannot_be_honoured_are_refused_by_name(written, flags, said):
+def test_unsupported_and_invalid_flags_are_rejected_by_name(written, flags, expected):
     result = call("finetune", "run.yml", "--run_name", "r", *flags)
     assert result.exit_code == 2, result.output
-    assert said in result.output
+    assert expected in result.output
     assert not (written.folder / "runs").exists()
 
 
-def test_a_validation_dataset_holds_out_and_all_of_the_other_is_trained_on(written):
+def test_with_a_validation_dataset_the_whole_dataset_is_trained_on(written):
     rows = [{"id": str(i), "question": f"hear {i}", "answer": "a"} for i in range(16)]
     written.write("validation.json", json.dumps(rows))
     result = call("check", "run.yml", "-o", "finetuning.run_configuration.validation_dataset", "validation.json")
@@ -243,8 +243,8 @@ eval:
 """
 
 
-def test_another_files_eval_section_selects_and_confirms(written):
-    """Its dataset is held out, and its evaluators score it: here half of what this file's evaluator gives."""
+def test_the_eval_section_of_a_validation_file_is_used_for_validation(written):
+    """Its dataset is held out, and its evaluators score it, here with half the score of the training file's."""
     written.write(
         "task.py", (written.folder / "task.py").read_text() + "\ndef half(o, e):\n    return vowels(o, e) / 2\n"
     )
@@ -255,7 +255,7 @@ def test_another_files_eval_section_selects_and_confirms(written):
     written.set("finetuning.num_epochs", 1).save()
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_config_file", "other.yml")
     assert result.exit_code == 0, result.output
-    assert "by vowels on the examples of other.yml" in result.output
+    assert "with vowels on the examples of other.yml" in result.output
     assert written.summary["final"]["num_examples"] == 6
     episodes = [json.loads(row[0]) for row in read_rows(written.run, "SELECT data FROM episodes WHERE outcome = 'ok'")]
     for episode in episodes:
@@ -265,41 +265,41 @@ def test_another_files_eval_section_selects_and_confirms(written):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
-        (OTHER_FILE.replace("vowels:", "other:"), 'other.yml:4.*judged by the evaluator "vowels".*only other'),
+        (OTHER_FILE.replace("vowels:", "other:"), 'other.yml:4.*needs the evaluator "vowels".*only other'),
         ("eval: {evaluators: {vowels: {_type: python, function: 'task:vowels'}}}", "has no eval.general.dataset"),
         (OTHER_FILE.replace("jsonl,", "jsonl, nonsense: 1,"), "other.yml:3.*nonsense"),
     ],
 )
-def test_what_is_wrong_in_the_validation_file_is_refused_once_with_its_line(written, text, said):
+def test_problems_of_the_validation_file_are_reported_once_with_their_line(written, text, expected):
     written.write("held_out.jsonl", '{"question": "x"}\n{"question": "y"}\n')
     written.write("other.yml", text)
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_config_file", "other.yml")
     assert result.exit_code == 2, result.output
-    assert len(re.findall(said, " ".join(result.output.split()))) == 1, result.output
+    assert len(re.findall(expected, " ".join(result.output.split()))) == 1, result.output
     assert not (written.folder / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "expected"),
     [
         (
             [{"question": "say 3", "answer": "a"}, {"question": "x", "answer": "a"}],
-            "1 rows are equal.*3 and validation:1",
+            "1 rows are also in the training dataset.*3 and validation:1",
         ),
-        ([{"question": "x", "answer": "a"}], "no examples are left for confirm of 1"),
-        (None, "there is no file validation.jsonl"),
+        ([{"question": "x", "answer": "a"}], "no examples are left for confirm: the validation dataset has 1"),
+        (None, "file not found: validation.jsonl"),
     ],
 )
-def test_a_validation_dataset_that_proves_nothing_is_refused(written, rows, said):
+def test_an_unusable_validation_dataset_is_rejected(written, rows, expected):
     import re
 
     if rows is not None:
         written.write("validation.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_dataset", "validation.jsonl")
     assert result.exit_code == 2
-    assert re.search(said, result.output), result.output
+    assert re.search(expected, result.output), result.output
 
 
 def test_every_flag_of_the_run_config_is_on_the_command_line():
@@ -312,7 +312,7 @@ def test_every_flag_of_the_run_config_is_on_the_command_line():
         assert f"--{name.replace('_', '-')}" in flags, name
 
 
-def test_config_show_gives_a_file_that_loads_again(written):
+def test_config_show_prints_a_file_that_loads_again(written):
     result = call("config", "show", "run.yml", "-o", "finetuning.seed", "3")
     assert yaml.safe_load(result.output)["finetuning"]["seed"] == 3
     written.write("again.yml", result.output)
@@ -322,13 +322,13 @@ def test_config_show_gives_a_file_that_loads_again(written):
     }
 
 
-def test_config_show_origin_tells_file_command_line_and_default(written):
+def test_config_show_origin_prints_file_command_line_or_default(written):
     overrides = ["-o", "finetuning.seed", "3", "-o", "trainers.second", "{_type: epoch, save_every: 2}"]
     result = call("config", "show", "run.yml", "--origin", "--json", *overrides)
     origin = {row["path"]: row["origin"] for row in json.loads(result.output)}
     assert origin["finetuning.seed"] == "-o finetuning.seed"
     assert origin["trainers.second.save_every"] == "-o trainers.second"
-    assert origin["trainers.trainer.save_every"] == origin["finetuning.gate.draws"] == "default"
+    assert origin["trainers.trainer.save_every"] == origin["finetuning.gate.num_samples"] == "default"
     assert origin["finetuning.num_epochs"].startswith("run.yml:")
     assert "default" in call("config", "show", "run.yml", "--origin").output
 
@@ -356,32 +356,93 @@ def test_components_lists_fields_defaults_and_origin():
     assert group["origin"] == "reinforge.trainer.builders.group"
     assert group["fields"][0] == {
         "path": "num_generations", "kind": "whole number ≥ 1", "default": "8",
-        "description": "Episodes of each example: the siblings of a group.",
+        "description": "Episodes per example: the siblings of a group.",
     }  # fmt: skip
     assert "openpipe_art_traj_builder" in call("components").output
     assert 'did you mean "evaluator"' in call("components", "evaluators").output
 
 
-def test_a_word_that_is_no_command_or_kind_is_told_those_there_are():
-    for arguments, said in (
-        (["evla"], 'there is no command "evla", did you mean "eval"? commands: finetune, train, check,'),
-        (["validate"], 'there is no command "validate"; commands: finetune,'),
-        (["components", "evalator"], 'there is no kind "evalator", did you mean "evaluator"? kinds: llm,'),
+def test_an_unknown_command_or_kind_lists_the_known_ones():
+    for arguments, expected in (
+        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, check,'),
+        (["validate"], 'unknown command "validate"; allowed: finetune,'),
+        (["components", "evalator"], 'unknown kind "evalator", did you mean "evaluator"? allowed: llm,'),
     ):
         result = call(*arguments)
-        assert (result.exit_code, said in result.output) == (2, True), result.output
+        assert (result.exit_code, expected in result.output) == (2, True), result.output
 
 
-def test_a_plugin_that_fails_to_import_is_named_with_its_own_error(monkeypatch):
-    """ART 19: both of their plugins carry another's name, so that failures blame the wrong one."""
+def test_a_plugin_that_fails_to_import_is_listed_with_its_error(monkeypatch):
+    """ART 19: there both plugins have the name of another one, so that an error blames the wrong plugin."""
     monkeypatch.setitem(REGISTRY._plugin_errors, "my_plugin", "ModuleNotFoundError: No module named 'nowhere'")
-    assert 'plugin "my_plugin" could not be imported: ModuleNotFoundError' in call("components").output
+    assert 'plugin "my_plugin" failed to import: ModuleNotFoundError' in call("components").output
     assert json.loads(call("components", "--json").output)["plugin_errors"] == {
         "my_plugin": "ModuleNotFoundError: No module named 'nowhere'"
     }
 
 
-def test_help_is_quick_and_names_an_example():
-    for command in ("check", "components", "config show", "config schema", "finetune"):
-        result = call(*command.split(), "--help")
-        assert "Example:" in result.output, command
+COMMANDS = [
+    *("finetune", "check", "components", "config show", "config schema", "eval", "chat", "demo"),
+    *("runs list", "runs show", "runs transcripts", "runs verify", "runs rm", "redteam train", "redteam eval"),
+]
+
+
+@pytest.mark.parametrize("command", ["", "config", "runs", "redteam", *COMMANDS])
+def test_help_has_an_example_and_no_shortened_text(command):
+    result = call(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert "Example:" in result.output
+    assert "..." not in result.output.replace("RUN...", "").replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_option_once(command):
+    text = call(*command.split(), "--help").output
+    names = re.findall(r"^  (?:-\w, )?--([\w-]+)", text, re.MULTILINE)
+    assert len(names) == len(set(names)) > 0
+    assert not [name for name in names if "-" in name], "the spelling with dashes is not listed"
+    assert text.count("--debug") == 1
+
+
+def test_help_groups_options():
+    titles = re.findall(r"^(\w+):$", call("finetune", "--help").output, re.MULTILINE)
+    assert titles == ["Data", "Run", "Limits", "Output", "Options"]
+
+
+def test_old_names_of_keys_warn_on_stderr_and_work(written):
+    written.set("finetuning.policy.max_batch", 7).save()
+    warning = (
+        "finetuning.policy.max_batch is now finetuning.policy.max_num_seqs; the old name stops working in the next "
+        "release\n"
+    )
+    command = [sys.executable, "-m", "reinforge", "config", "show", "run.yml", "-o", "finetuning.gate.draws", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(rf"run\.yml:\d+:\d+ {re.escape(warning)}-o finetuning\.gate\.draws is now .*\n", done.stderr)
+    finetuning = yaml.safe_load(done.stdout)["finetuning"]
+    assert (finetuning["policy"]["max_num_seqs"], finetuning["gate"]["num_samples"]) == (7, 2)
+    assert "max_batch" not in done.stdout
+
+
+def with_old_names(text):
+    """Returns a configuration as an earlier release wrote it: with old names, and without a key that is new."""
+    for new, old in (("max_num_seqs", "max_batch"), ("max_model_len", "max_context"), ("num_iterations", "passes"),
+                     ("dtype", "precision"), ("max_skipped_steps", "max_refused_steps"), ("num_samples", "draws"),
+                     ("loss_aggregation", "aggregation"), ("scale_rewards", "scale_advantages")):  # fmt: skip
+        assert f" {new}:" in text, new
+        text = text.replace(f" {new}:", f" {old}:")
+    return re.sub(r"\n *kv_cache_mb: .*", "", text)
+
+
+@pytest.mark.parametrize("file", [[], ["run.yml"]], ids=["by itself", "with its file"])
+def test_a_run_of_an_earlier_release_resumes(written, file):
+    written.set("finetuning.policy.max_batch", 32).set("finetuning.num_epochs", 3).save()
+    assert call("finetune", "run.yml", "--run_name", "r", "--max_tokens", "600").exit_code == 5
+    config = written.run / "config.yml"
+    config.write_text(with_old_names(config.read_text()))
+    resume = ["finetune", *file, "--resume", "r", "-o", "finetuning.output_dir", "runs", "--max_tokens", "10000000"]
+    changed = call(*resume, "-o", "finetuning.policy.max_batch", "8")
+    assert (changed.exit_code, "finetuning.policy.max_num_seqs: 32 -> 8" in changed.output) == (2, True), changed.output
+    result = call(*resume)
+    assert result.exit_code == 0, result.output
+    assert written.summary["status"] == "completed"
+    assert "max_num_seqs: 32" in config.read_text(), "the resumed run is recorded with the new names"

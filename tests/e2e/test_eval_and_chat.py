@@ -1,4 +1,4 @@
-"""`eval` and `chat` on whole projects: the base, the result of a run, and everything that is refused."""
+"""`eval` and `chat` on whole projects: the base model, the result of a run, and invalid input."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.cli.chat import plain_text
+from reinforge.cli.chat import escape_controls
 
 
 def write(project):
@@ -20,7 +20,7 @@ def invoke(*arguments, **options):
     return CliRunner().invoke(main, list(arguments), **options)
 
 
-def evaluated(project, *arguments):
+def evaluate(project, *arguments):
     write(project)
     result = invoke("eval", "run.yml", "--json", *arguments)
     assert result.exit_code == 0, result.output
@@ -34,7 +34,7 @@ def test_an_evaluation_alone_has_intervals_and_writes_nothing(project):
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith("model     /"), lines
-    assert lines[1] == "examples  10 of select", "15 % of 64, as a run would take them"
+    assert lines[1] == "examples  10 of select", "15 % of 64, the same examples as in a run"
     assert lines[2].startswith("vowels 0."), lines
     assert "] on 10 examples" in lines[2]
     assert lines[3] == "episodes  10 ok"
@@ -43,59 +43,59 @@ def test_an_evaluation_alone_has_intervals_and_writes_nothing(project):
 
 
 def test_split_limit_and_output(project):
-    found = evaluated(project, "--split", "all", "--limit", "3", "--output", "out.jsonl")
-    assert (found["split"], found["num_examples"], found["outcomes"]) == ("all", 3, {"ok": 3})
+    evaluation = evaluate(project, "--split", "all", "--limit", "3", "--output", "out.jsonl")
+    assert (evaluation["split"], evaluation["num_examples"], evaluation["outcomes"]) == ("all", 3, {"ok": 3})
     rows = [json.loads(line) for line in (project.folder / "out.jsonl").read_text().splitlines()]
     assert [row["example_id"] for row in rows] == ["0", "1", "2"]
     mean = sum(row["scores"]["vowels"]["score"] for row in rows) / 3
-    assert found["metrics"]["vowels"]["mean"] == pytest.approx(mean)
-    sizes = {split: evaluated(project, "--split", split)["num_examples"] for split in ("train", "select", "confirm")}
+    assert evaluation["metrics"]["vowels"]["mean"] == pytest.approx(mean)
+    sizes = {split: evaluate(project, "--split", split)["num_examples"] for split in ("train", "select", "confirm")}
     assert sizes == {"train": 38, "select": 10, "confirm": 16}
 
 
-def test_without_training_it_is_the_whole_dataset(project):
+def test_without_training_the_whole_dataset_is_evaluated(project):
     project.settings["finetuning"] |= {"enabled": False}
-    assert evaluated(project)["num_examples"] == 64
+    assert evaluate(project)["num_examples"] == 64
 
 
-def test_the_result_of_a_run_is_evaluated_and_talked_to(project):
+def test_the_result_of_a_run_is_evaluated_and_chats(project):
     assert project.finetune("--require_improvement").exit_code == 0
-    base = evaluated(project, "--split", "confirm")
-    tuned = evaluated(project, "--split", "confirm", "--model", "r")
+    base = evaluate(project, "--split", "confirm")
+    tuned = evaluate(project, "--split", "confirm", "--model", "r")
     assert tuned["model"].endswith("r/model (the promoted model)")
     assert tuned["metrics"]["vowels"]["ci_low"] > base["metrics"]["vowels"]["ci_high"]
-    by_path = evaluated(project, "--split", "confirm", "--model", "runs/r/model")
-    assert by_path["metrics"] == tuned["metrics"], "the same seed, the same weights, the same draws"
+    by_path = evaluate(project, "--split", "confirm", "--model", "runs/r/model")
+    assert by_path["metrics"] == tuned["metrics"], "same seed, same weights, same samples"
 
     arguments = ("--output_dir", "runs", "--device", "cpu", "--max_tokens", "4", "--seed", "1")
-    said = invoke("chat", "r", *arguments, input="say 1\n\nsay 2\n/reset\nsay 1\n/exit\nsay 3\n")
-    assert said.exit_code == 0, said.output
-    first, _, again = said.stdout.splitlines()
+    result = invoke("chat", "r", *arguments, input="say 1\n\nsay 2\n/reset\nsay 1\n/exit\nsay 3\n")
+    assert result.exit_code == 0, result.output
+    first, _, again = result.stdout.splitlines()
     assert first == again, "the same seed and, after /reset, the same history"
-    assert "r/model (the promoted model): /reset begins anew" in said.stderr
+    assert "r/model (the promoted model): /reset starts a new conversation" in result.stderr
 
     (project.run / "model").rename(project.run / "away")
-    found = evaluated(project, "--model", "r", "--limit", "2")
-    assert "(the best checkpoint, not promoted)" in found["model"]
+    evaluation = evaluate(project, "--model", "r", "--limit", "2")
+    assert "(the best checkpoint, not promoted)" in evaluation["model"]
     (project.run / "summary.json").write_text("{}")
-    found = evaluated(project, "--model", "r", "--limit", "2")
-    assert "(the best checkpoint, not promoted)" in found["model"], "as validated so far"
+    evaluation = evaluate(project, "--model", "r", "--limit", "2")
+    assert "(the best checkpoint, not promoted)" in evaluation["model"], "as validated so far"
     (project.run / "checkpoints").rename(project.run / "gone")
     result = invoke("eval", "run.yml", "--model", "r")
-    assert (result.exit_code, "has no model: nothing was promoted" in result.output) == (2, True)
+    assert (result.exit_code, "has no model: none was promoted" in result.output) == (2, True)
 
 
-def test_chat_says_when_the_conversation_is_too_long(tiny_model_dir):
-    said = invoke("chat", str(tiny_model_dir), "--device", "cpu", "--max_tokens", "2", input="word " * 400 + "\nhi\n")
-    assert said.exit_code == 0, said.output
-    assert "/reset begins anew" in said.stderr.splitlines()[1]
-    assert len(said.stdout.splitlines()) >= 1
+def test_chat_reports_a_conversation_that_is_too_long(tiny_model_dir):
+    result = invoke("chat", str(tiny_model_dir), "--device", "cpu", "--max_tokens", "2", input="word " * 400 + "\nhi\n")
+    assert result.exit_code == 0, result.output
+    assert "/reset starts a new conversation" in result.stderr.splitlines()[1]
+    assert len(result.stdout.splitlines()) >= 1
 
 
-def test_a_byte_that_is_no_text_does_not_end_the_conversation(tiny_model_dir):
-    said = invoke("chat", str(tiny_model_dir), "--device", "cpu", "--max_tokens", "2", input=b"caf\xe9\n")
-    assert said.exit_code == 0, said.output
-    assert "error" not in said.stderr
+def test_invalid_utf8_does_not_end_the_conversation(tiny_model_dir):
+    result = invoke("chat", str(tiny_model_dir), "--device", "cpu", "--max_tokens", "2", input=b"caf\xe9\n")
+    assert result.exit_code == 0, result.output
+    assert "error" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -109,27 +109,27 @@ def test_a_byte_that_is_no_text_does_not_end_the_conversation(tiny_model_dir):
         ("[red]not markup[/red]", "[red]not markup[/red]"),
     ],
 )
-def test_what_a_model_says_cannot_steer_the_terminal(text, shown):
-    assert plain_text(text) == shown
+def test_a_reply_cannot_control_the_terminal(text, shown):
+    assert escape_controls(text) == shown
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "said"),
+    ("change", "arguments", "message"),
     [
         ({}, ["--model", "nowhere"], 'there is no run and no folder "nowhere"'),
         ({}, ["--model", "empty"], "empty is neither a run folder (no run.sqlite) nor a model (no config.json)"),
-        ({}, ["--output", "no/such/out.jsonl"], "no/such/out.jsonl cannot be written"),
+        ({}, ["--output", "no/such/out.jsonl"], "cannot write no/such/out.jsonl: the folder does not exist"),
         ({"trainer_adapter": None, "enabled": False}, [], "nothing serves the entry of llms that is `_type: policy`"),
         ({"policy": {"model": "./nowhere"}}, [], "there is no folder ./nowhere"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(project, change, arguments, said):
+def test_what_cannot_be_evaluated_is_rejected(project, change, arguments, message):
     (project.folder / "empty").mkdir()
     project.settings["finetuning"] |= change
     write(project)
     result = invoke("eval", "run.yml", *arguments)
     assert result.exit_code == 2, result.output
-    assert said in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 
@@ -139,19 +139,19 @@ def test_chat_names_its_own_argument(project):
     assert 'RUN|PATH: there is no run and no folder "nowhere"' in result.output
 
 
-def test_everything_wrong_is_told_at_once(project):
+def test_all_problems_are_reported_at_once(project):
     project.set("workflow.function", "task:agnt").set("eval.evaluators.vowels.function", "task:vowls")
     project.rows[3] = {"id": "3", "answer": "x"}
     write(project)
     result = invoke("eval", "run.yml", "--json")
-    found = json.loads(result.stdout)
-    assert (result.exit_code, found["kind"], len(found["problems"])) == (2, "ConfigError", 3)
+    evaluation = json.loads(result.stdout)
+    assert (result.exit_code, evaluation["kind"], len(evaluation["problems"])) == (2, "ConfigError", 3)
 
 
-def test_an_agent_that_never_works_is_an_error_not_a_zero(project):
+def test_an_agent_that_always_fails_is_an_error_and_not_a_zero(project):
     project.write("task.py", "async def agent(item, llm, context):\n    1 / 0\n\ndef vowels(o, e):\n    return 1\n")
     project.set("finetuning.outcomes", {"retries": 0})
     write(project)
     result = invoke("eval", "run.yml", "--limit", "2")
     assert result.exit_code == 3
-    assert "nothing could be scored: 2 of 2 episodes are missing because of tool_error" in result.output
+    assert "nothing could be scored: 2 of 2 episodes have no score because of tool_error" in result.output

@@ -1,4 +1,4 @@
-"""The reference's trainers from Python: two agents of one tiny model, each with an adapter of its own."""
+"""The trainers of neural-interactive-proofs from Python: two agents with an adapter each on one tiny model."""
 
 import json
 
@@ -100,9 +100,9 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
     assert len(openai_service.jobs) == 2
 
 
-def test_what_a_service_chooses_is_refused(tmp_path):
+def test_fields_that_a_service_chooses_are_refused(tmp_path):
     params = {name: {"model_name": "gpt-test", "lora_rank": 4} for name in ("prover", "verifier")}
     hyper_params = HyperParameters("s", "pure_text_ei", "unused", "babble", agents=params, rl={"lr": 0.1})
     overrides = {"trainer_adapters": {"adapter": {"_type": "openai"}}}
-    with pytest.raises(ConfigError, match=r"rl\.lr: is 0\.1; the service chooses(.|\n)*lora_rank: is 4"):
+    with pytest.raises(ConfigError, match=r"rl\.lr: is 0\.1, but the service chooses(.|\n)*lora_rank: is 4"):
         experiment_config(hyper_params, ExperimentSettings("r"), ROWS, overrides=overrides)

@@ -1,4 +1,4 @@
-"""A loop of one's own over shared-model groups: what was collected is trained on, and moves what is collected next."""
+"""A custom loop over shared-model groups: collected rollouts are trained on and change the next ones."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ from reinforge.multiagent import (
     EmbeddedSharedModelGroup,
     ExperimentSettings,
     HyperParameters,
-    agents_of,
+    build_agents,
+    build_protocol,
     collect_rollouts,
-    protocol_of,
 )
 
 ROWS = [{"id": str(number), "question": f"say {number}", "answer": "accept"} for number in range(16)]
@@ -29,20 +29,20 @@ def make_group(model, folder, agents=("prover", "verifier"), **fields):
     hyper_params = HyperParameters(
         "vowels", "pure_text_ei", "unused", "babble", agents=given, rl={"lr": 0.01}, text_rl={"num_epochs": 8}, **fields
     )
-    wholes = [agent for agent in agents_of(hyper_params).values() if agent.name in agents]
+    wholes = [agent for agent in build_agents(hyper_params).values() if agent.name in agents]
     settings = ExperimentSettings("r", groups_dir=folder)
     finetuning = {"device": "cpu", "policy": {"batch": {"batch_size": 8}, "schedule": {"warmup_steps": 0}}}
     return EmbeddedSharedModelGroup(
-        hyper_params, settings, protocol_of(hyper_params), wholes, "both", finetuning=finetuning
+        hyper_params, settings, build_protocol(hyper_params), wholes, "both", finetuning=finetuning
     )
 
 
 def earned(rollouts):
-    """Returns what each agent earned in each dialogue, [dialogue, agent]."""
+    """Returns the rewards, [dialogue, agent]."""
     return rollouts["next", "agents", "reward"].sum(1)
 
 
-async def test_a_verifier_that_is_told_the_truth_decides_rightly(tmp_path, tiny_model_dir):
+async def test_a_verifier_trained_on_the_truth_decides_rightly(tmp_path, tiny_model_dir):
     group = make_group(tiny_model_dir, tmp_path)
     place = group.protocol_handler.agent_names.index("verifier")
     shares = []
@@ -69,15 +69,15 @@ async def test_equal_arguments_give_equal_dialogues(tmp_path, tiny_model_dir):
     await group.close()
 
 
-async def test_groups_have_all_agents_between_them(tmp_path, tiny_model_dir):
+async def test_groups_must_cover_all_agents(tmp_path, tiny_model_dir):
     group = make_group(tiny_model_dir, tmp_path, agents=("prover",))
-    with pytest.raises(ConfigError, match="the protocol needs the agents verifier too"):
+    with pytest.raises(ConfigError, match="agents of the protocol are missing: verifier"):
         await collect_rollouts([group], ROWS)
     await group.close()
 
 
-async def test_nothing_that_came_to_an_end_is_an_error(tmp_path, tiny_model_dir):
+async def test_no_finished_dialogue_is_an_error(tmp_path, tiny_model_dir):
     group = make_group(tiny_model_dir, tmp_path)
-    with pytest.raises(EvaluationError, match="none of 2 dialogues came to an end: the prompt has"):
+    with pytest.raises(EvaluationError, match="none of 2 dialogues finished: the prompt has"):
         await collect_rollouts([group], [{"id": str(n), "question": "a b " * 400, "answer": "accept"} for n in (1, 2)])
     await group.close()

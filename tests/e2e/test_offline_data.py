@@ -50,7 +50,7 @@ def test_sft_on_messages_teaches_an_answer_and_the_gate_says_so(offline):
     assert "loss" in result.output
 
 
-def test_preferences_teach_the_chosen_reply_where_the_rejected_one_is_left_out(offline):
+def test_sft_on_preferences_learns_the_chosen_reply_if_the_rejected_one_is_left_out(offline):
     offline.write("task.py", PROMPTED)
     offline.rows = [{"prompt": f"say {n}", "chosen": "yes", "rejected": "no"} for n in range(48)]
     refused = offline.finetune()
@@ -62,7 +62,7 @@ def test_preferences_teach_the_chosen_reply_where_the_rejected_one_is_left_out(o
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_weights(offline):
+def test_a_killed_run_resumes_to_the_same_weights(offline):
     offline.set("finetuning.deterministic", True).set("trajectory_builders.builder.examples_per_epoch", 8)
     assert offline.finetune().exit_code == 0
     straight = offline.summary["policy_versions"]
@@ -70,13 +70,13 @@ def test_a_killed_run_goes_on_to_the_same_weights(offline):
     killed_at(offline, "batch.sealed:2")
     result = call("finetune", "--resume", "runs/r")
     assert result.exit_code == 0, result.output
-    assert "goes on after epoch 0" in result.output
+    assert "resuming after epoch 0" in result.output
     assert jobs(offline) == [(epoch, "completed") for epoch in range(3)]
     assert offline.summary["policy_versions"] == straight
 
 
 def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
-    offline.set("finetuning.policy.max_context", 40).set("finetuning.splits", {"key": "split"})
+    offline.set("finetuning.policy.max_model_len", 40).set("finetuning.splits", {"key": "split"})
     offline.rows = [{**row, "split": ("train", "select", "confirm")[n % 3]} for n, row in enumerate(offline.rows)]
     for number in (0, 3, 6):
         offline.rows[number] = {**conversation(number, "yes " * 60), "split": "train"}
@@ -87,13 +87,13 @@ def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
     assert [row["num_trajectories"] for row in history] == [13] * 3
 
 
-def test_no_row_that_fits_is_an_error(offline):
+def test_rows_that_all_exceed_the_context_are_an_error(offline):
     offline.rows = [conversation(n, f"{n} " * 400) for n in range(12)]
     result = offline.finetune()
     assert (result.exit_code, "rows fits the model's context" in result.output) == (2, True), result.output
 
 
-def test_bad_rows_are_told_with_their_lines_before_any_work(offline):
+def test_invalid_rows_are_listed_with_their_lines_before_any_work(offline):
     splits = ["train"] * 10 + ["select", "confirm"]
     offline.rows = [{"prompt": f"say {n}", "completion": "yes", "split": split} for n, split in enumerate(splits)]
     broken = [{"role": "assistant", "content": "yes"}, {"role": "tool", "content": "?"}]
@@ -101,18 +101,18 @@ def test_bad_rows_are_told_with_their_lines_before_any_work(offline):
     result = offline.set("finetuning.splits", {"key": "split"}).finetune()
     assert result.exit_code == 2, result.output
     for line in (5, 8):
-        assert f"data.jsonl:{line}: completion: the last message is not the assistant's" in result.output
+        assert f"data.jsonl:{line}: completion: the last message has role tool, expected assistant" in result.output
     assert not offline.run.exists()
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"finetuning.algorithm": {"_type": "grpo"}}, "nobody drew a dataset's"),
+        ({"finetuning.algorithm": {"_type": "grpo"}}, "the tokens of a dataset were not sampled"),
         ({"llms": {"agent": {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:1"}}}, "never calls"),
     ],
 )
-def test_what_cannot_learn_from_rows_is_refused(offline, change, said):
+def test_an_algorithm_that_cannot_learn_from_rows_is_refused(offline, change, said):
     for path, value in change.items():
         if "." in path:
             offline.set(path, value)
@@ -126,7 +126,7 @@ def test_rows_that_show_no_reply_are_refused(offline):
     offline.write("task.py", PROMPTED)
     offline.rows = [{"question": f"say {n}", "answer": "yes"} for n in range(12)]
     result = offline.finetune()
-    assert (result.exit_code, "does not show what the assistant says" in result.output) == (2, True), result.output
+    assert (result.exit_code, "which holds no assistant replies" in result.output) == (2, True), result.output
 
 
 def test_the_small_run_does_everything_once(offline):
@@ -135,8 +135,8 @@ def test_the_small_run_does_everything_once(offline):
 
 
 @pytest.mark.parametrize("algorithm", [{"_type": "dpo", "beta": 0.5}, {"_type": "rejection_sampling"}])
-def test_preferences_of_a_file_train_dpo_and_what_keeps_the_best(offline, algorithm):
-    """Both replies of a pair are tokens that nobody sampled; no algorithm may have read their log-probs."""
+def test_preferences_of_a_file_train_dpo_and_best_of_n(offline, algorithm):
+    """Both replies of a pair are tokens that were not sampled; no algorithm may have read their log-probs."""
     offline.write("task.py", PROMPTED)
     offline.rows = [{"prompt": f"say {n}", "chosen": "yes", "rejected": "no"} for n in range(48)]
     offline.set("finetuning.algorithm", algorithm)

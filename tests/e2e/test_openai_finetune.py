@@ -20,8 +20,8 @@ from reinforge.finetuning import (
     TrajectoryCollection,
     register_trajectory_builder,
 )
-from reinforge.runs.journal import read_rows
-from tests.hosted import through_the_service
+from tests.hosted import use_openai_adapter
+from tests.journal_rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def service(openai_service, monkeypatch):
 
 @pytest.fixture
 def hosted(project, service):
-    through_the_service(project, service)
+    use_openai_adapter(project, service)
     return project
 
 
@@ -43,11 +43,11 @@ def jobs_of(project):
     return [(epoch, status, json.loads(ref)["metadata"], json.loads(data)) for epoch, status, ref, data in rows]
 
 
-def test_a_run_trains_through_the_service_and_ships_the_better_model(hosted, service, capfd):
+def test_a_run_trains_at_the_service_and_promotes_the_better_model(hosted, service, capfd):
     result = hosted.finetune()
     assert result.exit_code == 0, result.output
-    assert f"{service.url} is sent every prompt of the agent, and the rows that are trained" in result.output
-    assert "openai_model.json names it; the service holds it" in result.output
+    assert f"{service.url} (receives all prompts of the agent and the training files)" in result.output
+    assert "hosted by the service, under the name in openai_model.json" in result.output
     summary = hosted.summary
     assert (summary["status"], summary["promoted"]) == ("completed", True), summary["reason"]
     assert summary["improvement"]["ci_low"] > 0
@@ -66,18 +66,18 @@ def test_a_run_trains_through_the_service_and_ships_the_better_model(hosted, ser
     assert journal[0][3]["metadata"]["fine_tuned_model"] == first["fine_tuned_model"]
     rows = [json.loads(line) for line in (hosted.run / "training_metrics.jsonl").read_text().splitlines()]
     assert [row["policy_version"] for row in rows] == [1, 2]
-    assert [row["canary_difference"] for row in rows] == [None, None], "unknown, never 0"
-    assert rows[0]["num_rows"] == len(service.rows_of(first["id"]))
+    assert [row["canary_difference"] for row in rows] == [None, None], "unknown, not 0"
+    assert rows[0]["num_rows"] == len(service.get_job_rows(first["id"]))
     assert summary["tokens"]["trained"] == first["trained_tokens"] + second["trained_tokens"]
-    collected = read_rows(hosted.run, "SELECT data FROM episodes WHERE phase = 'collect' AND epoch = 1")
-    replies = [json.loads(data)["calls"][0] for (data,) in collected]
+    make_collection = read_rows(hosted.run, "SELECT data FROM episodes WHERE phase = 'collect' AND epoch = 1")
+    replies = [json.loads(data)["calls"][0] for (data,) in make_collection]
     assert {(call["policy_version"], call["token_ids"]) for call in replies} == {(1, None)}
     for path in hosted.run.rglob("*"):
         assert not path.is_file() or service.key.encode() not in path.read_bytes(), path
     assert service.key not in result.output + "".join(capfd.readouterr())
 
 
-def test_the_promoted_model_is_evaluated_by_its_name_and_has_no_weights_to_chat_with(hosted, service):
+def test_the_promoted_model_can_be_evaluated_but_not_chatted_with(hosted, service):
     assert hosted.finetune().exit_code == 0
     promoted = json.loads((hosted.run / "model" / "openai_model.json").read_text())["model"]
     service.chats.clear()
@@ -86,17 +86,17 @@ def test_the_promoted_model_is_evaluated_by_its_name_and_has_no_weights_to_chat_
     assert {body["model"] for body in service.chats} == {promoted}
     refused = CliRunner().invoke(main, ["chat", "runs/r"])
     assert refused.exit_code == 2
-    assert "names a model that a service holds" in refused.output
+    assert "refers to a model of a remote service" in refused.output
 
 
-def test_a_model_that_is_not_good_enough_is_not_shipped(hosted, service):
+def test_a_model_below_the_margin_is_not_promoted(hosted, service):
     hosted.set("finetuning.gate.margin", 0.9)
     result = hosted.finetune()
     assert result.exit_code == 0, result.output
     assert hosted.summary["promoted"] is False
     assert not (hosted.run / "model").exists()
     assert len(service.jobs) == 2
-    assert "no update was made" not in result.output, "the service does not tell its steps: unknown is not none"
+    assert "no update was made" not in result.output, "the number of optimizer steps is unknown, not 0"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_model_that_is_not_good_enough_is_not_shipped(hosted, service):
     [({"_type": "dpo"}, "dpo"), ({"_type": "rejection_sampling"}, "supervised")],
     ids=["dpo", "rejection_sampling"],
 )
-def test_siblings_are_compared(hosted, service, algorithm, method):
+def test_dpo_and_rejection_sampling_run_at_the_service(hosted, service, algorithm, method):
     hosted.set("finetuning.algorithm", algorithm).set("finetuning.num_epochs", 1)
     result = hosted.finetune()
     assert result.exit_code == 0, result.output
@@ -113,12 +113,12 @@ def test_siblings_are_compared(hosted, service, algorithm, method):
     assert hosted.summary["final"]["mean"] > hosted.summary["baseline"]["mean"]
 
 
-SHOWN = {"sft": {"completion": "aeiou"}, "dpo": {"chosen": "aeiou", "rejected": "xyz"}}
+COLUMNS = {"sft": {"completion": "aeiou"}, "dpo": {"chosen": "aeiou", "rejected": "xyz"}}
 
 
-@pytest.mark.parametrize("algorithm", SHOWN)
-def test_rows_of_a_file_are_sent_as_they_are(hosted, service, algorithm):
-    rows = [{"id": row["id"], "prompt": row["question"], **SHOWN[algorithm]} for row in hosted.rows]
+@pytest.mark.parametrize("algorithm", COLUMNS)
+def test_rows_of_a_dataset_are_sent_unchanged(hosted, service, algorithm):
+    rows = [{"id": row["id"], "prompt": row["question"], **COLUMNS[algorithm]} for row in hosted.rows]
     hosted.rows = None
     hosted.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     hosted.set("trajectory_builders.builder", {"_type": "dataset", "examples_per_epoch": 12})
@@ -126,7 +126,7 @@ def test_rows_of_a_file_are_sent_as_they_are(hosted, service, algorithm):
     result = hosted.finetune()
     assert result.exit_code == 0, result.output
     (job,) = service.jobs.values()
-    sent = service.rows_of(job["id"])
+    sent = service.get_job_rows(job["id"])
     assert len(sent) == 12
     if algorithm == "sft":
         assert sent[0]["messages"][1] == {"role": "assistant", "content": "aeiou", "weight": 1}
@@ -135,13 +135,13 @@ def test_rows_of_a_file_are_sent_as_they_are(hosted, service, algorithm):
 
 
 class OwnBuilderConfig(TrajectoryBuilderConfig, name="test_own_messages"):
-    """Episodes that a user's builder writes itself."""
+    """The configuration of a user's builder that writes its own episodes."""
 
     pairs: bool = False
 
 
 class OwnBuilder(TrajectoryBuilder):
-    """Knows of no tokens and of no calls of ours: messages that are said to be trained, or pairs."""
+    """Builds trajectories from plain messages marked as trained, or from pairs; there are no tokens or model calls."""
 
     async def start_run(self, run_id, meta=None):
         pass
@@ -155,13 +155,13 @@ class OwnBuilder(TrajectoryBuilder):
         return Trajectory(episode=[pair], reward=0.0)
 
     def _episode(self, number):
-        said = [
+        episode = [
             EpisodeItem(role="user", content=f"say {number}"),
             EpisodeItem(role="assistant", content="hm"),
-            EpisodeItem(role="environment", content="go on"),
+            EpisodeItem(role="environment", content="continue"),
             EpisodeItem(role="assistant", content="aeiou", trained=True),
         ]
-        return Trajectory(episode=said, reward=1.0)
+        return Trajectory(episode=episode, reward=1.0)
 
 
 @register_trajectory_builder(config_type=OwnBuilderConfig)
@@ -170,13 +170,13 @@ async def own_builder(config, builder):
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_a_builder_of_ones_own_needs_no_tokens(hosted, service, pairs):
+def test_a_custom_builder_needs_no_tokens(hosted, service, pairs):
     hosted.set("trajectory_builders.builder", {"_type": "test_own_messages", "pairs": pairs})
     hosted.set("finetuning.algorithm", {"_type": "dpo" if pairs else "sft"}).set("finetuning.num_epochs", 1)
     result = hosted.finetune()
     assert result.exit_code == 0, result.output
     (job,) = service.jobs.values()
-    first = service.rows_of(job["id"])[0]
+    first = service.get_job_rows(job["id"])[0]
     if pairs:
         assert first["preferred_output"] == [{"role": "assistant", "content": "aeiou"}]
     else:
@@ -186,7 +186,7 @@ def test_a_builder_of_ones_own_needs_no_tokens(hosted, service, pairs):
     assert hosted.summary["policy_versions"][-1]["version"] == 1
 
 
-def test_a_job_that_fails_ends_the_run_with_the_services_words(hosted, service):
+def test_a_failed_job_ends_the_run_with_the_services_message(hosted, service):
     service.ends = ["succeeded", "failed"]
     result = hosted.finetune()
     assert result.exit_code == 3
@@ -195,15 +195,15 @@ def test_a_job_that_fails_ends_the_run_with_the_services_words(hosted, service):
     assert "server_error: The job failed due to an internal error" in reason
 
 
-def test_too_little_to_train_is_a_failed_job_and_costs_nothing(hosted, service):
+def test_too_few_rows_end_the_run_without_cost(hosted, service):
     hosted.set("trajectory_builders.builder.examples_per_epoch", 2)
     result = hosted.finetune()
     assert result.exit_code == 3
-    assert "rows of the 10 that a job takes at least" in hosted.summary["reason"]
+    assert "but a job needs at least 10 (min_examples)" in hosted.summary["reason"]
     assert service.jobs == service.files == {}
 
 
-def test_a_service_that_is_down_or_refuses_is_the_environments_failure(hosted, service, monkeypatch):
+def test_a_rejected_key_is_an_environment_failure(hosted, service, monkeypatch):
     monkeypatch.setenv("STANDIN_KEY", "sk-canary-wrong")
     result = hosted.finetune()
     assert result.exit_code == 4
@@ -211,7 +211,7 @@ def test_a_service_that_is_down_or_refuses_is_the_environments_failure(hosted, s
     assert "sk-canary" not in result.output
 
 
-def test_a_model_that_answers_in_anothers_name_ends_the_run(hosted, service):
+def test_a_reply_of_another_model_ends_the_run(hosted, service):
     class Impostor(dict):
         def get(self, name, default=None):
             return "gpt-test" if name.startswith("ft:") else default
@@ -219,10 +219,10 @@ def test_a_model_that_answers_in_anothers_name_ends_the_run(hosted, service):
     service.serves = Impostor()
     result = hosted.finetune()
     assert result.exit_code == 4
-    assert "answered by 'gpt-test-2026-01-01'" in hosted.summary["reason"]
+    assert "but 'gpt-test-2026-01-01' replied" in hosted.summary["reason"]
 
 
-def test_smoke_is_refused_since_the_service_takes_no_two_examples(hosted, service):
+def test_smoke_is_rejected(hosted, service):
     result = hosted.finetune("--smoke")
     assert result.exit_code == 2
     assert "finetuning.policy.batch.steps_per_job" in result.output
@@ -231,7 +231,7 @@ def test_smoke_is_refused_since_the_service_takes_no_two_examples(hosted, servic
 
 
 def test_a_run_needs_no_torch(hosted, service):
-    """On a machine that only talks to a service."""
+    """With torch, transformers, peft and safetensors blocked."""
     hosted.write_files()
     code = (
         "import sys\n"
@@ -245,8 +245,8 @@ def test_a_run_needs_no_torch(hosted, service):
     assert hosted.summary["promoted"] is True
 
 
-def test_a_resumed_run_goes_on_with_the_model_of_the_last_epoch(hosted, service):
-    """Stopped by its budget after the first epoch; the stand-in sees one job an epoch."""
+def test_a_resumed_run_continues_with_the_last_epochs_model(hosted, service):
+    """Stopped by its token limit after the first epoch; the stand-in gets one job per epoch."""
     hosted.set("finetuning.limits", {"max_tokens": 100})
     stopped = hosted.finetune()
     assert stopped.exit_code == 5, stopped.output
@@ -260,7 +260,7 @@ def test_a_resumed_run_goes_on_with_the_model_of_the_last_epoch(hosted, service)
 
 
 def test_the_block_of_the_page_trains(hosted, service, monkeypatch):
-    """docs/remote.md: its YAML in place of the file's own, endpoint and key from the environment."""
+    """The YAML block of docs/remote.md, with endpoint and key from the environment."""
     monkeypatch.setenv("OPENAI_BASE_URL", service.url)
     monkeypatch.setenv("OPENAI_API_KEY", service.key)
     page = (ROOT / "docs" / "remote.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Models behind an endpoint in whole runs: a second model, a judge, an agent; and a key that is nowhere afterwards."""
+"""Whole runs with models behind an endpoint (a second model, a judge, an agent); the key is stored nowhere."""
 
 import json
 import logging
@@ -11,7 +11,8 @@ from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-from reinforge.trainer.run import RunOptions, run_async
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_async
 from tests.openai_server import OpenAIServer, fails, says
 
 KEY = "sk-canary-e2e-51c7"
@@ -49,13 +50,13 @@ def endpoint(server):
 
 
 class Settings(SilentProgress):
-    """Keeps what the run says that took effect."""
+    """Keeps the settings that the run reports."""
 
     def start(self, run_id, folder, num_epochs, settings):
         self.settings = dict(settings)
 
 
-async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keeps_the_key(project, caplog, capfd):
+async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(project, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     project.write("task.py", ADVISED)
     project.rows = project.rows[:24]
@@ -72,8 +73,8 @@ async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keep
         project.set("finetuning.reward_function.name", "reward")
         progress = Settings()
         summary = await run_async(write(project), RunOptions(run_name="r", progress=progress))
-        told = f"advisor: {advisor.url}, judge: {judge.url}"
-        assert progress.settings["sends to"] == told, "what leaves the machine is said before it does"
+        sent_to = f"advisor: {advisor.url}, judge: {judge.url}"
+        assert progress.settings["sends to"] == sent_to, "the run reports where it sends data"
         assert progress.settings["dataset"] == "rows of the shape question/answer"
     assert summary.status == "completed"
     assert summary.episodes == {"ok": sum(summary.episodes.values())}
@@ -97,12 +98,12 @@ async def test_a_run_with_an_advisor_and_a_judge_trains_only_the_policy_and_keep
 
 
 def project_rows(project, query):
-    from reinforge.runs.journal import read_rows
+    from tests.journal_rows import read_rows
 
     return read_rows(project.run, query)
 
 
-async def test_an_agent_on_an_endpoint_is_evaluated_without_torch_or_adapter(project):
+async def test_an_agent_behind_an_endpoint_is_evaluated_without_an_adapter(project):
     project.settings.pop("trainer_adapters")
     project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
     project.set("eval.evaluators", {"has_a": {"_type": "contains", "texts": "a"}})
@@ -114,11 +115,11 @@ async def test_an_agent_on_an_endpoint_is_evaluated_without_torch_or_adapter(pro
     assert found.as_dict()["tokens"] == {"prompt": 28, "completion": 12}
     async with OpenAIServer(fails(500)) as server:
         project.settings["llms"] = {"agent": endpoint(server)}
-        with pytest.raises(BackendUnavailable, match=r"2 of 2 episodes are missing because of backend_error.*500"):
+        with pytest.raises(BackendUnavailable, match=r"2 of 2 episodes have no score because of backend_error.*500"):
             await evaluate(write(project), EvaluationOptions(limit=2))
 
 
-async def test_a_judge_that_is_down_leaves_scores_missing_and_figures_without_them(project):
+async def test_a_failing_judge_leaves_scores_missing(project):
     project.settings.pop("trainer_adapters")
     project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
     async with OpenAIServer(says("aaa")) as agent, OpenAIServer(fails(500)) as judge:
@@ -132,6 +133,6 @@ async def test_a_judge_that_is_down_leaves_scores_missing_and_figures_without_th
     metrics = found.as_dict()["metrics"]
     assert (metrics["has_a"]["mean"], metrics["has_a"]["num_examples"]) == (1.0, 3)
     assert (metrics["liked"]["mean"], metrics["liked"]["num_unscored"]) == (None, 3)
-    assert "liked unknown (3 examples unscored)" in "\n".join(found.lines())
+    assert "liked unknown (3 examples unscored)" in "\n".join(found.format_lines())
     errors = {record.scores["liked"].error for record in found.records}
     assert all(error and error.startswith("BackendUnavailable: ") for error in errors)

@@ -11,7 +11,7 @@ from tests.e2e.test_resume import call, killed_at
 def test_ppo_trains_and_goes_on_with_its_critic_where_it_was_killed(project):
     project.set("finetuning.algorithm", {"_type": "ppo"}).set("finetuning.num_epochs", 2)
     project.set("trajectory_builders.builder", {"_type": "group", "num_generations": 1})
-    project.set("finetuning.policy.batch.passes", 2).set("finetuning.deterministic", True)
+    project.set("finetuning.policy.batch.num_iterations", 2).set("finetuning.deterministic", True)
     result = project.finetune()
     assert result.exit_code == 0, result.output
     history = json.loads((project.run / "reward_history.json").read_text())

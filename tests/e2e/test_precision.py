@@ -12,7 +12,7 @@ from tests.e2e.test_resume import call, killed_at
 
 
 def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart(project):
-    project.set("finetuning.policy.precision", "bfloat16").set("finetuning.num_epochs", 3)
+    project.set("finetuning.policy.dtype", "bfloat16").set("finetuning.num_epochs", 3)
     result = project.finetune()
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
@@ -42,7 +42,7 @@ def test_a_run_in_float32_computes_old_logprobs_of_nobody(project):
 @pytest.mark.parametrize("optimizer", [{"name": "sgd", "momentum": 0.9, "learning_rate": 0.3}, {"name": "adagrad"}])
 def test_a_killed_run_in_bfloat16_ends_as_an_undisturbed_one(project, optimizer):
     """Weights, their float32 copies and the optimizer, to the last bit, with layers that are computed again."""
-    project.set("finetuning.policy.precision", "bfloat16").set("finetuning.policy.optimizer", optimizer)
+    project.set("finetuning.policy.dtype", "bfloat16").set("finetuning.policy.optimizer", optimizer)
     project.set("finetuning.policy.activation_checkpointing", True)
     project.set("finetuning.num_epochs", 2).set("finetuning.deterministic", True)
     ends = []

@@ -1,4 +1,4 @@
-"""The program as a process: signals, the example, the wheel."""
+"""The command line as a process: signals, the example script, the wheel."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def wait_for(condition, seconds, process):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
@@ -25,9 +25,9 @@ SIGNALS = [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_stops_the_run_and_says_what_was_kept(project, number, code):
+def test_a_signal_stops_the_run_and_prints_where_its_files_are(project, number, code):
     project.set("finetuning.num_epochs", 1000)
-    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    project.finetune("--dataset", "nowhere.jsonl")  # rejected, but it writes the files
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     metrics = project.run / "training_metrics.jsonl"
@@ -40,18 +40,18 @@ def test_a_signal_stops_the_run_and_says_what_was_kept(project, number, code):
     assert project.summary["status"] == "stopped"
     assert "interrupted in stage" in project.summary["reason"]
     assert sum(project.summary["episodes"].values()) > 0
-    assert str(project.run.relative_to(project.folder)) in stderr, "it says where what was kept lies"
+    assert str(project.run.relative_to(project.folder)) in stderr, "it prints the run folder"
     assert (project.run / "reward_plot.png").exists()
 
 
-def test_a_second_run_can_use_the_folder_of_a_killed_ones_name_only_after_it_is_removed(project):
+def test_a_run_name_cannot_be_used_twice(project):
     project.set("finetuning.num_epochs", 1)
     assert project.finetune().exit_code == 0
     result = project.finetune()
-    assert (result.exit_code, "exists already" in result.output) == (2, True)
+    assert (result.exit_code, "already exists" in result.output) == (2, True)
 
 
-def test_a_hub_that_does_not_give_the_model_is_the_environments_failure(tmp_path):
+def test_a_model_that_cannot_be_downloaded_is_an_environment_failure(tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "reinforge", "chat", "owner/name"]
     done = subprocess.run(
@@ -62,11 +62,11 @@ def test_a_hub_that_does_not_give_the_model_is_the_environments_failure(tmp_path
     assert "Traceback" not in done.stderr
 
 
-def test_retries_are_not_told_line_by_line(project):
+def test_retries_are_not_logged_line_by_line(project):
     project.settings["llms"] = {"agent": {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9/v1"}}
     project.set("llms.agent.max_retries", 1)
     project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
-    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    project.finetune("--dataset", "nowhere.jsonl")  # rejected, but it writes the files
     command = [sys.executable, "-m", "reinforge", "eval", "run.yml", "--limit", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4, done.stderr
@@ -84,7 +84,7 @@ def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
     out = subprocess.run(
         [sys.executable, str(quick), str(tiny_model_dir)], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    # a tiny random model hardly ever says a digit: either it trains, or the run says that there was no signal
+    # a tiny random model rarely samples a digit: either it trains, or the run reports that there was no signal
     assert out.returncode == 0 or "nothing to train on" in out.stderr, out.stderr
     (folder,) = (tmp_path / ".reinforge" / "runs").iterdir()
     assert json.loads((folder / "summary.json").read_text())["baseline"]["num_examples"] > 0

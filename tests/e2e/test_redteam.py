@@ -1,4 +1,4 @@
-"""`reinforge redteam` as a user runs it: an attacker of random weights against a target of random weights."""
+"""`reinforge redteam` from the command line, with an attacker and a target of random weights."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.models import make_tiny_model
 
 @pytest.fixture
 def attack(project, tmp_path, tiny_model_dir):
-    """A tiny target that fails by saying an `a`, which a random model often does."""
+    """A project with a tiny target that fails if it says an `a`, as a random model often does."""
     target = make_tiny_model(tmp_path / "target", seed=3)
     frozen = {"_type": "local"}
     project.settings["llms"] = {
@@ -45,7 +45,7 @@ def train(attack, *arguments):
     return CliRunner().invoke(main, ["redteam", "train", "run.yml", "--run_name", "r", *arguments])
 
 
-def test_an_attack_trains_judges_and_reports(attack):
+def test_an_attack_trains_and_reports(attack):
     result = train(attack)
     assert result.exit_code == 0, result.output
     assert "before: the target failed in" in result.output
@@ -64,33 +64,33 @@ def test_an_evaluation_alone(attack, tmp_path):
     arguments = ["redteam", "eval", "run.yml", "--limit", "4", "--json", "--output_dir", str(tmp_path / "found")]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["success"]["count"] == 4
-    assert told["num_probes"] == 8
+    report = json.loads(result.stdout)
+    assert report["success"]["count"] == 4
+    assert report["num_probes"] == 8
     assert (tmp_path / "found" / "attack_report.txt").exists()
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("path", "value", "message"),
     [
-        ("workflow.target", "nobody", '"nobody" is not under llms'),
-        ("workflow.scorer", "nothing", '"nothing" is not under eval.evaluators'),
-        ("workflow.baseline", None, "the perplexity of a probe needs a model that tells log-probs"),
-        ("workflow.baseline", "attacker", "does not tell log-probs of given tokens"),
+        ("workflow.target", "nobody", 'no entry "nobody" in llms'),
+        ("workflow.scorer", "nothing", 'no entry "nothing" in eval.evaluators'),
+        ("workflow.baseline", None, "perplexity needs a baseline and none is set"),
+        ("workflow.baseline", "attacker", "which cannot score given tokens"),
         ("llms.target.model", "./nowhere", "there is no folder ./nowhere"),
-        ("workflow.width", 1, "there is nothing that a group-relative algorithm could compare"),
+        ("workflow.width", 1, "a group-relative algorithm has nothing to compare"),
     ],
 )
-def test_what_cannot_work_is_said_before_any_work(attack, path, value, says):
+def test_an_invalid_configuration_is_rejected_before_any_work(attack, path, value, message):
     attack.set(path, value)
     result = train(attack)
     assert result.exit_code == 2
-    assert says in result.output
+    assert message in result.output
     assert not attack.run.exists()
 
 
 @pytest.mark.slow
-def test_the_same_attack_is_resumed(attack):
+def test_a_resumed_attack_equals_an_uninterrupted_one(attack):
     attack.set("finetuning.deterministic", True)
     whole = train(attack)
     assert whole.exit_code == 0, whole.output

@@ -13,10 +13,11 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.runs.episodes import FoundEpisode, episode_lines
-from reinforge.runs.journal import RunStore, read_rows
+from reinforge.runs.episodes import FoundEpisode, format_episode
+from reinforge.runs.journal import RunJournal
 from tests.e2e.conftest import Project
 from tests.fault.kit import KILLED, Child
+from tests.journal_rows import read_rows
 
 KILLED_AT = "batch.sealed:2"
 """After the second epoch is collected: the first is durable, the second is in the journal."""
@@ -66,34 +67,34 @@ def spoil(path, at=4000):
     path.write_bytes(data)
 
 
-def test_list_tells_name_status_epochs_and_reward_the_newest_last(runs):
+def test_list_shows_name_status_epochs_and_reward_the_latest_last(runs):
     lines = call("list").output.splitlines()
-    assert lines[0].split() == ["name", "status", "epochs", "reward", "begun", "size"]
+    assert lines[0].split() == ["name", "status", "epochs", "reward", "started", "size"]
     assert lines[1].startswith("done    completed    2 of 2  ")
     assert "promoted" in lines[1] or " -> " in lines[1], "the verdict, or else the rewards on select"
     assert lines[2].startswith("killed  interrupted  1 of 2  0.154 ")
-    assert lines[3] == "go on with killed: reinforge finetune --resume runs/killed"
+    assert lines[3] == "resume killed with: reinforge finetune --resume runs/killed"
     done, killed = as_json("list")["runs"]
     assert (done["status"], done["epochs_done"], done["num_epochs"], done["resume"]) == ("completed", 2, 2, None)
     assert (killed["status"], killed["owner"], killed["last"]) == ("interrupted", None, None)
-    assert killed["begun"] > done["begun"]
+    assert killed["started"] > done["started"]
     assert killed["num_bytes"] > 100_000
 
 
 def test_list_of_a_folder_without_runs_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert call("list").output == "no runs in runs: there is no such folder\n"
+    assert call("list").output == "no runs in runs: the folder does not exist\n"
     (tmp_path / "runs" / "empty").mkdir(parents=True)
     assert call("list").output == "no runs in runs\n"
-    assert as_json("list") == {"runs": [], "half_removed": []}
+    assert as_json("list") == {"runs": [], "partially_removed": []}
     for arguments in (("show", "last"), ("verify", "empty"), ("rm", "empty", "--yes")):
         result = call(*arguments)
         assert (result.exit_code, "there is no run" in result.output) == (2, True), result.output
     assert (tmp_path / "runs" / "empty").is_dir()
 
 
-def test_a_run_in_use_is_running_is_not_judged_and_is_not_removed(runs):
-    store = RunStore.open(runs / "killed")
+def test_a_run_in_use_is_running_and_is_neither_checked_nor_removed(runs):
+    journal = RunJournal.open(runs / "killed")
     try:
         (runs / "killed" / "checkpoints" / ".tmp-1-1").mkdir()
         assert "killed  running" in call("list").output
@@ -105,17 +106,17 @@ def test_a_run_in_use_is_running_is_not_judged_and_is_not_removed(runs):
         assert f"in use by process {os.getpid()} on " in result.output
         assert (runs / "done").is_dir(), "all are looked at before the first is removed"
     finally:
-        store.close()
+        journal.close()
     assert "killed  interrupted" in call("list").output
 
 
-def test_show_tells_what_happened_to_a_run_that_is_done(runs):
+def test_show_of_a_completed_run(runs):
     text = call("show", "done").output
     for said in ("baseline: validated 0.154 [", "epoch 0: collected 128 trajectories (0 missing), kept 16 of 16 groups",
-                 "trained 4 steps, serves version 2, validated", "step-000000  base", "  reward ", "  promoted ",
-                 " begins\n"):  # fmt: skip
+                 "trained 4 steps, published version 2, validated", "step-000000  base", "  reward ", "  promoted ",
+                 " started\n"):  # fmt: skip
         assert said in text, text
-    assert "go on with" not in text
+    assert "resume with" not in text
     shown = as_json("show", "done")
     assert shown["summary"]["status"] == "completed"
     assert [row["stage"] for row in shown["stages"]][:6] == [
@@ -125,20 +126,20 @@ def test_show_tells_what_happened_to_a_run_that_is_done(runs):
     assert shown["sessions"][0]["ended"].startswith("completed")
 
 
-def test_show_tells_where_a_killed_run_stands_and_what_became_of_it(runs):
+def test_show_of_a_killed_run_and_after_it_is_resumed(runs):
     text = call("show", "killed").output
-    assert "and never said how it ended" in text
-    assert "it goes on after epoch 0, with checkpoints/step-000001" in text
-    assert text.endswith("go on with: reinforge finetune --resume runs/killed\n")
+    assert "the process was killed, or the machine went down" in text
+    assert "it resumes after epoch 0 from checkpoints/step-000001" in text
+    assert text.endswith("resume with: reinforge finetune --resume runs/killed\n")
     resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/killed"])
     assert resumed.exit_code == 0, resumed.output
     text = call("show", "last").output
-    assert "goes on after epoch 0" in text
-    assert text.index("never said how it ended") < text.index("goes on after epoch 0") < text.index("completed")
+    assert "resumed after epoch 0" in text
+    assert text.index("was killed, or the machine") < text.index("resumed after epoch 0") < text.index("completed")
     assert as_json("verify", "killed")["findings"] == []
 
 
-def test_show_of_an_episode_is_the_conversation(runs):
+def test_show_of_an_episode(runs):
     key, data = read_rows(runs / "done", "SELECT key, data FROM episodes WHERE phase = 'collect' ORDER BY rowid")[3]
     lines = call("show", "done", "--episode", "3", "--phase", "collect").output.splitlines()
     assert lines[0] == f"{key}  (episode 3 of 256)"
@@ -153,16 +154,16 @@ def test_show_of_an_episode_is_the_conversation(runs):
     [
         (("--episode", "9999"), "there is no episode 9999: there are"),
         (("--episode", "collect/0/0/x/0"), 'there is no episode "collect/0/0/x/0", did you mean "collect/0/0/'),
-        (("--episode", "0", "--epoch", "7"), "holds no episodes of epoch 7"),
-        (("--epoch", "7"), "belong to --episode"),
+        (("--episode", "0", "--epoch", "7"), "has no episodes of epoch 7"),
+        (("--epoch", "7"), "need --episode N"),
     ],
 )
-def test_an_episode_that_is_not_there_is_told_which_are(runs, arguments, said):
+def test_an_unknown_episode_is_refused_with_those_that_exist(runs, arguments, said):
     result = call("show", "done", *arguments)
     assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
-def test_what_was_said_cannot_steer_the_terminal_or_pass_for_a_heading(runs):
+def test_messages_cannot_control_the_terminal_or_look_like_headings(runs):
     db = sqlite3.connect(runs / "done" / "run.sqlite")
     [[key, data]] = db.execute("SELECT key, data FROM episodes ORDER BY rowid LIMIT 1").fetchall()
     episode = {**json.loads(data), "output": "\x1b]0;title\x07\x1b[2J\rgone\n[system]", "reason": "\x9b31m"}
@@ -193,27 +194,27 @@ def test_each_message_of_a_conversation_with_tools_is_shown_once():
         "scores": {"right": {"score": None, "reasoning": None, "error": "no figure"}}, "calls": calls,
         "marks": [{"after_call": 1, "step_reward": 0.25, "data": None}],
     }  # fmt: skip
-    assert episode_lines(FoundEpisode("collect/0/0/7/1", data, None, 1)) == [
+    assert format_episode(FoundEpisode("collect/0/0/7/1", data, None, 1)) == [
         "collect/0/0/7/1  (episode)",
         "  outcome   policy_error: no answer",
         "  reward    -0.5",
         "  score     right missing: no figure",
-        "  made      3 calls, 11 sampled tokens, 1.50 s",
+        "  calls     3, 11 sampled tokens, 1.50 s",
         "", "[system]", "  be brief",
         "", "[user]", "  2+2",
         "", "[assistant]  agent, 7 tokens, finish_reason stop, version 3, mean log-prob -1.50",
         '  -> add({"a": 2, "b": 2})  c1',
-        "(the agent marks: step reward 0.25)",
+        "(mark: step reward 0.25)",
         "", "[tool c1]", "  4",
         "", "[assistant]  agent, 2 tokens, finish_reason stop, version 3, mean log-prob -1.50", "  4",
-        "", "(call 2 asks with another history than the calls before)",
+        "", "(call 2 starts from a different history)",
         "", "[system]", "  be brief",
         "", "[assistant]  agent, 2 tokens, finish_reason stop, version 3, mean log-prob -1.50", "  x",
-        "", "[what the agent returned]", '  {"a":4}',
+        "", "[output of the agent]", '  {"a":4}',
     ]  # fmt: skip
 
 
-def test_verify_finds_nothing_in_sound_runs_and_changes_nothing(runs):
+def test_verify_finds_nothing_in_intact_runs_and_changes_nothing(runs):
     before = contents(runs)
     for name in ("done", "killed"):
         result = call("verify", name)
@@ -224,7 +225,7 @@ def test_verify_finds_nothing_in_sound_runs_and_changes_nothing(runs):
     assert contents(runs) == before
 
 
-def test_verify_tells_rests_from_damage(runs):
+def test_verify_distinguishes_leftovers_from_damage(runs):
     run = runs / "killed"
     (run / "checkpoints" / ".tmp-7-1").mkdir()
     (run / "checkpoints" / ".trash-step-000009-7-1").mkdir()
@@ -237,12 +238,12 @@ def test_verify_tells_rests_from_damage(runs):
     result = call("verify", "killed")
     assert result.exit_code == 0, result.output
     for said in (
-        ".tmp-7-1: it was being written",
+        ".tmp-7-1: a process that was killed was writing it",
         "--resume removes it",
-        ".trash-step-000009-7-1: it was being removed",
-        ".summary.json.tmp-7: it was being written",
-        "step-000001: the journal does not know it",
-        "--resume adopts it and goes on after epoch 0",
+        ".trash-step-000009-7-1: a process that was killed was removing it",
+        ".summary.json.tmp-7: a process that was killed was writing it",
+        "step-000001: it is not in the journal",
+        "--resume adopts it and resumes after epoch 0",
     ):
         assert said in result.output, result.output
 
@@ -251,21 +252,21 @@ def test_verify_tells_rests_from_damage(runs):
     ("damage", "said"),
     [
         (lambda run: spoil(run / "checkpoints/step-000001/model.safetensors"),
-         "step-000001: model.safetensors was changed.*--resume does not use it and goes on before the first epoch"),
+         "step-000001: model.safetensors was changed.*--resume skips it and resumes at epoch 0"),
         (lambda run: shutil.rmtree(run / "checkpoints/step-000001"),
-         "step-000001: the journal names it, and it is not there.*goes on before the first epoch"),
-        (lambda run: (run / "checkpoints/step-000000/manifest.json").unlink(), "step-000000: it has no manifest.json"),
+         "step-000001: it is missing, but the journal lists it.*resumes at epoch 0"),
+        (lambda run: (run / "checkpoints/step-000000/manifest.json").unlink(), "step-000000: manifest.json is missing"),
         (lambda run: [shutil.rmtree(path) for path in (run / "checkpoints").iterdir()],
-         "begins again: nothing else is durable"),
+         "restarts from the beginning: no other one is usable"),
         (lambda run: (run / "episodes/epoch-0000.jsonl.zst").write_bytes(b"x"),
          "epoch-0000.jsonl.zst: it cannot be read"),
         (lambda run: os.truncate(run / "episodes/epoch-0000.jsonl.zst", 500),
-         "epoch-0000.jsonl.zst: it.*the journal holds its 128 episodes; --resume makes it again"),
+         "epoch-0000.jsonl.zst: it.*the journal holds the 128 episodes; --resume exports them again"),
         (lambda run: (run / "config.yml").write_text("a: [b"), "config.yml: it is missing or cannot be read"),
         (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")], "run.sqlite: reading"),
     ],
 )  # fmt: skip
-def test_verify_names_what_is_damaged_and_what_mends_it(runs, damage, said):
+def test_verify_names_what_is_damaged_and_how_to_fix_it(runs, damage, said):
     import re
 
     damage(runs / "killed")
@@ -277,21 +278,21 @@ def test_verify_names_what_is_damaged_and_what_mends_it(runs, damage, said):
     assert "killed" in call("list").output
 
 
-def test_verify_of_a_run_that_is_done_tells_how_an_export_is_made_again(runs):
+def test_verify_of_a_completed_run_says_how_to_export_an_epoch_again(runs):
     export = runs / "done" / "episodes" / "epoch-0001.jsonl.zst"
     before = export.read_bytes()
     export.unlink()
     result = call("verify", "done")
     assert (result.exit_code, "epoch-0001.jsonl.zst: it is missing" in result.output) == (4, True), result.output
-    assert ".export_epoch(1) makes it again" in result.output
-    store = RunStore.open(runs / "done")
-    store.export_epoch(1)
-    store.close()
+    assert ".export_epoch(1) exports them again" in result.output
+    journal = RunJournal.open(runs / "done")
+    journal.export_epoch(1)
+    journal.close()
     assert export.read_bytes() == before
     assert call("verify", "done").exit_code == 0
 
 
-def test_verify_finds_a_page_of_the_database_that_was_overwritten(runs):
+def test_verify_finds_an_overwritten_page_of_the_database(runs):
     path = runs / "done" / "run.sqlite"
     data = bytearray(path.read_bytes())
     page = 4096 * 40
@@ -301,7 +302,7 @@ def test_verify_finds_a_page_of_the_database_that_was_overwritten(runs):
     assert (result.exit_code, "damaged\n  run.sqlite: " in result.output) == (4, True), result.output
 
 
-def test_a_damaged_or_unborn_run_is_listed_as_such(runs):
+def test_a_damaged_or_unstarted_run_is_listed_as_such(runs):
     for name, data in (("junk", b"no database" * 100), ("unborn", b""), ("old", None)):
         (runs / name).mkdir()
         if data is not None:
@@ -311,12 +312,12 @@ def test_a_damaged_or_unborn_run_is_listed_as_such(runs):
     db.close()
     text = call("list").output
     assert "junk is damaged: reading runs/junk/run.sqlite: DatabaseError" in text
-    assert "the format 99, this version reads" in text
+    assert "has format 99, written by a newer reinforge" in text
     statuses = {run["name"]: run["status"] for run in as_json("list")["runs"]}
     assert statuses == {
         "junk": "damaged", "old": "damaged", "unborn": "interrupted", "done": "completed", "killed": "interrupted",
     }  # fmt: skip
-    assert "it was stopped before it began" in call("show", "unborn").output
+    assert "the run was stopped before it started" in call("show", "unborn").output
     assert call("verify", "unborn").exit_code == 0
     assert "Traceback" not in call("show", "junk").output
     assert call("show", "junk").exit_code == 4
@@ -324,9 +325,9 @@ def test_a_damaged_or_unborn_run_is_listed_as_such(runs):
     assert sorted(path.name for path in runs.iterdir()) == ["done", "killed"]
 
 
-def test_rm_removes_what_it_is_told_to_and_asks_nobody_without_a_terminal(runs):
+def test_rm_removes_the_named_runs_and_needs_yes_without_a_terminal(runs):
     result = call("rm", "killed")
-    assert (result.exit_code, "fix: say --yes" in result.output) == (2, True), result.output
+    assert (result.exit_code, "fix: pass --yes" in result.output) == (2, True), result.output
     result = call("rm", "killed", "nowhere", "--yes")
     assert (result.exit_code, 'there is no run "nowhere"' in result.output) == (2, True), result.output
     assert (runs / "killed").is_dir()
@@ -334,10 +335,10 @@ def test_rm_removes_what_it_is_told_to_and_asks_nobody_without_a_terminal(runs):
     assert [path.name for path in runs.iterdir()] == ["done"]
 
 
-def test_rm_finishes_a_removal_that_was_cut_short_and_lets_links_be(runs):
+def test_rm_finishes_an_interrupted_removal_and_refuses_links(runs):
     (runs / "killed").rename(runs / ".trash-killed-12-0")
     os.symlink(runs / "done", runs / "link")
-    assert "what is left of a run" in call("list").output
+    assert "a run whose removal was interrupted" in call("list").output
     assert "killed" not in {run["name"] for run in as_json("list")["runs"]}
     assert call("rm", ".trash-killed-12-0", "--yes").exit_code == 0
     result = call("rm", "link", "--yes")
@@ -353,7 +354,7 @@ def test_rm_asks_at_a_terminal(runs, answer, is_left):
     ended = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
     os.close(ours), os.close(theirs)
     assert ended.returncode == 0, ended.stderr
-    assert "runs/killed  interrupted, can go on, " in ended.stdout
+    assert "runs/killed  interrupted, resumable, " in ended.stdout
     assert (runs / "killed").is_dir() is is_left
 
 
@@ -362,7 +363,7 @@ def test_help_names_an_example():
         assert "Example:" in CliRunner().invoke(main, ["runs", command, "--help"]).output
 
 
-def test_looking_at_runs_needs_no_torch(runs):
+def test_inspecting_runs_does_not_import_torch(runs):
     code = (
         "import sys\nfrom reinforge.cli import main\n"
         "try: main(['runs', 'verify', 'killed', '--output_dir', 'runs'], prog_name='reinforge')\n"

@@ -1,4 +1,4 @@
-"""An agent with two tools trains end to end: calls are parsed in the family's format, results keep role and id."""
+"""An agent with two tools trains end to end: tool calls are parsed, and tool results keep their role and id."""
 
 import json
 
@@ -21,13 +21,13 @@ HERMES = (
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("left", "right")]
 
 
-def call_of(name):
+def format_call(name):
     return f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
 
 
 @pytest.fixture(scope="module")
 def tool_user(tmp_path_factory):
-    """A tiny model that calls one of two tools, at random, and then says "done"."""
+    """A tiny model that calls one of two tools at random and then replies "done"."""
     from reinforge.engine import Engine
 
     folder = make_tiny_model(tmp_path_factory.mktemp("tools") / "model", max_position_embeddings=512)
@@ -36,16 +36,16 @@ def tool_user(tmp_path_factory):
         model=str(folder), optimizer=OptimizerConfig(learning_rate=3e-3), batch=BatchConfig(batch_size=4)
     )
     engine = Engine.load(config, seed=0, device="cpu")
-    ask = [{"role": "user", "content": "go"}]
+    prompt = [{"role": "user", "content": "go"}]
     samples = []
     for name in ("left", "right"):
         tool_call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
         history = [
-            *ask,
+            *prompt,
             {"role": "assistant", "content": None, "tool_calls": [tool_call]},
             {"role": "tool", "tool_call_id": "c", "content": name},
         ]
-        samples += [sample_of(engine, ask, call_of(name)), sample_of(engine, history, "done")]
+        samples += [build_sample(engine, prompt, format_call(name)), build_sample(engine, history, "done")]
     engine.begin_job()
     engine.update(samples * 80, LossSpec("cross_entropy"), progress_start=0, progress_end=1)
     engine.end_job()
@@ -54,7 +54,7 @@ def tool_user(tmp_path_factory):
     return folder.with_name("primed")
 
 
-def sample_of(engine, messages, reply):
+def build_sample(engine, messages, reply):
     from reinforge.types.request import ModelRequest
 
     prompt = engine.policy.renderer.render(ModelRequest(messages, tools=TOOLS))
@@ -76,7 +76,7 @@ async def agent(item, llm, context):
     call = message.tool_calls[0]
     messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["name"]}]
     final = await llm.chat.completions.create(messages=messages, tools=TOOLS, max_tokens=8)
-    return {"tool": call["function"]["name"], "said": final.choices[0].message.content}
+    return {"tool": call["function"]["name"], "reply": final.choices[0].message.content}
 
 
 def went_left(output, expected):
@@ -100,7 +100,7 @@ def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
     )
     assert summary.confirm_tuned.mean - summary.confirm_base.mean > 0.2
     assert summary.promoted
-    episode = first_episode(summary.folder)
+    episode = read_first_episode(summary.folder)
     first, second = episode["calls"]
     assert first["finish_reason"] == "tool_calls"
     tool_call = first["reply"]["tool_calls"][0]
@@ -110,8 +110,8 @@ def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
     assert second["prompt_token_ids"][: len(first["prompt_token_ids"])] == first["prompt_token_ids"]
 
 
-def first_episode(folder):
-    from reinforge.runs.journal import read_rows
+def read_first_episode(folder):
+    from tests.journal_rows import read_rows
 
     query = "SELECT data FROM episodes WHERE phase = 'collect' AND outcome = 'ok' ORDER BY key LIMIT 1"
     return json.loads(read_rows(folder, query)[0][0])

@@ -45,7 +45,7 @@ class EngineAdapter(TrainerAdapter):
         return self.engine is not None
 
     async def submit(self, trajectories):
-        key = trajectories.resolved_job_key()
+        key = trajectories.resolve_job_key()
         self.jobs[key] = await asyncio.to_thread(self._train, trajectories)
         return TrainingJobRef(run_id=trajectories.run_id, backend="engine", metadata={"key": key})
 
@@ -203,7 +203,7 @@ class Converting(GroupTrajectoryBuilder):
 
     async def finalize(self, run_id, meta=None):
         collection = await super().finalize(run_id, meta)
-        names = {call.reply.tokens: call.call_id for record in self.last_records for call in record.calls}
+        names = {call.reply.tokens: call.call_id for record in self.records for call in record.calls}
         for turn in (turn for siblings in collection.trajectories for t in siblings for turn in t.turns):
             turn.metadata = {"id": names[turn.tokens]}
             turn.logprobs = list(turn.tokens.logprobs) if self.keeps_numbers else None
@@ -232,3 +232,47 @@ def test_turns_that_name_their_completion_are_trained_on_the_tokens_that_were_sa
     rows = sqlite3.connect(project.run / "run.sqlite").execute("SELECT data FROM episodes WHERE phase = 'collect'")
     sampled = sum(len(call["token_ids"]) for row in rows for call in json.loads(row[0])["calls"])
     assert 0 < project.summary["tokens"]["trained"] <= sampled
+
+
+class Rescaling(GroupTrajectoryBuilder):
+    """A user's builder with its own reward: ten times the score, unknown for one example, an error for another."""
+
+    async def compute_reward(self, output_item, meta=None):
+        assert meta["round"] == 0
+        if output_item.id == "7":
+            raise KeyError("no price for example 7")
+        return None if output_item.id == "3" else 10 * float(output_item.score)
+
+
+class RescalingConfig(GroupTrajectoryBuilderConfig, name="test_rescaling"):
+    """Its configuration."""
+
+
+@register_trajectory_builder(config_type=RescalingConfig)
+async def rescaling(config, builder):
+    yield Rescaling(config, ["agent"])
+
+
+def test_the_reward_is_decided_once_so_the_journal_keeps_what_trains(project):
+    project.set("trajectory_builders.builder", {"_type": "test_rescaling", "num_generations": 4})
+    project.set("finetuning.num_epochs", 1).set("finetuning.outcomes", {"max_missing": 0.5})
+    project.set("finetuning.limits", {"max_refills": 0})
+    project.set("finetuning.splits", {"train": 40, "select": 8, "confirm": 16})
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    database = sqlite3.connect(project.run / "run.sqlite")
+    query = "SELECT example_id, outcome, reward, data FROM episodes WHERE phase = 'collect'"
+    rows = [(*row[:3], json.loads(row[3])) for row in database.execute(query)]
+    database.close()
+    priced = [row for row in rows if row[0] not in ("3", "7")]
+    assert priced
+    assert all(reward == 10 * data["scores"]["vowels"]["score"] for _, _, reward, data in priced)
+    assert {(outcome, reward) for id_, outcome, reward, _ in rows if id_ == "3"} <= {("ok", None)}
+    assert {(outcome, reward) for id_, outcome, reward, _ in rows if id_ == "7"} <= {("judge_error", None)}
+    [history] = json.loads((project.run / "reward_history.json").read_text())
+    means = {}
+    for id_, _, reward, _ in priced:
+        means.setdefault(id_, []).append(reward)
+    mean = sum(sum(rewards) / len(rewards) for rewards in means.values()) / len(means)
+    assert history["avg_reward"] == pytest.approx(mean)
+    assert max(max(rewards) for rewards in means.values()) > 1, "ten times a score"

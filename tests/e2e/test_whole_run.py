@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import sys
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from reinforge.config.loader import load_config
 from reinforge.runs.progress import SilentProgress
 
 
-def test_the_reward_goes_up_and_the_files_tell_so(project):
+def test_the_reward_goes_up_and_the_files_show_it(project):
     result = project.finetune("--require_improvement")
     assert result.exit_code == 0, result.output
     summary = project.summary
@@ -24,7 +25,7 @@ def test_the_reward_goes_up_and_the_files_tell_so(project):
     assert [v["version"] for v in summary["policy_versions"]] == [0, 1, 2, 3, 4, 5]
     assert len({v["fingerprint"] for v in summary["policy_versions"]}) == 6
     assert sum(summary["episodes"].values()) == _count(project, "SELECT count(*) FROM episodes")
-    assert "made the agent better" in result.output
+    assert "improved the agent" in result.output
 
 
 def test_every_file_of_the_run_folder(project):
@@ -72,7 +73,7 @@ def test_the_promoted_model_is_the_best_checkpoint_and_loads_in_transformers(pro
     assert not (project.run / "model" / "training").exists()
 
 
-def test_two_runs_of_one_seed_collect_the_same_first_epoch(project):
+def test_two_runs_with_one_seed_collect_the_same_first_epoch(project):
     """Draws depend on seed, episode and call, not on what else happens to run."""
     project.set("finetuning.num_epochs", 1)
     assert project.finetune().exit_code == 0
@@ -187,7 +188,7 @@ def test_a_whole_run_with_adapters(project):
 
     from reinforge.cli import main
 
-    project.set("finetuning.policy.lora", {"rank": 16}).set("finetuning.policy.optimizer.learning_rate", 3e-2)
+    project.set("finetuning.policy.lora", {"r": 16}).set("finetuning.policy.optimizer.learning_rate", 3e-2)
     project.set("finetuning.num_epochs", 10)
     result = project.finetune()
     assert result.exit_code == 0, result.output
@@ -198,3 +199,13 @@ def test_a_whole_run_with_adapters(project):
     assert found.exit_code == 0, found.output
     mean = json.loads(found.stdout)["metrics"]["vowels"]["mean"]
     assert mean > project.summary["confirm_base"]["ci_high"], "the adapters are used"
+
+
+def test_a_run_without_matplotlib_says_that_there_is_no_plot(project, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = project.set("finetuning.num_epochs", 1).finetune()
+    assert result.exit_code == 0, result.output
+    assert 'no reward plot: matplotlib is not installed; pip install "reinforge[plot]" adds it' in result.output
+    assert not (project.run / "reward_plot.png").exists()
+    assert "reward_plot.png" not in (project.run / "report.md").read_text()
+    assert "reward_plot.png" not in result.output

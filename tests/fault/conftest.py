@@ -1,4 +1,4 @@
-"""Toy projects, and runs of them that nothing stopped, to compare with."""
+"""Toy projects, and undisturbed runs of them to compare with."""
 
 import pytest
 
@@ -10,23 +10,23 @@ __all__ = ["project"]
 DATASET, BUILDER, ALGORITHM = "eval.general.dataset.file_path", "trajectory_builders.builder", "finetuning.algorithm"
 ROWS = {"_type": "dataset", "examples_per_epoch": 6}
 METHODS = {
-    "lora": {"finetuning.policy.lora": {"rank": 4, "alpha": 8}},
+    "lora": {"finetuning.policy.lora": {"r": 4, "lora_alpha": 8}},
     "sft": {ALGORITHM: {"_type": "sft", "min_reward": 0.2}},
     "sft of a file": {ALGORITHM: {"_type": "sft"}, BUILDER: ROWS, DATASET: "shown.jsonl"},
     "dpo of a file": {ALGORITHM: {"_type": "dpo"}, BUILDER: ROWS, DATASET: "pairs.jsonl"},
     "two adapters": {
-        "finetuning.policy.lora": {"rank": 4, "alpha": 8},
+        "finetuning.policy.lora": {"r": 4, "lora_alpha": 8},
         "llms": {"agent": {"_type": "policy", "adapter": "a"}, "worker": {"_type": "policy", "adapter": "b"}},
         "workflow": {"_type": "python", "function": "task:team", "llm": "agent"},
     },
-    "ppo": {ALGORITHM: {"_type": "ppo"}, "finetuning.policy.batch.passes": 2},
+    "ppo": {ALGORITHM: {"_type": "ppo"}, "finetuning.policy.batch.num_iterations": 2},
 }
-"""What makes another method of a toy; without any it is GRPO on all weights."""
+"""Changes that give a toy project another method; without any it trains all weights with GRPO."""
 
 
 @pytest.fixture(scope="session")
 def finished(tiny_model_dir, tmp_path_factory):
-    """Returns a run that nothing stopped, made once for each set of changes: `finished({"finetuning.seed": 1})`."""
+    """Returns an undisturbed run, made once per set of changes: `finished({"finetuning.seed": 1})`."""
     known = {}
 
     def finish(changes):
@@ -45,7 +45,7 @@ def finished(tiny_model_dir, tmp_path_factory):
 
 @pytest.fixture
 def make_toy(tiny_model_dir, tmp_path):
-    """Returns a new project with these changes, in a folder of its own."""
+    """Returns a new project with these changes, in its own folder."""
     count = iter(range(1_000_000))
 
     def make(changes=None):
@@ -64,5 +64,5 @@ def toy(make_toy):
 
 @pytest.fixture
 def whole(finished):
-    """The same run as `toy`'s, that nothing stopped."""
+    """The same run as `toy`'s, undisturbed."""
     return finished({})

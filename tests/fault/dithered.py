@@ -1,4 +1,4 @@
-"""GRPO whose loss draws from torch's own stream, as dropout would: the stream's place is part of what a run holds."""
+"""GRPO whose loss draws from torch's random stream, as dropout does, so that a run must restore the stream."""
 
 import torch
 

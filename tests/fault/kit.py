@@ -1,9 +1,9 @@
-"""Runs that are made to die: real processes forked from a server that has torch loaded, and a toy project for them.
+"""Runs to kill: real processes, forked from a server that has torch loaded, and a toy project for them.
 
 toy = Toy(folder, model)
-toy.start(crash_at="batch.sealed:2").wait()      -> -9: killed by SIGKILL, there
+toy.start(crash_at="batch.sealed:2").wait()      -> -9: killed by SIGKILL at that point
 toy.resume().wait()                              -> 0
-differences(toy.run, whole.run)                  -> [], or the names of what is not equal
+differences(toy.run, whole.run)                  -> [], or the names of what differs
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from reinforge import crash
-from reinforge.files import damage
+from reinforge.files import find_damage
 from tests.project import Project
 
 ROOT = Path(__file__).parents[2]
@@ -30,13 +30,13 @@ SERVER.set_forkserver_preload(["tests.fault.preload"])
 KILLED = -signal.SIGKILL
 PATIENCE_S = 60
 LIFE_S = 1.5
-"""About how long a toy's run takes: kills at random times fall within."""
+"""About how long a toy's run takes; random kills fall within it."""
 SUMMARY = (
     "baseline", "final", "best", "confirm_base", "confirm_tuned", "improvement", "promoted", "episodes", "tokens",
     "policy_versions", "checkpoint",
 )  # fmt: skip
 
-# the reward runs once for each episode, so a line in a file is an episode that was really run
+# the reward runs once per episode, so each line of its file is an episode that really ran
 TASK = """
 import os
 
@@ -57,11 +57,11 @@ async def team(item, llm, context):
 """
 
 SHOWN, PREFERRED = {"completion": "aeiou"}, {"chosen": "aeiou", "rejected": "xyz"}
-"""What the rows of a toy's files show besides their prompt."""
+"""What the rows of a toy's files hold besides their prompt."""
 
 
 class Child:
-    """A run in a process and a session of its own; `said` is what it wrote."""
+    """A run in its own process and session; `said` is its output."""
 
     def __init__(self, folder, arguments, crash_at=None, mutation=None):
         self.output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
@@ -75,13 +75,13 @@ class Child:
         return self.output.read_text()
 
     def wait(self, seconds=PATIENCE_S):
-        """Returns the exit code; minus the signal where one killed it."""
+        """Returns the exit code; if a signal killed it, minus the signal."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"it still runs after {seconds} s: {self.said}"
         return self.process.exitcode
 
     def wait_for(self, path):
-        """Returns once a file is there."""
+        """Returns once a file exists."""
         deadline = time.monotonic() + PATIENCE_S
         while not path.exists():
             assert self.process.is_alive(), self.said
@@ -89,13 +89,13 @@ class Child:
             time.sleep(0.01)
 
     def send(self, number, after_s=0.0):
-        """Sends a signal unless the process ends before."""
+        """Sends a signal, unless the process has ended by then."""
         self.process.join(after_s)
         if self.process.is_alive():
             os.kill(self.process.pid, number)
 
     def left_behind(self):
-        """Returns the processes of its session that live on; without one there is no port and no lock either."""
+        """Returns the processes of its session that are still alive; if there are none, no port and no lock is held."""
         return [pid for pid in psutil.pids() if pid != self.process.pid and _session_of(pid) == self.process.pid]
 
 
@@ -107,7 +107,7 @@ def _session_of(pid):
 
 
 def start_server():
-    """Starts the fork server where it does not run yet; it finds modules where this process does."""
+    """Starts the fork server if it is not running yet; it finds the modules that this process finds."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     try:
@@ -120,7 +120,7 @@ def start_server():
 
 
 def _run(folder, arguments, crash_at, mutation, output):
-    """The child: from a fork with everything imported to the command line's own door."""
+    """Runs in the child, where everything is imported already: calls the command line."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -138,7 +138,7 @@ def _run(folder, arguments, crash_at, mutation, output):
 
 
 class Toy(Project):
-    """A tiny project whose run takes about a second; its runs are processes."""
+    """A tiny project whose run takes about a second; each run is a process."""
 
     def __init__(self, folder, model):
         folder.mkdir(exist_ok=True)
@@ -160,23 +160,23 @@ class Toy(Project):
         self.set("finetuning.gate", {"margin": -1.0})
 
     def start(self, *arguments, crash_at=None, mutation=None):
-        """Begins the run."""
+        """Starts the run."""
         self.write_files()
         return Child(self.folder, ["run.yml", "--run_name", "r", *arguments], crash_at, mutation)
 
     def resume(self, *arguments, crash_at=None, mutation=None):
-        """Goes on with it."""
+        """Resumes the run."""
         return Child(self.folder, ["--resume", str(self.run), *arguments], crash_at, mutation)
 
-    def go_on(self, *arguments):
-        """Does what a person does after any kill: `--resume`, or the first command again where there is no run yet."""
+    def resume_or_start(self, *arguments):
+        """Does what a user does after a kill: `--resume`, or the first command again if there is no run yet."""
         if (self.run / "run.sqlite").exists():
             return Child(self.folder, ["run.yml", "--resume", str(self.run), *arguments])
         shutil.rmtree(self.run, ignore_errors=True)
         return self.start(*arguments)
 
     def end_with_kills(self, rng):
-        """Runs to the end through kills at random times, later ones after more of them; returns how many there were."""
+        """Runs to the end through kills at random times, each later than the last; returns the number of kills."""
         child, kills = self.start(), 0
         while True:
             child.send(signal.SIGKILL, rng.uniform(0.05, LIFE_S * (1 + kills / 10)))
@@ -186,10 +186,10 @@ class Toy(Project):
                 return kills
             kills += 1
             assert damaged(self.run) == []
-            child = self.go_on()
+            child = self.resume_or_start()
 
     def end_after(self, *sites, mutation=None):
-        """Kills it at each site, every one in the process that goes on after the one before, and lets it end."""
+        """Kills it at each crash point, each time in the process that resumed after the last kill, then lets it end."""
         child = self.start(crash_at=sites[0])
         for site in sites[1:]:
             assert child.wait() == KILLED, child.said
@@ -202,7 +202,7 @@ class Toy(Project):
 
     @property
     def num_run(self):
-        """Number of episodes that were really run, as the reward counts them."""
+        """Number of episodes that really ran, as the reward counts them."""
         return len((self.folder / "ran.txt").read_text().splitlines())
 
     def rows_of(self, query):
@@ -212,12 +212,12 @@ class Toy(Project):
 
 
 def damaged(run):
-    """Returns the visible checkpoints that are not whole."""
-    return [path.name for path in sorted((run / "checkpoints").glob("step-*")) if damage(path) is not None]
+    """Returns the names of the damaged checkpoints."""
+    return [path.name for path in sorted((run / "checkpoints").glob("step-*")) if find_damage(path) is not None]
 
 
 def facts(run):
-    """Returns what must be equal between a run that was stopped and one that was not: name -> value."""
+    """Returns what must be equal between a stopped and an undisturbed run: name -> value."""
     summary = json.loads((run / "summary.json").read_text())
     last = sorted((run / "checkpoints").glob("step-*"))[-1]
     states = {_name(path, last): json.loads(path.read_text()) for path in sorted(last.rglob("state.json"))}
@@ -233,13 +233,13 @@ def facts(run):
 
 
 def differences(run, other):
-    """Returns the names of what differs between two finished runs."""
+    """Returns the names of what differs between two completed runs."""
     left, right = facts(run), facts(other)
     return [name for name in left if left[name] != right[name]]
 
 
 def _name(path, checkpoint):
-    """Returns `b/optimizer.safetensors` for what an adapter b has in its training folder."""
+    """Returns `b/optimizer.safetensors` for a file in the training folder of adapter b."""
     return "/".join(part for part in path.relative_to(checkpoint).parts if part != "training")
 
 

@@ -1,6 +1,6 @@
-"""Safeties taken away, one each: what a test promises must fail without the one that it is there for.
+"""Mutations for the mutation checks: each removes one safety, and the test that relies on it must then fail.
 
-Each is called in the process of a run before the run begins.
+Each is called in the process of a run before the run starts.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.rollout import runner
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import Snapshot
+from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import loop, resume, run, stages
 from reinforge.trainer.context import RunContext
 from reinforge.types import trajectory
@@ -75,21 +75,21 @@ def forget_supports():
 
 
 def adopt_no_orphan():
-    resume._adopted = lambda checkpoints, name: None
+    resume._read_snapshot = lambda checkpoints, name: None
 
 
 def trust_the_journal():
-    """Loads what the journal names without a look at it."""
-    Checkpoints.damage = lambda checkpoints, name: None
+    """Loads what the journal names without checking it."""
+    Checkpoints.find_damage = lambda checkpoints, name: None
 
 
 def record_before_the_checkpoint():
-    keep = Checkpoints.keep
+    keep = Checkpoints.write
 
     async def commit(context, adapter, epoch, state, *, version):
         state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
         name = context.checkpoints.name(version)
-        context.store.snapshot(Snapshot(epoch, version, name, state))
+        context.journal.record_snapshot(EpochSnapshot(epoch, version, name, state))
         return await keep(context.checkpoints, adapter, version, state)
 
     stages.commit = commit
@@ -97,7 +97,7 @@ def record_before_the_checkpoint():
 
 
 def rename_by_copying():
-    """A folder gets its name first and its files one by one."""
+    """Gives a folder its name first and its files one by one."""
 
     def rename(source, target):
         target.mkdir()
@@ -112,13 +112,13 @@ def rename_by_copying():
 
 
 def keep_old_metrics():
-    """Goes on without setting the metrics file back."""
+    """Resumes without restoring the metrics file."""
     replace_file = loop.replace_file
     loop.replace_file = lambda path, text: None if path.name == "training_metrics.jsonl" else replace_file(path, text)
 
 
 def allow_every_change():
-    resume.refuse_changes = lambda store, text, data, *, allowed: []
+    resume.refuse_changes = lambda journal, text, data, *, allowed: []
 
 
 def draw_without_the_seed():
@@ -135,15 +135,15 @@ def believe_every_reward():
 
 
 def look_for_no_job():
-    """Makes jobs without asking the service first."""
-    pages = FineTuningService._pages
+    """Creates jobs without asking the service first."""
+    pages = FineTuningService._iterate_pages
 
     async def none(service, path, query):
         if path != JOBS:
             async for entry in pages(service, path, query):
                 yield entry
 
-    FineTuningService._pages = none
+    FineTuningService._iterate_pages = none
 
 
 def note_no_job_of_a_group():
@@ -152,18 +152,18 @@ def note_no_job_of_a_group():
 
 def give_each_job_a_name_of_its_own():
     GroupFiles.read_job = lambda files, name: None
-    trajectory.TrajectoryCollection.resolved_job_key = lambda collection: str(os.getpid())
+    trajectory.TrajectoryCollection.resolve_job_key = lambda collection: str(os.getpid())
 
 
 def train_what_is_there():
-    local.damage = lambda folder: "not looked at"
+    local.find_damage = lambda folder: "not looked at"
 
 
 def handle_no_signals():
     async def bare(work, options):
         return await work
 
-    run._with_signals = bare
+    run.run_with_signals = bare
 
 
 def commit_nothing_at_a_stop():
@@ -185,17 +185,17 @@ def leave_a_child_behind():
 
 
 def stop_in_the_second_epoch():
-    """No safety is taken away: the process sends itself a signal while the second epoch is collected."""
-    episode_done = RunContext.episode_done
+    """Removes no safety: the process sends itself a signal while the second epoch is collected."""
+    record_episode = RunContext.record_episode
     left = [10]
 
     def stopping(context, record):
-        episode_done(context, record)
+        record_episode(context, record)
         left[0] -= (record.key.phase, record.key.epoch) == ("collect", 1)
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    RunContext.episode_done = stopping
+    RunContext.record_episode = stopping
 
 
 def stop_in_the_second_epoch_and_commit_nothing():

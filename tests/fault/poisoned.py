@@ -1,4 +1,4 @@
-"""GRPO whose credit is no finite number for some samples of one job, and a builder with such a reward."""
+"""GRPO with non-finite credit for some samples of one job, and a builder with a non-finite reward."""
 
 from pydantic import Field
 
@@ -34,7 +34,7 @@ class UnknownConfig(GroupTrajectoryBuilderConfig, name="unknown_reward"):
 
 
 class Unknown(GroupTrajectoryBuilder):
-    """A user's: from the second epoch on it does not say None where a reward is not known."""
+    """A user's builder that, from the second epoch on, returns NaN instead of None for an unknown reward."""
 
     async def compute_reward(self, output_item, meta=None):
         return float("nan") if meta["epoch"] else await super().compute_reward(output_item, meta)

@@ -1,4 +1,4 @@
-"""What the fork server imports, once: everything that a run needs. It starts no thread and computes nothing."""
+"""Imported once by the fork server: everything that a run needs. Starts no thread and computes nothing."""
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure

@@ -1,4 +1,4 @@
-"""G15: sampler and learner agree on every token that is trained, each job says how well, and a run halts if not."""
+"""Sampler and learner agree on every trained token, each job reports how well, and a run stops if they do not."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
-from reinforge.algorithms.samples import to_samples
+from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.interfaces import PolicyServer
@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 
 
 def dialogs(policy, count):
-    """Returns `count` sampled dialogs of one to three turns as training samples."""
+    """Returns `count` sampled dialogues of one to three turns as training samples."""
     histories = [[{"role": "user", "content": f"say {i}"}] for i in range(count)]
     turns = [[] for _ in range(count)]
     for turn in range(3):
@@ -36,12 +36,12 @@ def dialogs(policy, count):
             item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=reply.tokens)
             turns[i].append(item)
             histories[i] += [reply.message, {"role": "user", "content": "and then?"}]
-    return [sample for episode in turns for sample in to_samples(Trajectory(episode=episode, reward=1.0))]
+    return [sample for episode in turns for sample in samples_from_trajectory(Trajectory(episode=episode, reward=1.0))]
 
 
-@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["full", "lora"])
-def test_500_sampled_dialogs_have_the_same_logprobs_by_the_learners_path(tiny_model_dir, lora):
-    config = PolicyConfig(model=str(tiny_model_dir), lora=lora, max_batch=64)
+@pytest.mark.parametrize("lora", [None, LoRAConfig(r=4)], ids=["full", "lora"])
+def test_the_learner_scores_500_sampled_dialogues_as_the_sampler_did(tiny_model_dir, lora):
+    config = PolicyConfig(model=str(tiny_model_dir), lora=lora, max_num_seqs=64)
     config.optimizer.learning_rate = 1e-2
     with Engine.load(config, seed=0, device="cpu") as engine:
         engine.begin_job()
@@ -56,7 +56,7 @@ def test_500_sampled_dialogs_have_the_same_logprobs_by_the_learners_path(tiny_mo
 
 
 class Offset(PolicyServer):
-    """The embedded policy, whose replies carry log-probs that are off."""
+    """The embedded policy with an offset in the log-probs of its replies."""
 
     offset = 0.05
 
@@ -82,7 +82,7 @@ class Offset(PolicyServer):
 
 
 class OffsetConfig(LocalAdapterConfig, name="test_offset"):
-    """The local adapter behind such a policy."""
+    """The local adapter with such a policy."""
 
 
 class OffsetAdapter(LocalAdapter):
@@ -104,7 +104,7 @@ def run(project):
     return project
 
 
-def test_each_job_says_how_well_the_two_agree(run):
+def test_each_job_reports_how_well_the_two_agree(run):
     assert run.finetune().exit_code == 0
     rows = [json.loads(line) for line in (run.run / "training_metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
@@ -113,8 +113,8 @@ def test_each_job_says_how_well_the_two_agree(run):
         assert abs(row["canary_k3"]) <= TOLERANCE**2
 
 
-def test_what_a_job_says_is_the_mean_and_the_divergence(run, monkeypatch):
-    """All tokens are off by 0.05, which the canary is told to bear: k3 = exp(-0.05) - 1 + 0.05."""
+def test_a_job_reports_the_mean_difference_and_the_divergence(run, monkeypatch):
+    """All tokens are off by 0.05, which the canary tolerates here: k3 = exp(-0.05) - 1 + 0.05."""
     monkeypatch.setattr(Offset, "tolerance", 1.0, raising=False)
     assert run.set("trainer_adapters.adapter._type", "test_offset").finetune().exit_code == 0
     row = json.loads((run.run / "training_metrics.jsonl").read_text().splitlines()[0])
@@ -128,11 +128,11 @@ def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
     result = run.set("trainer_adapters.adapter._type", "test_offset").finetune()
     assert (result.exit_code, "differ by up to 5.00e-02 nats" in result.output) == (3, True), result.output
     assert run.summary["status"] == "failed"
-    assert "the agent is not served the weights that were trained" in run.summary["reason"]
+    assert "the agent is not served the trained weights" in run.summary["reason"]
     assert not (run.run / "training_metrics.jsonl").exists(), "it ends in the first epoch"
 
 
-def test_an_offset_that_nobody_looks_for_shows(run, monkeypatch):
-    """Mutation check of G15."""
+def test_an_offset_that_is_not_checked_goes_unnoticed(run, monkeypatch):
+    """Mutation check: a canary that accepts any difference."""
     monkeypatch.setattr(Offset, "tolerance", math.inf, raising=False)
     assert run.set("trainer_adapters.adapter._type", "test_offset").finetune().exit_code == 0

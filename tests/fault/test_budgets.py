@@ -1,6 +1,6 @@
-"""G12: a run whose episodes keep failing ends within its budget and names the cause.
+"""A run whose episodes keep failing ends within its budget and names the cause.
 
-Exit code 4 where most of what is missing failed at a model's endpoint, else 3.
+The exit code is 4 if most failures are at a model's endpoint, else 3.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import BackendError, BackendUnavailable, EvaluationError, JobFailed, ReinforgeError
-from reinforge.evaluation.run import error_of
+from reinforge.evaluation.run import choose_error_type
 from tests.scripted_run import ScriptedRun, ask
 
 TIMEOUT_S = 0.05
@@ -21,7 +21,7 @@ CONCURRENCY = 8
 
 
 class Counting:
-    """An agent that counts how often it is called, and then does what `behave` says."""
+    """An agent that counts its calls and then does what `behave` says."""
 
     def __init__(self, behave):
         self.behave, self.num_calls = behave, 0
@@ -87,7 +87,7 @@ async def test_a_run_whose_every_episode_fails_ends_before_training(tmp_path, be
         await run.run()
     assert raised.value.exit_code == code
     assert cause in reason_of(tmp_path)
-    num_examples = 3  # those of `select`: the baseline is where it ends
+    num_examples = 3  # the `select` examples: the run ends at the baseline
     assert run.agent.num_calls == num_examples * (RETRIES + 1)
     assert time.monotonic() - started < num_examples * (RETRIES + 1) * TIMEOUT_S + 10
     assert run.adapter.jobs == []
@@ -96,7 +96,7 @@ async def test_a_run_whose_every_episode_fails_ends_before_training(tmp_path, be
 @pytest.mark.parametrize(
     ("error", "kind"), [(BackendError("503"), BackendUnavailable), (RuntimeError("broke"), EvaluationError)]
 )
-async def test_a_world_that_breaks_after_the_baseline_stops_the_epoch(tmp_path, error, kind):
+async def test_an_environment_that_breaks_after_the_baseline_stops_the_epoch(tmp_path, error, kind):
     async def breaks(number, item, llm, context):
         if number > 5:
             raise error
@@ -110,7 +110,7 @@ async def test_a_world_that_breaks_after_the_baseline_stops_the_epoch(tmp_path, 
     assert run.agent.num_calls <= asked * (RETRIES + 1)
 
 
-async def test_a_world_that_fails_every_other_time_is_tried_again_and_costs_nothing(tmp_path):
+async def test_an_environment_that_fails_every_other_time_is_retried_and_costs_nothing(tmp_path):
     async def alternates(number, item, llm, context):
         if number % 2:
             raise BackendError("503")
@@ -124,7 +124,7 @@ async def test_a_world_that_fails_every_other_time_is_tried_again_and_costs_noth
     assert run.agent.num_calls <= sum(summary.episodes.values()) * (RETRIES + 1)
 
 
-async def test_epochs_that_teach_nothing_end_the_run(tmp_path):
+async def test_epochs_without_signal_end_the_run(tmp_path):
     run = run_of(tmp_path, lambda number, *arguments: ask(*arguments), num_epochs=100)
     run.settings["eval"]["evaluators"]["reward"]["function"] = lambda output, expected: 1.0
     with pytest.raises(JobFailed, match="3 epochs in a row had nothing to train on"):
@@ -141,12 +141,12 @@ async def test_epochs_that_teach_nothing_end_the_run(tmp_path):
         ({}, EvaluationError),
     ],
 )
-def test_most_of_what_is_missing_decides_whose_failure_it_is(outcomes, kind):
-    assert error_of(outcomes) is kind
+def test_the_most_frequent_failure_decides_the_exit_code(outcomes, kind):
+    assert choose_error_type(outcomes) is kind
 
 
-def test_finetune_with_an_endpoint_that_is_down_is_the_environments_failure(tmp_path, tiny_model_dir, monkeypatch):
-    """The agent asks a second model, which nobody serves."""
+def test_finetune_with_an_endpoint_that_is_down_exits_with_4(tmp_path, tiny_model_dir, monkeypatch):
+    """The agent calls a second model, which is not served."""
     from tests.e2e.conftest import Project
 
     monkeypatch.chdir(tmp_path)
@@ -160,6 +160,6 @@ def test_finetune_with_an_endpoint_that_is_down_is_the_environments_failure(tmp_
     project.set("workflow.llm", "other").set("finetuning.outcomes.retries", 0)
     done = project.finetune()
     assert done.exit_code == 4, done.output
-    assert "the baseline cannot be scored" in done.output
+    assert "the baseline could not be scored" in done.output
     assert "backend_error" in done.output
     assert CliRunner().invoke(main, ["eval", "run.yml", "--limit", "2"]).exit_code == 4

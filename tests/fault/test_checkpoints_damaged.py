@@ -1,4 +1,4 @@
-"""G2: a checkpoint is loaded bit for bit or not at all; the one before takes its place, and the run says so."""
+"""A checkpoint is loaded bit for bit or not at all; otherwise the previous one is used, and the run says so."""
 
 import asyncio
 import random
@@ -13,7 +13,8 @@ from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import StorageError
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import RunStore, Snapshot
+from reinforge.runs.journal import RunJournal
+from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer.resume import choose_snapshot
 from reinforge.types.sample import LossSpec
 from tests.doubles import RecordingAdapter
@@ -26,7 +27,7 @@ FILES = 10
 
 
 class EngineAdapter(RecordingAdapter):
-    """Keeps the weights of an engine."""
+    """Saves the weights of an engine."""
 
     def __init__(self, engine):
         super().__init__(engine.policy)
@@ -42,11 +43,11 @@ def state_of(epoch):
 
 
 class Run:
-    """A run folder with three checkpoints, and what their weights were when they were written."""
+    """A run folder with three checkpoints, and the fingerprints of their weights when they were written."""
 
     def __init__(self, folder, model):
         self.engine = Engine.load(PolicyConfig(model=str(model)), seed=0, device="cpu")
-        self.store, self.fingerprints = RunStore(folder), {}
+        self.journal, self.fingerprints = RunJournal(folder), {}
         self.checkpoints, adapter = Checkpoints(folder), EngineAdapter(self.engine)
         for epoch in (-1, 0, 1):
             if epoch >= 0:
@@ -54,16 +55,16 @@ class Run:
                 loss = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
                 self.engine.update(random_samples(6, epoch), loss, progress_start=0.0, progress_end=0.1)
                 self.engine.end_job()
-            name = asyncio.run(self.checkpoints.keep(adapter, epoch + 1, state_of(epoch)))
-            self.store.snapshot(Snapshot(epoch, epoch + 1, name, state_of(epoch)))
+            name = asyncio.run(self.checkpoints.write(adapter, epoch + 1, state_of(epoch)))
+            self.journal.record_snapshot(EpochSnapshot(epoch, epoch + 1, name, state_of(epoch)))
             self.fingerprints[name] = self.engine.fingerprint()
         self.files = sorted(path for path in (folder / NEWEST).rglob("*") if path.is_file())
 
     def choose(self):
-        """Chooses where to go on and loads it; returns its name, the weights' fingerprint and what was said."""
-        snapshot, said = choose_snapshot(self.store, self.checkpoints)
-        self.engine.load_weights(self.store.folder / snapshot.checkpoint)
-        return snapshot.checkpoint, self.engine.fingerprint(), " ".join(said)
+        """Chooses a snapshot and loads it; returns its checkpoint, the weights' fingerprint and the notes."""
+        snapshot, notes = choose_snapshot(self.journal, self.checkpoints)
+        self.engine.load_weights(self.journal.folder / snapshot.checkpoint)
+        return snapshot.checkpoint, self.engine.fingerprint(), " ".join(notes)
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +73,11 @@ def run(tmp_path_factory, tiny_model_dir):
     assert len(made.files) == FILES
     yield made
     made.engine.close()
-    made.store.close()
+    made.journal.close()
 
 
 def damaged(data, how, rng):
-    """Returns what is left of a file's bytes; None: nothing is."""
+    """Returns the bytes of a damaged file; None: it is deleted."""
     if how == "delete":
         return None
     at = rng.randrange(len(data))
@@ -84,67 +85,67 @@ def damaged(data, how, rng):
 
 
 def damage_each(run, cuts, flips):
-    """Damages every file of the newest checkpoint in many ways, one at a time, and chooses each time."""
+    """Damages every file of the newest checkpoint in many ways, one at a time, and chooses a snapshot each time."""
     rng, num_cases = random.Random(cuts), 0
     for path in run.files:
         whole = path.read_bytes()
         for how in ["delete"] + ["cut"] * cuts + ["flip"] * flips:
             left = damaged(whole, how, rng)
             path.unlink() if left is None else path.write_bytes(left)
-            chosen, fingerprint, said = run.choose()
+            chosen, fingerprint, notes = run.choose()
             path.write_bytes(whole)
             assert (chosen, fingerprint) == (BEFORE, run.fingerprints[BEFORE]), f"{how} {path.name}"
-            assert NEWEST in said, said
-            assert path.name in said, said
+            assert NEWEST in notes, notes
+            assert path.name in notes, notes
             num_cases += 1
     return num_cases
 
 
-def test_a_whole_checkpoint_is_chosen_without_a_word(run):
+def test_an_intact_checkpoint_is_chosen_without_a_note(run):
     assert run.choose() == (NEWEST, run.fingerprints[NEWEST], "")
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud(run):
+def test_a_damaged_checkpoint_is_skipped_with_a_note(run):
     assert damage_each(run, cuts=2, flips=3) == 60
 
 
 def test_no_byte_of_a_manifest_can_be_changed_unnoticed(run):
-    path = run.store.folder / NEWEST / "manifest.json"
+    path = run.journal.folder / NEWEST / "manifest.json"
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]))
-        assert "manifest.json" in (run.checkpoints.damage(NEWEST) or ""), f"byte {at}"
+        assert "manifest.json" in (run.checkpoints.find_damage(NEWEST) or ""), f"byte {at}"
     path.write_bytes(whole)
-    assert run.checkpoints.damage(NEWEST) is None
+    assert run.checkpoints.find_damage(NEWEST) is None
 
 
 @pytest.mark.fault
-def test_500_damaged_checkpoints_are_passed_over_aloud(run):
+def test_500_damaged_checkpoints_are_skipped_with_a_note(run):
     assert damage_each(run, cuts=19, flips=30) == 500
 
 
 @pytest.fixture
 def orphaned(run):
-    """The newest checkpoint was committed, and the process died before the journal knew of it."""
-    snapshot = run.store.snapshots()[0]
-    run.store.go_back_to(0, forget_jobs=False)
+    """The newest checkpoint was committed, and the process died before it was recorded in the journal."""
+    snapshot = run.journal.snapshots()[0]
+    run.journal.rewind(0, forget_jobs=False)
     yield run
-    run.store.snapshot(snapshot)
+    run.journal.record_snapshot(snapshot)
 
 
-def test_a_damaged_checkpoint_that_the_journal_does_not_know_is_not_adopted(orphaned):
+def test_a_damaged_checkpoint_that_is_not_in_the_journal_is_not_adopted(orphaned):
     assert damage_each(orphaned, cuts=1, flips=1) == 30
     assert orphaned.choose() == (NEWEST, orphaned.fingerprints[NEWEST], "")
 
 
-def test_a_damaged_checkpoint_is_never_handed_out(run):
+def test_a_damaged_checkpoint_is_never_returned(run):
     path = run.files[-1]
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(StorageError, match=f"step-000002 is damaged and not used: .*{path.name}"):
-        run.checkpoints.checked(NEWEST)
+    with pytest.raises(StorageError, match=f"step-000002 is damaged: .*{path.name}"):
+        run.checkpoints.verify(NEWEST)
     path.write_bytes(whole)
-    assert run.checkpoints.checked(NEWEST) == run.store.folder / NEWEST
+    assert run.checkpoints.verify(NEWEST) == run.journal.folder / NEWEST
 
 
 @pytest.fixture
@@ -159,11 +160,12 @@ def project(tmp_path, tiny_model_dir, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("lost", "goes_on"), [(1, "after epoch 0"), pytest.param(3, "it begins again", marks=pytest.mark.fault)]
+    ("lost", "resumed"),
+    [(1, "resuming after epoch 0"), pytest.param(3, "restarting from the beginning", marks=pytest.mark.fault)],
 )
-def test_a_killed_run_goes_on_from_the_newest_checkpoint_that_is_whole(project, lost, goes_on):
-    """Its last checkpoints lost a byte: they are named, and what was lost with them is done again."""
-    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+def test_a_killed_run_resumes_from_the_newest_intact_checkpoint(project, lost, resumed):
+    """Its last checkpoints lost a byte: they are named and skipped, and what is lost is trained again."""
+    project.finetune("--dataset", "nowhere.jsonl")  # fails, but writes the files
     assert Child(project.folder, ["run.yml", "--run_name", "r"], "publish.before:2").wait() == KILLED
     newest = sorted((project.run / "checkpoints").glob("step-*"))
     assert len(newest) == 3
@@ -171,10 +173,10 @@ def test_a_killed_run_goes_on_from_the_newest_checkpoint_that_is_whole(project, 
         (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     done = CliRunner().invoke(main, ["finetune", "run.yml", "--resume", "r"])
     assert done.exit_code == 0, done.output
-    said = Path(project.run / "run.log").read_text()
+    notes = Path(project.run / "run.log").read_text()
     for folder in newest[-lost:]:
-        assert f"{folder.name} is damaged and not used: model.safetensors" in said
-    assert goes_on in said
+        assert f"skipping checkpoints/{folder.name}: model.safetensors" in notes
+    assert resumed in notes
     assert [row["version"] for row in project.summary["policy_versions"]] == [0, 1, 2]
     checkpoints = Checkpoints(project.run)
-    assert [checkpoints.damage(name) for name in checkpoints.all()] == [None] * len(checkpoints.all())
+    assert [checkpoints.find_damage(name) for name in checkpoints.names()] == [None] * len(checkpoints.names())

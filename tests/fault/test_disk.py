@@ -1,4 +1,4 @@
-"""G5: a disk that is full, broken or read-only stops the run cleanly, with the path and the bytes that it needs."""
+"""A disk that is full, broken or read-only stops the run cleanly, with the path and the bytes that it needs."""
 
 import builtins
 import errno
@@ -15,12 +15,13 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import StorageError
-from reinforge.files import replace_file, writing
+from reinforge.files import replace_file, storage_boundary
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import RunStore
+from reinforge.runs.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
 from tests.e2e.conftest import Project
+from tests.journal_rows import read_rows
 from tests.scripted_run import ScriptedRun
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT]
@@ -33,7 +34,7 @@ class Disk:
         self.fails_at, self.number, self.num_calls = None, errno.ENOSPC, 0
         for place, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "mkdir")):
             monkeypatch.setattr(place, name, self._shim(getattr(place, name), lambda arguments: True))
-        for place in (builtins, io):  # pathlib opens by the second
+        for place in (builtins, io):  # pathlib uses io.open
             monkeypatch.setattr(
                 place, "open", self._shim(place.open, lambda arguments: set("wax+") & set(arguments[1]))
             )
@@ -63,18 +64,18 @@ def disk(monkeypatch):
 
 
 def each_failure(disk):
-    """Returns (call, errno) for every call that wrote when nothing failed, and every error."""
+    """Yields (call, errno) for every writing call of a run without failures, and every error."""
     assert disk.num_calls >= 3
     return itertools.product(range(1, disk.num_calls + 1), ERRORS)
 
 
 class ThreeFiles(RecordingAdapter):
-    """Keeps weights that are three files of one letter."""
+    """Saves weights that are three files of one letter."""
 
     letter = "a"
 
     async def save(self, folder, version):
-        with writing(folder, 30):
+        with storage_boundary(folder, 30):
             folder.mkdir()
             for name in ("model.safetensors", "config.json", "tokenizer.json"):
                 (folder / name).write_text(self.letter * 10)
@@ -82,35 +83,35 @@ class ThreeFiles(RecordingAdapter):
 
 
 def contents(folder):
-    """Returns what a folder holds, hidden files too."""
+    """Returns the files of a folder, hidden ones too."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("version", [1, 2], ids=["the same version again", "the next version"])
-async def test_a_commit_that_fails_at_any_call_leaves_the_checkpoint_before(tmp_path, disk, version):
+async def test_a_commit_that_fails_at_any_call_leaves_the_previous_checkpoint(tmp_path, disk, version):
     adapter, checkpoints = ThreeFiles(ScriptedPolicy()), Checkpoints(tmp_path)
     checkpoints.folder.mkdir()
-    first = await checkpoints.keep(adapter, 1, {"epoch": 1})
+    first = await checkpoints.write(adapter, 1, {"epoch": 1})
     with disk.failing(at=0):
-        await checkpoints.keep(adapter, version, {"epoch": version})
+        await checkpoints.write(adapter, version, {"epoch": version})
     for at, number in each_failure(disk):
-        checkpoints.drop_all_but([first])
+        checkpoints.remove_except([first])
         before = contents(tmp_path / first)
         adapter.letter = "b" if adapter.letter == "a" else "a"
         with disk.failing(at, number), pytest.raises(StorageError) as raised:
-            await checkpoints.keep(adapter, version, {"epoch": version})
+            await checkpoints.write(adapter, version, {"epoch": version})
         said = str(raised.value)
         assert str(tmp_path / checkpoints.name(version)) in said
         assert " bytes): " in said
         assert os.strerror(number) in said
         assert (" are free on its disk" in said) == (number in (errno.ENOSPC, errno.EDQUOT))
         assert checkpoints.has(1), f"call {at}: {said}"
-        assert [checkpoints.damage(name) for name in checkpoints.all()] == [None] * len(checkpoints.all())
+        assert [checkpoints.find_damage(name) for name in checkpoints.names()] == [None] * len(checkpoints.names())
         assert version == 1 or contents(tmp_path / first) == before
         assert not [path for path in checkpoints.folder.iterdir() if path.name.startswith(".tmp-")]
 
 
-def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, disk):
+def test_a_file_that_cannot_be_replaced_is_unchanged(tmp_path, disk):
     path = tmp_path / "summary.json"
     with disk.failing(at=0):
         replace_file(path, "old")
@@ -120,14 +121,14 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, disk):
         assert contents(tmp_path) == {"summary.json": b"old"}
 
 
-def test_a_folder_that_cannot_be_made_is_the_environments_failure(tmp_path, disk):
-    with disk.failing(1, errno.EACCES), pytest.raises(StorageError, match=r"making the run folder .*/r .*Permission"):
-        RunStore(tmp_path / "r")
+def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path, disk):
+    with disk.failing(1, errno.EACCES), pytest.raises(StorageError, match=r"creating the run folder .*/r .*Permission"):
+        RunJournal(tmp_path / "r")
 
 
 @contextmanager
 def no_file_above(num_bytes):
-    """Makes every write past this size fail, as on a full disk."""
+    """Makes every write beyond this file size fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
@@ -141,48 +142,48 @@ def episode(number):
     return EpisodeRecord(EpisodeKey("collect", 0, "0", number), item, reward=0.5)
 
 
-def test_a_journal_that_does_not_fit_holds_what_it_acknowledged_and_goes_on_later(tmp_path):
-    store, acknowledged = RunStore(tmp_path / "r"), 0
+def test_a_journal_that_does_not_fit_holds_what_it_acknowledged_and_continues_later(tmp_path):
+    journal, acknowledged = RunJournal(tmp_path / "r"), 0
 
     def record_until_it_fails():
         nonlocal acknowledged
         for number in range(1000):
-            store.episode(episode(number))
-            store.flush()
+            journal.record_episode(episode(number))
+            journal.flush()
             acknowledged = number + 1
 
     with no_file_above(200_000), pytest.raises(StorageError, match=r"run\.sqlite: .* bytes are free on its disk"):
         record_until_it_fails()
     assert 0 < acknowledged < 100
     with pytest.raises(StorageError):
-        store.close()
-    store = RunStore.open(tmp_path / "r")
+        journal.close()
+    journal = RunJournal.open(tmp_path / "r")
     for number in range(acknowledged, 100):
-        store.episode(episode(number))
-    store.flush()
-    assert store.rows("SELECT count(*), max(generation) FROM episodes") == [(100, 99)]
-    assert store.rows("PRAGMA integrity_check") == [("ok",)]
-    store.close()
+        journal.record_episode(episode(number))
+    journal.flush()
+    assert read_rows(journal.folder, "SELECT count(*), max(generation) FROM episodes") == [(100, 99)]
+    assert read_rows(journal.folder, "PRAGMA integrity_check") == [("ok",)]
+    journal.close()
 
 
-async def test_a_run_whose_disk_is_full_ends_with_the_reason_and_frees_its_folder(tmp_path):
+async def test_a_run_whose_disk_is_full_ends_with_the_reason_and_releases_its_folder(tmp_path):
     run = ScriptedRun(tmp_path, script=lambda request: f"{'x' * 2000} {request.sampling.seed % 7}")
     with no_file_above(100_000), pytest.raises(StorageError, match=str(tmp_path / "r")):
         await run.run()
     assert run.events == ["open", "closed"]
-    RunStore.open(tmp_path / "r").close()
+    RunJournal.open(tmp_path / "r").close()
 
 
 @pytest.mark.fault
-def test_a_run_that_found_no_room_for_its_checkpoint_goes_on_once_there_is_some(tmp_path, tiny_model_dir, monkeypatch):
-    """After the first job the optimizer's moments are larger than the weights: the second checkpoint does not fit."""
+def test_a_run_without_room_for_its_checkpoint_resumes_once_there_is_some(tmp_path, tiny_model_dir, monkeypatch):
+    """After the first job the optimizer state is larger than the weights: the second checkpoint does not fit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("task", None)
     project = Project(tmp_path, tiny_model_dir)
     project.set("finetuning.num_epochs", 1).set("trajectory_builders.builder.examples_per_epoch", 4)
     project.rows = project.rows[:24]
-    project.finetune("--dataset", "nowhere.jsonl")  # refused, but the files are written
+    project.finetune("--dataset", "nowhere.jsonl")  # fails, but writes the files
     size = (tiny_model_dir / "model.safetensors").stat().st_size
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, resource.RLIM_INFINITY))  # noqa: E731
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
@@ -191,7 +192,8 @@ def test_a_run_that_found_no_room_for_its_checkpoint_goes_on_once_there_is_some(
     assert f"writing {project.run.relative_to(tmp_path)}/checkpoints/step-000001 (" in full.stderr
     assert " bytes)" in full.stderr
     checkpoints = Checkpoints(project.run)
-    assert [(name, checkpoints.damage(name)) for name in checkpoints.all()] == [("checkpoints/step-000000", None)]
+    assert checkpoints.names() == ["checkpoints/step-000000"]
+    assert checkpoints.find_damage("checkpoints/step-000000") is None
     done = CliRunner().invoke(main, ["finetune", "run.yml", "--resume", "r"])
     assert done.exit_code == 0, done.output
     assert project.summary["status"] == "completed"

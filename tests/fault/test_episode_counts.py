@@ -1,6 +1,6 @@
-"""G11: one failed rollout never loses its siblings, and every episode that was asked for is accounted for.
+"""A failed episode never costs its siblings, and every requested episode is accounted for.
 
-asked for = trained + dropped (no signal, outside the curriculum) + failed (by outcome, with a reason)
+requested = trained + dropped (no signal, outside the curriculum) + failed (by outcome, with a reason)
 """
 
 import asyncio
@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reinforge.config.schema import FinetuneConfig, SamplingConfig
-from reinforge.errors import BackendError, EvaluationError, JobFailed
+from reinforge.errors import BackendError, ContextOverflow, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.runs.journal import RunStore
+from reinforge.runs.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
@@ -26,6 +25,7 @@ from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
+from tests.journal_rows import read_rows
 
 GENERATIONS = 4
 FAULTS = {
@@ -48,7 +48,7 @@ def fault_of(example_id, generation, kinds, rate, seed):
 
 
 class Epoch:
-    """One epoch of the loop over doubles, in which a share of the episodes goes wrong."""
+    """One epoch of the loop over doubles, in which a share of the episodes fails."""
 
     def __init__(self, folder, kinds, rate, seed, num_groups, **config):
         self.fault = lambda item_id, generation: fault_of(item_id, generation, kinds, rate, seed)
@@ -73,7 +73,7 @@ class Epoch:
             run_seed=seed,
             max_concurrency=16,
         )
-        self.context = RunContext("r", RunStore(folder), SilentProgress(), self.config.limits)
+        self.context = RunContext("r", RunJournal(folder), SilentProgress(), self.config.limits)
         builder = GroupTrajectoryBuilderConfig(num_generations=GENERATIONS, examples_per_epoch=num_groups)
         self.builder = GroupTrajectoryBuilder(builder, ["agent"])
         self.builder.evaluation = DatasetEvaluation(
@@ -82,7 +82,7 @@ class Epoch:
             {"reward": Scored(self.score)},
             reward_metric="reward",
             outcomes=self.config.outcomes,
-            listener=self.context.episode_done,
+            listener=self.context.record_episode,
         )
         self.trainer = EpochTrainer(EpochTrainerConfig())
         self.trainer.context = self.context
@@ -106,28 +106,26 @@ class Epoch:
         await self.trainer.initialize(self.config)
         try:
             await self.trainer.run(1)
-        except (EvaluationError, JobFailed):  # nothing was left to train on
+        except (EvaluationError, JobFailed):  # nothing is left to train on
             pass
         finally:
-            self.context.store.flush()
+            self.context.journal.flush()
 
     def check(self):
         """Checks that the journal, the metrics and the job account for every episode, in every group."""
-        rows = self.context.store.rows(
-            "SELECT example_id, outcome, count(*) FROM episodes GROUP BY example_id, outcome ORDER BY example_id"
-        )
+        query = "SELECT example_id, outcome, count(*) FROM episodes GROUP BY example_id, outcome ORDER BY example_id"
+        rows = read_rows(self.context.folder, query)
         by_example = {}
         for example, outcome, count in rows:
             by_example.setdefault(example, Counter())[outcome] += count
-        for example, outcomes in by_example.items():  # failures are those that were made, and no sibling is lost
+        for example, outcomes in by_example.items():  # exactly the injected failures, and no sibling is lost
             faults = [self.fault(example, generation) for generation in range(GENERATIONS)]
             assert outcomes.total() == GENERATIONS == self.generations[example]
             assert outcomes["ok"] == faults.count(None), (example, outcomes, faults)
             assert outcomes["policy_error"] == faults.count("the policy")
             assert outcomes["cancelled"] == faults.count("the agent's cancellation")
-        reasons = self.context.store.rows(
-            "SELECT count(*) FROM episodes WHERE outcome != 'ok' AND data LIKE ?", ('%"reason":null%',)
-        )
+        query = "SELECT count(*) FROM episodes WHERE outcome != 'ok' AND data LIKE ?"
+        reasons = read_rows(self.context.folder, query, ('%"reason":null%',))
         assert reasons == [(0,)], "every failure has a reason"
         asked = sum(outcomes.total() for outcomes in by_example.values())
         failed = sum(count for _, outcome, count in rows if Outcome(outcome).is_missing)
@@ -135,7 +133,7 @@ class Epoch:
         if not self.trainer._reward_history:
             assert not trained
             return
-        (row,) = self.trainer._reward_history
+        (row,) = [metrics.as_dict() for metrics in self.trainer._reward_history]
         selection = self.trainer._selection
         dropped = [
             trajectory
@@ -163,7 +161,7 @@ def run_and_check(**arguments):
             asyncio.run(epoch.run())
             epoch.check()
         finally:
-            epoch.context.store.close()
+            epoch.context.journal.close()
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

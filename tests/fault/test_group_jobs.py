@@ -1,8 +1,8 @@
-"""A shared-model group is killed in each stage of a job and goes on in another process; no job is created twice.
+"""A shared-model group is killed in each stage of a job and continues in another process; no job is created twice.
 
-job created            intent written, or sent and the answer not noted, or its id noted
+job created            intent recorded, or sent and the response not recorded, or its id recorded
 running                within an optimizer step here; while the service trains there
-finished, not switched the model is there, and nobody serves it yet
+finished, not adopted  the model exists and is not served yet
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Address:
 
 @pytest.fixture(params=CASES)
 def killed(request, tmp_path, tiny_model_dir):
-    """A backend in whose folder a process began a job and was killed."""
+    """A backend in whose folder a process started a job and was killed."""
     kind, stage = request.param
     with OpenAIService() as service:
         backend = kind(tmp_path / "killed", tiny_model_dir, service)
@@ -52,7 +52,7 @@ def killed(request, tmp_path, tiny_model_dir):
 
 
 def kill(backend, model, stage, mutation=None):
-    """Begins a job in a process that dies at a stage."""
+    """Starts a job in a process that dies at a stage."""
     start_server()
     where = (type(backend), backend.folder, model, backend.service.url, backend.service.key)
     child = SERVER.Process(target=begin, args=(*where, stage, mutation), daemon=True)
@@ -81,13 +81,13 @@ def weights(folder):
     return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
-def test_a_killed_group_goes_on(killed, tmp_path, tiny_model_dir):
+def test_a_killed_group_continues(killed, tmp_path, tiny_model_dir):
     backend, stage = killed
     models = list(backend.folder.glob("**/model/manifest.json"))
     made_at = [path.stat().st_mtime_ns for path in models]
     assert len(models) == (isinstance(backend, Embedded) and stage == FINISHED)
     group = backend.group()
-    assert asyncio.run(group.wait_for_fine_tune_job(60)) == "succeeded", "nobody needs to ask for it again"
+    assert asyncio.run(group.wait_for_fine_tune_job(60)) == "succeeded", "it does not have to be requested again"
     job = group.fine_tune_job_id
     assert asyncio.run(group.create_supervised_fine_tune_job(data(backend))) == job, "and who does gets the same"
     assert group.model_name == group.base_model_name
@@ -105,13 +105,13 @@ def test_a_killed_group_goes_on(killed, tmp_path, tiny_model_dir):
         undisturbed.close()
 
 
-def test_others_go_on_with_a_job_that_the_service_still_trains(tmp_path, tiny_model_dir):
+def test_another_process_continues_a_job_that_the_service_still_trains(tmp_path, tiny_model_dir):
     with OpenAIService() as service:
         service.seconds = 3600
         backend = Hosted(tmp_path / "groups", tiny_model_dir, service)
         group = backend.group()
         asyncio.run(group.create_supervised_fine_tune_job(data(backend)))
-        again = backend.group()  # as in another process: the first one says nothing any more
+        again = backend.group()  # as in another process: the first one makes no more requests
         assert asyncio.run(again.get_fine_tune_job_status()) in ("pending", "running")
         state = again.get_state_dict()
         service.advance(7200)
@@ -125,8 +125,8 @@ def test_others_go_on_with_a_job_that_the_service_still_trains(tmp_path, tiny_mo
         backend.close()
 
 
-def test_without_its_notes_a_group_knows_of_no_job(tmp_path, tiny_model_dir, openai_service):
-    """The mutation: nothing is noted before and after the job is sent."""
+def test_without_its_state_file_a_group_does_not_find_its_job(tmp_path, tiny_model_dir, openai_service):
+    """Mutation check: nothing is recorded before and after the job is sent."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
     kill(backend, tiny_model_dir, "submit.after_id", mutations.note_no_job_of_a_group)
     assert asyncio.run(backend.group().get_fine_tune_job_status()) == "not_found"
@@ -134,15 +134,15 @@ def test_without_its_notes_a_group_knows_of_no_job(tmp_path, tiny_model_dir, ope
 
 
 def test_without_names_by_content_a_job_is_created_twice(tmp_path, tiny_model_dir, openai_service):
-    """The mutation: a job is named by the process that asked for it."""
+    """Mutation check: a job is named by the process that requested it."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
     for _ in range(2):
         kill(backend, tiny_model_dir, FINISHED, mutations.give_each_job_a_name_of_its_own)
     assert len(openai_service.jobs) == 2
 
 
-def test_without_a_look_at_its_folder_a_job_is_trained_twice(tmp_path, tiny_model_dir, openai_service):
-    """The mutation: whoever goes on does not look whether the model is there."""
+def test_without_checking_its_folder_a_job_is_trained_twice(tmp_path, tiny_model_dir, openai_service):
+    """Mutation check: the next process does not check whether the model exists."""
     backend = Embedded(tmp_path / "groups", tiny_model_dir, openai_service)
     kill(backend, tiny_model_dir, FINISHED)
     [model] = backend.folder.glob("**/model/manifest.json")

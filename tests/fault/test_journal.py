@@ -1,4 +1,4 @@
-"""G3: what the journal acknowledged is in it, each row once and none left out, however the process dies."""
+"""Everything that the journal acknowledged is in it, each row once, however the process dies."""
 
 import os
 import random
@@ -10,37 +10,39 @@ import time
 
 import pytest
 
-from reinforge.runs.journal import RunStore, read_facts
+from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal_reader import JournalReader
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from tests.doubles import examples
+from tests.journal_rows import read_rows
 
 PER_EPOCH = 8
 
 
-def write_for_ever(folder, acknowledge):
-    """Records epochs of episodes, a stage and a job each; says the number of every epoch that is on disk."""
-    store, item = RunStore(folder), examples(1)[0]
+def write_forever(folder, acknowledge):
+    """Records epochs, each with episodes, a stage and a job; acknowledges every epoch that is on disk."""
+    journal, item = RunJournal(folder), examples(1)[0]
     for epoch in range(1_000_000):
         for number in range(PER_EPOCH):
-            store.episode(EpisodeRecord(EpisodeKey("collect", epoch, "0", number), item, reward=0.5))
+            journal.record_episode(EpisodeRecord(EpisodeKey("collect", epoch, "0", number), item, reward=0.5))
         key = f"r/{epoch}"
         ref = TrainingJobRef(run_id="r", backend="local", metadata={"epoch": epoch})
-        store.intend_job(key, epoch, "r")
-        store.job_submitted(key, ref)
-        store.job(ref, TrainingJobStatus(run_id="r", backend="local", status="completed"), key)
-        store.stage(epoch, "AWAIT", {})
+        journal.record_job_intent(key, epoch, "r")
+        journal.record_job_submission(key, ref)
+        journal.record_job(ref, TrainingJobStatus(run_id="r", backend="local", status="completed"), key)
+        journal.record_stage(epoch, "AWAIT", {})
         acknowledge(epoch)
 
 
 def killed_writer(folder, after_s):
-    """Returns the epochs that a writer acknowledged until it was killed, `after_s` seconds after its first one."""
+    """Returns the epochs that a writer acknowledged before it was killed, `after_s` seconds after the first one."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         try:
-            write_for_ever(folder, lambda epoch: os.write(writer, epoch.to_bytes(4, "big")))
+            write_forever(folder, lambda epoch: os.write(writer, epoch.to_bytes(4, "big")))
         finally:
             os._exit(1)
     os.close(writer)
@@ -54,25 +56,25 @@ def killed_writer(folder, after_s):
 
 
 def check(folder, acknowledged):
-    """Checks the record as the dead writer left it, and that another owner writes on."""
+    """Checks the journal as the killed writer left it, and that another owner continues it."""
     assert acknowledged == [*range(len(acknowledged))]
     database = sqlite3.connect(f"file:{folder / 'run.sqlite'}?mode=ro", uri=True)
     assert database.execute("PRAGMA quick_check").fetchall() == [("ok",)]
     database.close()
-    store = RunStore.open(folder)
+    journal = RunJournal.open(folder)
     last = len(acknowledged) - 1
-    stages = [epoch for (epoch,) in store.rows("SELECT epoch FROM stages ORDER BY id")]
+    stages = [epoch for (epoch,) in read_rows(journal.folder, "SELECT epoch FROM stages ORDER BY id")]
     assert stages == [*range(len(stages))], "each once, none left out"
     assert len(stages) > last
-    jobs = {job.job_key: job.status for job in store.jobs()}
+    jobs = {job.job_key: job.status for job in journal.jobs()}
     assert jobs.keys() >= {f"r/{epoch}" for epoch in range(len(stages))}
     assert all(jobs[f"r/{epoch}"].status == "completed" for epoch in range(len(stages)))
-    episodes = store.rows("SELECT epoch, generation FROM episodes ORDER BY epoch, generation")
+    episodes = read_rows(journal.folder, "SELECT epoch, generation FROM episodes ORDER BY epoch, generation")
     assert episodes == [divmod(number, PER_EPOCH) for number in range(len(episodes))], "a prefix of what was recorded"
     assert len(episodes) >= len(stages) * PER_EPOCH
-    store.stage(len(stages), "AWAIT", {})
-    assert store.rows("SELECT count(*) FROM stages") == [(len(stages) + 1,)]
-    store.close()
+    journal.record_stage(len(stages), "AWAIT", {})
+    assert read_rows(journal.folder, "SELECT count(*) FROM stages") == [(len(stages) + 1,)]
+    journal.close()
 
 
 def kill_often(tmp_path, times):
@@ -86,17 +88,17 @@ def kill_often(tmp_path, times):
     assert num_acknowledged > 2 * times, "the writer was killed before it did anything"
 
 
-def test_a_writer_killed_at_any_time_leaves_a_record_of_all_that_it_acknowledged(tmp_path):
+def test_a_writer_killed_at_any_time_leaves_everything_that_it_acknowledged(tmp_path):
     kill_often(tmp_path, 15)
 
 
 @pytest.mark.fault
-def test_200_writers_killed_at_any_time_leave_a_record_of_all_that_they_acknowledged(tmp_path):
+def test_200_writers_killed_at_any_time_leave_everything_that_they_acknowledged(tmp_path):
     kill_often(tmp_path, 200)
 
 
-def test_a_journal_whose_process_was_killed_while_it_made_the_file_can_be_read(tmp_path):
-    """Before the write-ahead log is on, SQLite leaves what is to be taken back in a file that only a writer may use."""
+def test_a_journal_whose_process_was_killed_while_it_created_the_file_can_be_read(tmp_path):
+    """Before the write-ahead log is on, SQLite keeps a rollback journal, which only a writer may use."""
     for name in ("alive", "dead"):
         (tmp_path / name).mkdir()
     database = sqlite3.connect(tmp_path / "alive" / "run.sqlite", isolation_level=None)
@@ -108,7 +110,7 @@ def test_a_journal_whose_process_was_killed_while_it_made_the_file_can_be_read(t
         shutil.copy(path, tmp_path / "dead")
     database.close()
     assert (tmp_path / "dead" / "run.sqlite-journal").stat().st_size > 0
-    assert read_facts(tmp_path / "dead") == {}
-    store = RunStore.open(tmp_path / "dead")
-    assert store.rows("SELECT count(*) FROM other") == [(0,)]
-    store.close()
+    assert JournalReader(tmp_path / "dead").facts() == {}
+    journal = RunJournal.open(tmp_path / "dead")
+    assert read_rows(journal.folder, "SELECT count(*) FROM other") == [(0,)]
+    journal.close()

@@ -1,6 +1,6 @@
-"""G1: a run that is killed at any time goes on with `--resume` to the same end, bit for bit.
+"""A run that is killed at any time and resumed reaches the same end, bit for bit.
 
-Compared: weights, optimizer, random state, metrics file, validations, and the figures, counts and verdict of
+Compared: weights, optimizer, random state, metrics file, validations, and the scores, counts and verdict of
 `summary.json`. Without `deterministic` each episode and each optimizer step counts exactly once.
 """
 
@@ -35,24 +35,24 @@ SPARSE = {"trainers.trainer.save_every": 3, "finetuning.run_configuration.valida
 """Settings by which the base, version 3 and the last have a checkpoint."""
 
 
-def test_every_site_has_its_kill():
+def test_every_crash_point_has_its_kill():
     assert {site.partition(":")[0] for chain in CHAINS for site in chain} == set(SITES)
 
 
 @pytest.mark.parametrize("sites", CHAINS, ids="->".join)
-def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(toy, whole, sites):
-    """Each kill but the first hits the process that goes on after the one before, once at the same place."""
+def test_a_run_killed_at_crash_points_ends_as_if_undisturbed(toy, whole, sites):
+    """Each kill but the first hits the process that resumed after the last kill, once at the same crash point."""
     assert differences(toy.end_after(*sites).run, whole.run) == []
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("share", [0, 0.5, 1])
 @pytest.mark.parametrize("site", SITES)
-def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(toy, whole, site, share):
+def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(toy, whole, site, share):
     number = max(1, round(share * PASSINGS[site]))
     assert toy.start(crash_at=f"{site}:{number}").wait() == KILLED
     assert damaged(toy.run) == []
-    assert toy.go_on().wait() == 0
+    assert toy.resume_or_start().wait() == 0
     assert differences(toy.run, whole.run) == []
 
 
@@ -65,12 +65,12 @@ def test_kills_at_random_times(make_toy, whole, num_kills):
         assert differences(toy.run, whole.run) == []
 
 
-def test_a_kill_before_the_run_has_begun(toy, whole):
-    """Nothing is there yet: the file is named again, and the message says so where it is not."""
+def test_a_kill_before_the_run_has_started(toy, whole):
+    """Nothing exists yet: the file must be given again, and the message says so if it is not."""
     assert toy.start(crash_at="db.after_commit").wait() == KILLED
     refused = toy.resume()
     assert (refused.wait(), "reinforge finetune FILE --resume" in refused.said) == (2, True)
-    assert toy.go_on().wait() == 0
+    assert toy.resume_or_start().wait() == 0
     assert differences(toy.run, whole.run) == []
 
 
@@ -85,18 +85,18 @@ def test_kills_in_the_final_stages(toy, whole):
 
 
 @pytest.mark.parametrize("site", ["batch.sealed:3", pytest.param("publish.mid:4", marks=pytest.mark.fault)])
-def test_epochs_without_a_checkpoint_are_made_again(make_toy, finished, site):
-    """The episodes of those epochs are not run again, their steps are."""
+def test_epochs_without_a_checkpoint_are_trained_again(make_toy, finished, site):
+    """Their episodes do not run again, their optimizer steps do."""
     toy = make_toy(SPARSE).end_after(site)
     assert differences(toy.run, finished(SPARSE).run) == []
 
 
-def test_episodes_that_were_journalled_are_not_run_again(toy, whole):
+def test_episodes_in_the_journal_do_not_run_again(toy, whole):
     assert toy.end_after("batch.sealed:2").num_run == whole.num_run
 
 
-def test_a_checkpoint_that_the_journal_does_not_know_is_adopted(toy):
-    """Its step is not made again: the run goes on after epoch 1, whose checkpoint is the third."""
+def test_a_checkpoint_that_is_not_in_the_journal_is_adopted(toy):
+    """Its step is not made again: the run resumes after epoch 1, whose checkpoint is the third."""
     toy.end_after("ckpt.after_rename:3")
     assert resumed_after(toy) == [None, 1]
 
@@ -114,30 +114,30 @@ def resumed_after(toy):
         pytest.param("export.mid:3", mutations.keep_old_metrics, marks=pytest.mark.fault),
     ],
 )
-def test_what_is_not_put_back_shows(toy, whole, site, mutation):
-    """Mutation check of G1."""
+def test_what_is_not_restored_makes_a_difference(toy, whole, site, mutation):
+    """Mutation check."""
     assert differences(toy.end_after(site, mutation=mutation).run, whole.run) != []
 
 
-def test_a_journal_that_is_ahead_of_the_checkpoint_shows(toy):
-    """Mutation check of G1: with the two commits in the wrong order the run cannot go on."""
+def test_a_journal_ahead_of_the_checkpoint_makes_a_difference(toy):
+    """Mutation check: with the two commits in the wrong order the run cannot resume."""
     assert toy.start(crash_at="ckpt.after_manifest:3", mutation=mutations.record_before_the_checkpoint).wait() == KILLED
     assert toy.resume(mutation=mutations.trust_the_journal).wait() != 0
 
 
-def test_a_checkpoint_that_is_not_renamed_whole_shows(toy):
-    """Mutation check of G1."""
+def test_a_checkpoint_that_is_copied_into_place_makes_a_difference(toy):
+    """Mutation check."""
     assert toy.start(crash_at="ckpt.after_tensor:5", mutation=mutations.rename_by_copying).wait() == KILLED
     assert damaged(toy.run) == ["step-000000"]
 
 
-def test_episodes_that_are_run_again_show(toy, whole):
-    """Mutation check of G1."""
+def test_episodes_that_run_again_make_a_difference(toy, whole):
+    """Mutation check."""
     assert toy.end_after("batch.sealed:2", mutation=mutations.recall_nothing).num_run > whole.num_run
 
 
-def test_a_checkpoint_that_is_not_adopted_shows(toy):
-    """Mutation check of G1."""
+def test_a_checkpoint_that_is_not_adopted_makes_a_difference(toy):
+    """Mutation check."""
     toy.end_after("ckpt.after_rename:3", mutation=mutations.adopt_no_orphan)
     assert resumed_after(toy) == [None, 0]
 
@@ -161,12 +161,12 @@ def vowels(output, expected):
 
 @pytest.fixture(scope="session")
 def wider_model(tmp_path_factory):
-    """Wide enough that how products are cut into blocks depends on what is computed together."""
+    """Wide enough that the blocking of matrix products depends on the batch."""
     return make_tiny_model(tmp_path_factory.mktemp("model") / "wider", hidden_size=128, intermediate_size=256)
 
 
 def killed_while_collecting(folder, model, *, deterministic):
-    """Returns what differs after kills that leave some siblings journalled and others to be run, in other batches."""
+    """Returns what differs after kills between siblings: some are in the journal, the others run in other batches."""
 
     def staggered(name):
         toy = Toy(folder / name, model)
@@ -180,13 +180,13 @@ def killed_while_collecting(folder, model, *, deterministic):
 
 
 @pytest.mark.fault
-def test_what_is_drawn_in_other_batches_after_a_kill_is_the_same(tmp_path, wider_model):
+def test_samples_in_other_batches_after_a_kill_are_the_same(tmp_path, wider_model):
     assert killed_while_collecting(tmp_path, wider_model, deterministic=True) == []
 
 
 @pytest.mark.fault
-def test_draws_that_depend_on_their_batch_show(tmp_path, wider_model):
-    """Mutation check of G1: without `deterministic` the last bits differ."""
+def test_samples_that_depend_on_their_batch_make_a_difference(tmp_path, wider_model):
+    """Mutation check: without `deterministic` the last bits differ."""
     assert killed_while_collecting(tmp_path, wider_model, deterministic=False) != []
 
 

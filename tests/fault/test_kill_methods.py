@@ -1,4 +1,4 @@
-"""G1 for other methods: adapters, imitation, preferences of a file, a critic; killed anywhere, the same end."""
+"""Runs of other methods (LoRA, SFT, DPO from a file, PPO) that are killed at any time reach the same end."""
 
 import random
 
@@ -29,18 +29,18 @@ QUICK = [pytest.param(method, marks=pytest.mark.fault if method in LONG else ())
 
 
 @pytest.mark.parametrize("method", QUICK)
-def test_a_run_killed_at_named_places_ends_as_if_nothing_had_happened(make_toy, finished, method):
+def test_a_run_killed_at_crash_points_ends_as_if_undisturbed(make_toy, finished, method):
     toy = make_toy(METHODS[method]).end_after(*CHAINS[method])
     assert differences(toy.run, finished(METHODS[method]).run) == []
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("method", "site"), PLACES, ids=[": ".join(place) for place in PLACES])
-def test_a_run_killed_at_one_place_ends_as_if_nothing_had_happened(make_toy, finished, method, site):
+def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(make_toy, finished, method, site):
     toy = make_toy(METHODS[method])
     assert toy.start(crash_at=f"{site}:2").wait() == KILLED
     assert damaged(toy.run) == []
-    child = toy.go_on()
+    child = toy.resume_or_start()
     assert child.wait() == 0, child.said
     assert differences(toy.run, finished(METHODS[method]).run) == []
 
@@ -55,8 +55,8 @@ def test_kills_at_random_times(make_toy, finished, method):
         assert differences(toy.run, whole.run) == []
 
 
-def test_what_is_compared_is_what_each_method_trains(finished):
-    """A critic and its moments, adapters: what is not looked at could not differ."""
+def test_everything_that_a_method_trains_is_compared(finished):
+    """The critic and its optimizer state, the adapters: what is not compared could not differ."""
     assert {"critic.safetensors", "model.safetensors", "optimizer.safetensors"} <= set(
         facts(finished(METHODS["ppo"]).run)
     )
@@ -80,8 +80,8 @@ def test_what_is_compared_is_what_each_method_trains(finished):
         ),
     ],
 )
-def test_what_is_not_put_back_shows(make_toy, finished, method, mutation, shows):
-    """Mutation check of G1."""
+def test_what_is_not_restored_makes_a_difference(make_toy, finished, method, mutation, shows):
+    """Mutation check."""
     toy = make_toy(METHODS[method])
     assert toy.start(crash_at="ckpt.after_rename:3").wait() == KILLED
     child = toy.resume(mutation=mutation)

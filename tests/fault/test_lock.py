@@ -1,4 +1,4 @@
-"""G7: one process owns a run folder, the others are told who; the lock is free the moment that its owner dies."""
+"""One process owns a run folder, the others are told which; the lock is free the moment its owner dies."""
 
 import os
 import signal
@@ -8,13 +8,13 @@ import time
 import pytest
 
 from reinforge.errors import ConfigError, StorageError
-from reinforge.runs.journal import RunStore
+from reinforge.runs.journal import RunJournal
 
 RACERS = 4
 
 
 class Racer:
-    """A process that tries to own a folder when it is told to, says how that went, and stays until it is killed."""
+    """A process that tries to own a folder on command, reports the result, and stays until it is killed."""
 
     def __init__(self, take):
         (there, self.go), (self.said, say) = os.pipe(), os.pipe()
@@ -48,7 +48,7 @@ class Racer:
 
 
 def race(take):
-    """Lets processes race; returns the winner and what the others were told. All are still alive."""
+    """Lets processes race; returns the winner and the messages of the others. All are still alive."""
     racers = [Racer(take) for _ in range(RACERS)]
     for racer in racers:
         os.write(racer.go, b"g")
@@ -60,21 +60,21 @@ def race(take):
 
 def race_often(tmp_path, times):
     folder = tmp_path / "r"
-    RunStore(folder).close()
+    RunJournal(folder).close()
     for _ in range(times):
-        winner, racers, refused = race(lambda: RunStore.open(folder))
+        winner, racers, refused = race(lambda: RunJournal.open(folder))
         owner = f"the run folder {folder} is in use by process {winner.pid} on {socket.gethostname()}"
         assert refused == [owner] * (RACERS - 1)
         with pytest.raises(StorageError, match="is in use by"):
-            RunStore.open(folder)
+            RunJournal.open(folder)
         for racer in racers:
-            racer.kill()  # the folder is free for the next ones, and still names the dead
+            racer.kill()  # the folder is free, though it still names the dead owner
     started = time.monotonic()
-    RunStore.open(folder).close()
+    RunJournal.open(folder).close()
     assert time.monotonic() - started < 1
 
 
-def test_one_of_four_gets_the_folder_and_the_next_one_once_it_is_dead(tmp_path):
+def test_one_of_four_gets_the_folder_and_after_its_death_another(tmp_path):
     race_often(tmp_path, 10)
 
 
@@ -83,10 +83,10 @@ def test_one_of_four_gets_the_folder_50_times(tmp_path):
     race_often(tmp_path, 50)
 
 
-def test_one_of_four_makes_the_folder(tmp_path):
-    """The others find a folder that exists already, or one that is being made."""
+def test_one_of_four_creates_the_folder(tmp_path):
+    """The others find a folder that already exists, or is just being created."""
     for number in range(10):
-        _, racers, refused = race(lambda number=number: RunStore(tmp_path / str(number)))
-        assert all("exists already" in said or "FileExistsError" in said for said in refused), refused
+        _, racers, refused = race(lambda number=number: RunJournal(tmp_path / str(number)))
+        assert all("already exists" in said or "FileExistsError" in said for said in refused), refused
         for racer in racers:
             racer.kill()

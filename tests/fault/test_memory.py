@@ -1,6 +1,6 @@
-"""G17: where memory runs out the micro-batches are halved and the step is the same; with one sample left it gives up.
+"""If memory runs out, the micro-batches are halved for the same step; with one sample left the run gives up.
 
-What each parameter's gradient does is held by `tests/numerics/test_learner.py`; here are whole runs.
+`tests/numerics/test_learner.py` checks the gradient of each parameter; these are whole runs.
 """
 
 import json
@@ -19,7 +19,7 @@ STEP = ("loss", "grad_norm", "entropy", "ratio")
 
 
 class Memory:
-    """Room for micro-batches of so many samples; None: for all. `error` is what comes where it is too little."""
+    """Memory for micro-batches of `room` samples; None: for all. `error` is raised if it is not enough."""
 
     room: int | None = None
     error: type[Exception] = MemoryError
@@ -60,7 +60,7 @@ def first_row(project):
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError], ids=["of the machine", "of the device"])
-def test_a_run_with_too_little_memory_makes_the_same_step_in_smaller_parts(run, monkeypatch, error):
+def test_a_run_with_too_little_memory_makes_the_same_step_in_smaller_micro_batches(run, monkeypatch, error):
     assert run.finetune().exit_code == 0
     enough, at_once = first_row(run), Memory.largest
     run.run.rename(run.folder / "enough")
@@ -70,23 +70,23 @@ def test_a_run_with_too_little_memory_makes_the_same_step_in_smaller_parts(run, 
     result = run.finetune()
     assert result.exit_code == 0, result.output
     assert (at_once > 8, Memory.largest <= 3) == (True, True)
-    assert "memory ran out: micro-batches of" in (run.run / "run.log").read_text()
+    assert "out of memory: reducing micro-batches to" in (run.run / "run.log").read_text()
     row = first_row(run)
     assert [row[name] for name in STEP] == pytest.approx([enough[name] for name in STEP], rel=1e-5, abs=1e-6)
     assert (row["num_updates"], row["num_samples"]) == (1, enough["num_samples"])
 
 
-def test_not_even_room_for_one_sample_ends_the_run_with_advice(run, monkeypatch):
+def test_too_little_memory_for_one_sample_ends_the_run_with_advice(run, monkeypatch):
     monkeypatch.setattr(Memory, "room", 0)
     result = run.finetune()
     assert result.exit_code == 4, result.output
-    assert "too little memory" in result.output
-    assert "finetuning.policy.batch.micro_batch_tokens, policy.max_context or policy.max_batch" in result.output
+    assert "out of memory" in result.output
+    assert "finetuning.policy.batch.micro_batch_tokens, policy.max_model_len or policy.max_num_seqs" in result.output
     assert [row["version"] for row in run.summary["policy_versions"]] == [0]
 
 
-def test_micro_batches_that_stay_as_they_are_show(run, monkeypatch):
-    """Mutation check of G17."""
+def test_micro_batches_that_are_not_halved_fail(run, monkeypatch):
+    """Mutation check: micro-batches that are not halved."""
     monkeypatch.setattr(Memory, "room", 3)
-    monkeypatch.setattr(Learner, "_halve", lambda learner, samples: False)
+    monkeypatch.setattr(Learner, "_halve_micro_batches", lambda learner, samples: False)
     assert run.finetune().exit_code == 4

@@ -1,4 +1,4 @@
-"""G16: a number that is not finite, wherever it comes from, moves no weight; the run names the episodes and halts."""
+"""A non-finite number, wherever it comes from, changes no weight; the run names the episodes and stops."""
 
 import hashlib
 import json
@@ -75,12 +75,12 @@ def load(folder):
         schedule=ScheduleConfig(warmup_steps=0),
     )
     engine = Engine.load(config, seed=0, device="cpu", critic=True, deterministic=True)
-    job(engine, samples_of(1), KL)  # so that there are moments
+    job(engine, samples_of(1), KL)  # so that there is optimizer state
     return engine
 
 
 def samples_of(seed, stage=""):
-    """Seven samples of different lengths, with everything that a loss may read."""
+    """Returns seven samples of different lengths, with everything that a loss may read."""
     rng = np.random.default_rng(seed)
     samples = sorted(random_samples(40, seed), key=len)[::6][:7]
     assert len({len(sample) for sample in samples}) == 7
@@ -100,7 +100,7 @@ def job(engine, samples, loss):
 
 
 def digest(engine):
-    """Returns a hash of weights, critic, moments and the number of steps, bit by bit."""
+    """Returns a hash over the bits of weights, critic, optimizer state and the number of steps."""
     sha = hashlib.sha256(f"{engine.fingerprint()} {engine.learner.num_steps}".encode())
     for tensor in [*engine.critic.parameters(), *engine.learner.state().values()]:
         sha.update(tensor.detach().numpy().tobytes())
@@ -115,7 +115,7 @@ def engine(tiny_model_dir):
 
 @pytest.fixture
 def intact(engine):
-    """The engine, whose embeddings are put back afterwards."""
+    """The engine, whose embeddings are restored afterwards."""
     weight = engine.model.module.get_input_embeddings().weight
     before = weight.detach().clone()
     yield engine
@@ -124,7 +124,7 @@ def intact(engine):
 
 
 def refused(engine, stage, value, place):
-    """Makes a step with one broken number; returns the report, and whether any bit moved."""
+    """Makes a step with one broken number; returns the report, and whether any bit changed."""
     samples, (poison, loss) = samples_of(0, stage), STAGES[stage]
     poison(engine, samples[PLACES[place]], value)
     before = digest(engine)
@@ -135,7 +135,7 @@ def refused(engine, stage, value, place):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", VALUES, ids=str)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_with_a_number_that_is_not_finite_moves_no_bit(intact, stage, value, place):
+def test_a_step_with_a_non_finite_number_changes_no_bit(intact, stage, value, place):
     report, unmoved = refused(intact, stage, value, place)
     assert unmoved
     assert (report.num_updates, report.num_skipped_steps, report.skipped_steps) == (0, 1, [0])
@@ -143,8 +143,8 @@ def test_a_step_with_a_number_that_is_not_finite_moves_no_bit(intact, stage, val
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_refused_step_leaves_nothing_behind(tiny_model_dir, stage):
-    """The next step is the one that an engine makes which never saw the broken one."""
+def test_a_skipped_step_leaves_nothing_behind(tiny_model_dir, stage):
+    """The next step equals that of an engine without the broken one."""
     with load(tiny_model_dir) as engine, load(tiny_model_dir) as other:
         weight = engine.model.module.get_input_embeddings().weight
         before = weight.detach().clone()
@@ -157,7 +157,7 @@ def test_a_refused_step_leaves_nothing_behind(tiny_model_dir, stage):
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
-def test_moments_that_are_not_finite_end_the_job_and_no_weight_moves(tiny_model_dir, value):
+def test_non_finite_optimizer_state_ends_the_job_and_changes_no_weight(tiny_model_dir, value):
     with load(tiny_model_dir) as engine:
         name = next(name for name in engine.learner.state() if name.startswith("exp_avg."))
         engine.learner.state()[name].view(-1)[5] = value
@@ -174,8 +174,8 @@ def unchecked(monkeypatch):
     monkeypatch.setattr("reinforge.engine.training.learner.are_finite", lambda samples: True)
 
 
-def test_moments_that_nobody_looks_at_show(tiny_model_dir, unchecked):
-    """Mutation check of G16."""
+def test_optimizer_state_that_is_not_checked_makes_a_difference(tiny_model_dir, unchecked):
+    """Mutation check."""
     with load(tiny_model_dir) as engine:
         name = next(name for name in engine.learner.state() if name.startswith("exp_avg."))
         engine.learner.state()[name].view(-1)[5] = math.nan
@@ -184,15 +184,15 @@ def test_moments_that_nobody_looks_at_show(tiny_model_dir, unchecked):
         assert digest(engine) != before
 
 
-def test_steps_that_are_made_all_the_same_show(intact, unchecked):
-    """Mutation check of G16."""
+def test_steps_that_are_not_skipped_make_a_difference(intact, unchecked):
+    """Mutation check."""
     moved = {stage: not refused(intact, stage, math.nan, "middle")[1] for stage in ("advantages", "loss", "gradient")}
     intact.rollback()
     assert all(moved.values()), moved
 
 
 class BrokenCredit(GRPO):
-    """Credit that is not finite for the groups named in `broken`."""
+    """Non-finite credit for the groups named in `broken`."""
 
     broken, value = frozenset(), math.nan
 
@@ -205,7 +205,7 @@ class BrokenCredit(GRPO):
 
 
 class Job:
-    """The local adapter with what a run would bind, and groups that it sampled itself."""
+    """The local adapter as a run binds it, and groups that it sampled itself."""
 
     def __init__(self, folder, **limits):
         self.adapter = LocalAdapter(LocalAdapterConfig(), BrokenCredit())
@@ -214,7 +214,7 @@ class Job:
         self.num_jobs = 0
 
     async def train(self, num_groups, broken, batch_size=2, value=math.nan):
-        """Returns how a job on groups of two siblings ends, of which the `broken` ones have credit of this value."""
+        """Returns the status of a job on groups of two siblings; the `broken` ones have credit of this value."""
         if self.adapter.engine is None:
             await self.adapter.initialize(self.config)
         self.adapter.engine.config.batch.batch_size = batch_size
@@ -248,8 +248,8 @@ async def make_job(tiny_model_dir):
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
-async def test_credit_that_is_not_finite_costs_its_step_and_names_the_episodes(make_job, value):
-    """Twelve samples in steps of two, shuffled: the steps that hold a sample of group 4 are refused."""
+async def test_non_finite_credit_costs_its_step_and_names_the_episodes(make_job, value):
+    """Twelve samples in steps of two, shuffled: the steps with a sample of group 4 are skipped."""
     status = await make_job().train(6, {4}, value=value)
     told = status.metadata
     assert (status.status, told["num_updates"] + told["num_skipped_steps"]) == ("completed", 6)
@@ -259,36 +259,37 @@ async def test_credit_that_is_not_finite_costs_its_step_and_names_the_episodes(m
     assert math.isfinite(told["direction"])
 
 
-async def test_a_job_without_a_step_is_rolled_back_and_says_whose_it_was(make_job):
+async def test_a_job_without_a_step_is_rolled_back_and_names_the_episodes(make_job):
     it = make_job()
     await it.train(2, set())
     before = it.adapter.engine.fingerprint()
     status = await it.train(2, {0, 1}, batch_size=4)
     assert status.status == "failed"
-    assert "no optimizer step was made: 1 were refused" in status.message
+    assert "no optimizer step was made: 1 were skipped" in status.message
     assert "collect/1/0/0, collect/1/0/1" in status.message
     assert status.metadata["skipped_episodes"] == [f"collect/1/{g}/{i}" for g in (0, 1) for i in (0, 1)]
     assert it.adapter.engine.fingerprint() == before
 
 
-async def test_as_many_refused_steps_in_a_row_as_are_allowed_end_the_run(make_job):
-    """With batches of one sample: of 8 steps the refused ones stand in a row of two somewhere, or of eight."""
-    few, many = make_job(max_refused_steps=8), make_job(max_refused_steps=2)
+async def test_too_many_skipped_steps_in_a_row_end_the_run(make_job):
+    """With batches of one sample, either two or all eight of the 8 steps are skipped in a row."""
+    few, many = make_job(max_skipped_steps=8), make_job(max_skipped_steps=2)
     assert (await few.train(4, {0, 1, 2}, batch_size=1)).status == "completed"
     status = await many.train(4, {0, 1, 2}, batch_size=1)
     assert status.status == "failed"
-    assert "optimizer steps in a row were refused (finetuning.limits.max_refused_steps: 2)" in status.message
+    assert "optimizer steps in a row were skipped (finetuning.limits.max_skipped_steps: 2)" in status.message
     assert status.metadata["num_skipped_steps"] == 6
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
 @pytest.mark.parametrize("shaped", [False, True])
-def test_a_reward_that_is_not_finite_is_refused_with_its_episode(value, shaped):
+def test_a_non_finite_reward_is_refused_and_names_its_episode(value, shaped):
     rewards = {"reward": 1.0, "shaped_rewards": [value]} if shaped else {"reward": value}
     whole = Trajectory(episode=[], reward=0.0, episode_id="collect/0/a/0")
     broken = Trajectory(episode=[], episode_id="collect/0/a/1", **rewards)
     collection = TrajectoryCollection(trajectories=[[whole], [whole, broken]], run_id="r")
-    with pytest.raises(TrajectoryError, match=rf"trajectories\[1\]\[1\], the episode collect/0/a/1, has .* {value}"):
+    place = r"trajectories\[1\]\[1\] \(episode collect/0/a/1\)"
+    with pytest.raises(TrajectoryError, match=f"{place} has the reward {value}"):
         assert collection.groups
 
 
@@ -302,55 +303,55 @@ def jobs(toy):
     return [(epoch, status, json.loads(data)) for epoch, status, data in rows]
 
 
-def assert_halted(toy, child):
-    """Checks that the second job did not happen, and that the run says why and which episodes it was."""
+def assert_stopped(toy, child):
+    """Checks that the second job did not take effect, and that the run says why and names the episodes."""
     assert child.wait() == 3, child.said
     assert [(epoch, status) for epoch, status, _ in jobs(toy)] == [(0, "completed"), (1, "failed")]
     told = jobs(toy)[1][2]["metadata"]
     assert told["num_skipped_steps"] == 4
     assert len(told["skipped_episodes"]) > 4
     assert set(told["skipped_episodes"]) <= {key for (key,) in toy.rows_of("SELECT key FROM episodes")}
-    assert "no optimizer step was made: 4 were refused" in toy.summary["reason"]
-    assert "credit or log-probs that a sample brought are not finite" in (toy.run / "run.log").read_text()
+    assert "no optimizer step was made: 4 were skipped" in toy.summary["reason"]
+    assert "the credit or the log-probs of a sample are not finite" in (toy.run / "run.log").read_text()
     assert [row["version"] for row in toy.summary["policy_versions"]] == [0, 1]
     newest = sorted((toy.run / "checkpoints").glob("step-*"))[-1]
     assert newest.name == "step-000001"
 
 
 @pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.fault)])
-def test_a_run_halts_where_no_step_can_be_made(toy, value):
-    assert_halted(toy, poisoned(toy, 99, value=value).start())
+def test_a_run_stops_if_no_step_can_be_made(toy, value):
+    assert_stopped(toy, poisoned(toy, 99, value=value).start())
 
 
-def test_a_run_goes_on_past_one_refused_step_and_records_it(toy):
+def test_a_run_continues_after_one_skipped_step_and_records_it(toy):
     child = poisoned(toy, 1).start()
     assert child.wait() == 0, child.said
     rows = [json.loads(line) for line in (toy.run / "training_metrics.jsonl").read_text().splitlines()]
     assert [row["num_skipped_steps"] for row in rows] == [0, 1, 0, 0]
-    assert "1 optimizer steps refused: not finite" in child.said
+    assert "1 optimizer steps skipped (not finite)" in child.said
     known = {key for (key,) in toy.rows_of("SELECT key FROM episodes WHERE epoch = 1 AND phase = 'collect'")}
     assert 0 < len(rows[1]["skipped_episodes"]) <= 6
     assert set(rows[1]["skipped_episodes"]) <= known
     assert jobs(toy)[1][2]["metadata"]["skipped_episodes"] == rows[1]["skipped_episodes"]
 
 
-def test_a_run_whose_builder_returns_no_number_stops_before_the_job(toy):
+def test_a_run_whose_builder_returns_nan_stops_before_the_job(toy):
     toy.settings["trajectory_builders"]["builder"]["_type"] = "unknown_reward"
     child = toy.start()
     assert child.wait() == 2, child.said
-    assert "the episode collect/1/" in child.said
-    assert "compute_reward returns None" in child.said
+    assert "(episode collect/1/" in child.said
+    assert "return None from compute_reward" in child.said
     assert [(epoch, status) for epoch, status, _ in jobs(toy)] == [(0, "completed")]
 
 
-def test_a_reward_that_nobody_looks_at_shows(toy):
-    """Mutation check of G16."""
+def test_a_reward_that_is_not_checked_makes_a_difference(toy):
+    """Mutation check."""
     toy.settings["trajectory_builders"]["builder"]["_type"] = "unknown_reward"
     assert toy.start(mutation=mutations.believe_every_reward).wait() != 2
 
 
-def test_a_run_that_trains_on_what_is_not_finite_shows(toy):
-    """Mutation check of G16."""
+def test_a_run_that_trains_on_non_finite_numbers_makes_a_difference(toy):
+    """Mutation check."""
     child = poisoned(toy, 99).start(mutation=mutations.train_on_what_is_not_finite)
     with pytest.raises(AssertionError):
-        assert_halted(toy, child)
+        assert_stopped(toy, child)

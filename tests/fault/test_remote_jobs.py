@@ -1,7 +1,7 @@
-"""G9 and G10: jobs at a fine-tuning service, over real HTTP.
+"""Jobs at a fine-tuning service, over real HTTP.
 
-G9: wherever a run dies while it submits a job, and whatever answer is lost, the service sees exactly one job an epoch.
-G10: an error of a poll is never a job's failure; looks go on, further apart, somebody is told, and the job is done.
+Wherever a run dies while it submits a job, and whichever response is lost, the service gets one job per epoch.
+A failed poll is not a failed job: polling continues at growing intervals, the user is warned, and the job completes.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ import stamina
 
 from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.errors import BackendUnavailable
-from reinforge.rollout.openai_http import TryAgain
+from reinforge.rollout.openai_http import RetryableError
 from reinforge.types.job import TrainingStatusEnum
 from tests.fault import mutations
 from tests.fault.kit import KILLED, Toy, damaged
-from tests.hosted import collected, hosted, through_the_service
+from tests.hosted import connect_adapter, make_collection, use_openai_adapter
 from tests.openai_server import cut, fails, page
-from tests.openai_service import OpenAIService, after, lost, silent
+from tests.openai_service import OpenAIService, after, lost_response, no_response
 
 NUM_EPOCHS = 2
 STAGES = (
@@ -51,7 +51,7 @@ def make_toy(tmp_path, tiny_model_dir):
 
     def make(service, name="toy", **settings):
         toy = Toy(tmp_path / name, tiny_model_dir)
-        through_the_service(toy, service, f"${{STANDIN_KEY:-{service.key}}}", **settings)
+        use_openai_adapter(toy, service, f"${{STANDIN_KEY:-{service.key}}}", **settings)
         return toy.set("finetuning.num_epochs", NUM_EPOCHS).set("finetuning.gate", {"margin": -1.0})
 
     return make
@@ -70,24 +70,24 @@ def assert_one_job_an_epoch(toy, service):
 
 
 def killed_at(toy, site):
-    """Kills a run at one place and lets it end; the same place may not be passed by a resumed one."""
+    """Kills a run at one crash point and lets it end; a resumed process may not reach that point again."""
     assert toy.start(crash_at=site).wait() == KILLED
     assert damaged(toy.run) == []
-    child = toy.go_on()
+    child = toy.resume_or_start()
     assert child.wait() == 0, child.said
 
 
 @pytest.mark.parametrize(
     "site", [pytest.param(site, marks=[] if site in QUICK_STAGES else pytest.mark.fault) for site in STAGES]
 )
-def test_a_run_killed_in_any_stage_has_one_job_an_epoch(make_toy, openai_service, site):
+def test_a_run_killed_in_any_stage_has_one_job_per_epoch(make_toy, openai_service, site):
     toy = make_toy(openai_service)
     killed_at(toy, site)
     assert_one_job_an_epoch(toy, openai_service)
 
 
 def wait_until(holds, child):
-    """Returns once something holds at the service, while the run goes on."""
+    """Returns once a condition holds at the service, while the run continues."""
     deadline = time.monotonic() + 30
     while not holds():
         assert child.process.is_alive(), child.said
@@ -96,7 +96,7 @@ def wait_until(holds, child):
 
 
 def killed_while(toy, holds, mutation=None):
-    """Kills a run once something holds at the service, and lets it end."""
+    """Kills a run once a condition holds at the service, and lets it end."""
     child = toy.start(mutation=mutation)
     wait_until(holds, child)
     child.send(signal.SIGKILL)
@@ -105,10 +105,10 @@ def killed_while(toy, holds, mutation=None):
     assert child.wait() == 0, child.said
 
 
-def test_a_run_killed_between_sending_and_hearing_has_one_job(make_toy, openai_service):
-    """The service has made the job, and the process dies before an answer comes."""
+def test_a_run_killed_before_the_response_has_one_job(make_toy, openai_service):
+    """The service has created the job, and the process dies before the response arrives."""
     toy = make_toy(openai_service)
-    openai_service.faults["create"] = [after(silent)]
+    openai_service.faults["create"] = [after(no_response)]
     killed_while(toy, lambda: openai_service.jobs)
     assert_one_job_an_epoch(toy, openai_service)
 
@@ -116,32 +116,32 @@ def test_a_run_killed_between_sending_and_hearing_has_one_job(make_toy, openai_s
 def test_a_run_killed_while_it_waits_has_one_job(make_toy, openai_service):
     openai_service.seconds = 1.0
     toy = make_toy(openai_service)
-    killed_while(toy, lambda: openai_service.calls["look"] > 3)
+    killed_while(toy, lambda: openai_service.calls["retrieve"] > 3)
     assert openai_service.calls["create"] == NUM_EPOCHS
     assert_one_job_an_epoch(toy, openai_service)
 
 
 @pytest.mark.parametrize("cancels", [False, True])
 def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_service, cancels):
-    """Left, it is taken up; cancelled, another is made."""
+    """A job that was left running is awaited; for a cancelled one another is created."""
     openai_service.seconds = 2.0
     toy = make_toy(openai_service, cancel_on_stop=cancels)
     child = toy.start()
-    wait_until(lambda: openai_service.calls["look"] > 3, child)
+    wait_until(lambda: openai_service.calls["retrieve"] > 3, child)
     child.send(signal.SIGINT)
     assert child.wait() == 130, child.said
     (first,) = openai_service.jobs
-    assert (openai_service.status_of(first) == "cancelled") is cancels
+    assert (openai_service.get_status(first) == "cancelled") is cancels
     openai_service.seconds = 0.05
     child = toy.resume()
     assert child.wait() == 0, child.said
     assert toy.summary["status"] == "completed"
-    succeeded = [id_ for id_ in openai_service.jobs if openai_service.status_of(id_) == "succeeded"]
+    succeeded = [id_ for id_ in openai_service.jobs if openai_service.get_status(id_) == "succeeded"]
     assert (len(succeeded), len(openai_service.jobs)) == (NUM_EPOCHS, NUM_EPOCHS + cancels)
 
 
-@pytest.mark.parametrize("fault", [lost, after(fails(503)), after(page(502))], ids=["lost", "503", "html"])
-def test_an_answer_that_is_lost_makes_no_second_job(make_toy, openai_service, fault):
+@pytest.mark.parametrize("fault", [lost_response, after(fails(503)), after(page(502))], ids=["lost", "503", "html"])
+def test_a_lost_response_creates_no_second_job(make_toy, openai_service, fault):
     openai_service.faults = {"create": [fault], "upload": [fault]}
     toy = make_toy(openai_service)
     child = toy.start()
@@ -151,7 +151,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(make_toy, openai_service, fa
 
 
 @pytest.mark.fault
-def test_a_run_killed_at_random_times_has_one_job_an_epoch(make_toy):
+def test_a_run_killed_at_random_times_has_one_job_per_epoch(make_toy):
     rng = random.Random(9)
     kills, number = 0, 0
     while kills < 30:
@@ -163,9 +163,9 @@ def test_a_run_killed_at_random_times_has_one_job_an_epoch(make_toy):
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["the answer is lost", "the process dies"])
-def test_a_job_that_is_not_looked_for_is_made_twice(make_toy, openai_service, kill):
-    """Mutation check of G9: without asking the service first, a second job is made and paid."""
-    openai_service.faults["create"] = [after(silent) if kill else lost]
+def test_a_job_that_is_not_searched_for_is_created_twice(make_toy, openai_service, kill):
+    """Mutation check: without asking the service first, a second job is created and paid for."""
+    openai_service.faults["create"] = [after(no_response) if kill else lost_response]
     toy = make_toy(openai_service)
     if kill:
         killed_while(toy, lambda: openai_service.jobs, mutations.look_for_no_job)
@@ -174,7 +174,7 @@ def test_a_job_that_is_not_looked_for_is_made_twice(make_toy, openai_service, ki
     assert len(openai_service.jobs) == NUM_EPOCHS + 1
 
 
-# G10.
+# Failed polls.
 
 FAULTS = [*[fails(503)] * 20, cut, page(200), page(502)]
 
@@ -186,23 +186,23 @@ def _no_backoff():
 
 
 class Hasty(OpenAIAdapter):
-    """Takes a poll that fails for a job that failed."""
+    """Takes a failed poll for a failed job."""
 
     async def wait_until_complete(self, ref, poll_interval=None):
         try:
-            job = await self._connected().service.look_at(ref.metadata["job_id"])
-        except TryAgain as error:
+            job = await self._require_jobs().service.retrieve_job(ref.metadata["job_id"])
+        except RetryableError as error:
             update = {"status": TrainingStatusEnum.FAILED, "message": str(error)}
             return (await self.status(ref)).model_copy(update=update)
-        return self._connected().note(ref, job)
+        return self._require_jobs().record(ref, job)
 
 
 async def waited_through(service, faults, kind=OpenAIAdapter, **settings):
-    """Returns how a job ended whose polls failed, and the pauses between them in seconds."""
+    """Returns the final status of a job whose polls failed, and the pauses between the polls in seconds."""
     times = []
-    async with hosted(service, kind=kind, **settings) as adapter:
-        ref = await adapter.submit(collected())
-        service.faults["look"] = [timed(fault, times) for fault in faults]
+    async with connect_adapter(service, kind=kind, **settings) as adapter:
+        ref = await adapter.submit(make_collection())
+        service.faults["retrieve"] = [timed(fault, times) for fault in faults]
         status = await adapter.wait_until_complete(ref)
     return status, [later - earlier for earlier, later in itertools.pairwise(times)]
 
@@ -216,75 +216,76 @@ def timed(fault, times):
 
 
 @pytest.mark.usefixtures("_no_backoff")
-async def test_polls_that_fail_do_not_fail_the_job(openai_service, caplog):
+async def test_failed_polls_do_not_fail_the_job(openai_service, caplog):
     caplog.set_level(logging.WARNING)
     status, pauses = await waited_through(openai_service, FAULTS)
     assert status.status is TrainingStatusEnum.COMPLETED
     assert status.metadata["num_poll_errors"] == len(FAULTS)
-    told = [record.getMessage() for record in caplog.records]
-    (degraded,) = [text for text in told if text.startswith("degraded: 3 looks at the job ftjob-")]
-    assert "polling goes on; the last: " in degraded
-    assert "503 broken 503" in degraded
-    assert sum("can be looked at again" in text for text in told) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    (warning,) = [text for text in messages if "the last 3 polls failed" in text]
+    assert warning.startswith("job ftjob-")
+    assert "still polling; latest error: " in warning
+    assert "503 broken 503" in warning
+    assert sum(text.startswith("polling job ftjob-") for text in messages) == 1
     usual_s = 0.01
     assert min(pauses[3:]) > 8 * usual_s * 0.7, "looks that fail come further apart"
     assert len({round(pause / usual_s, 2) for pause in pauses[3:]}) > 5, "and not in step with others"
 
 
 @pytest.mark.usefixtures("_no_backoff")
-async def test_a_service_that_asks_for_a_pause_gets_it(openai_service):
+async def test_a_pause_that_the_service_requests_is_respected(openai_service):
     _, pauses = await waited_through(openai_service, [fails(429, retry_after="1"), fails(503)])
     assert pauses[0] >= 1
 
 
 @pytest.mark.usefixtures("_no_backoff")
-async def test_a_service_that_stays_away_ends_the_wait_with_its_budget(openai_service):
+async def test_a_wait_for_a_service_that_stays_down_ends_with_its_budget(openai_service):
     openai_service.seconds = 30
     status, _ = await waited_through(openai_service, [fails(503)] * 1_000, max_wait_s=0.5)
     assert status.status is TrainingStatusEnum.CANCELED
-    assert "not done within max_wait_s" in status.message
+    assert "after max_wait_s (0.5 s)" in status.message
 
 
 @pytest.mark.usefixtures("_no_backoff")
-async def test_a_status_while_the_service_is_away_is_the_last_one_and_says_so(openai_service):
+async def test_the_status_during_an_outage_is_the_last_known_one_and_says_so(openai_service):
     openai_service.seconds = 30
-    async with hosted(openai_service) as adapter:
-        ref = await adapter.submit(collected())
-        openai_service.faults["look"] = [fails(503)] * 2
-        for number in (1, 2):
+    async with connect_adapter(openai_service) as adapter:
+        ref = await adapter.submit(make_collection())
+        openai_service.faults["retrieve"] = [fails(503)] * 2
+        for polls in ("poll", "2 polls"):
             status = await adapter.status(ref)
             assert status.status is TrainingStatusEnum.PENDING
-            assert f"degraded: {number} looks" in status.message
-        assert "degraded" not in (await adapter.status(ref)).message
-    async with hosted(openai_service) as adapter:
-        openai_service.faults["look"] = [fails(503)]
+            assert f"the last {polls} failed" in status.message
+        assert "failed" not in (await adapter.status(ref)).message
+    async with connect_adapter(openai_service) as adapter:
+        openai_service.faults["retrieve"] = [fails(503)]
         with pytest.raises(BackendUnavailable):
             await adapter.status(ref)
 
 
 @pytest.mark.usefixtures("_no_backoff")
-async def test_a_poll_that_is_taken_for_the_job_shows(openai_service):
-    """Mutation check of G10."""
+async def test_a_failed_poll_taken_for_a_failed_job_fails_the_job(openai_service):
+    """Mutation check."""
     status, _ = await waited_through(openai_service, FAULTS, Hasty)
     assert status.status is TrainingStatusEnum.FAILED
 
 
-def test_a_run_goes_through_an_outage_of_the_service(make_toy, openai_service):
-    """And its record says that there was one."""
-    openai_service.faults["look"] = [fails(503), *[cut] * 3, page(200), page(503)]
+def test_a_run_survives_an_outage_of_the_service(make_toy, openai_service):
+    """Its record mentions the outage."""
+    openai_service.faults["retrieve"] = [fails(503), *[cut] * 3, page(200), page(503)]
     toy = make_toy(openai_service)
     child = toy.start()
     assert child.wait() == 0, child.said
     assert_one_job_an_epoch(toy, openai_service)
     first = json.loads((toy.run / "training_metrics.jsonl").read_text().splitlines()[0])
     assert first["num_poll_errors"] == 6
-    assert "degraded: 3 looks at the job" in (toy.run / "run.log").read_text()
+    assert "the last 3 polls failed" in (toy.run / "run.log").read_text()
 
 
 @pytest.mark.usefixtures("_no_backoff")
-async def test_waits_side_by_side_survive_the_same_outage(openai_service):
-    openai_service.faults["look"] = [fails(503)] * 40
-    async with hosted(openai_service) as adapter:
-        refs = [await adapter.submit(collected(job_key=str(number))) for number in range(8)]
+async def test_concurrent_waits_survive_the_same_outage(openai_service):
+    openai_service.faults["retrieve"] = [fails(503)] * 40
+    async with connect_adapter(openai_service) as adapter:
+        refs = [await adapter.submit(make_collection(job_key=str(number))) for number in range(8)]
         ended = await asyncio.gather(*map(adapter.wait_until_complete, refs))
     assert [status.status for status in ended] == [TrainingStatusEnum.COMPLETED] * 8

@@ -1,4 +1,4 @@
-"""G23: the same configuration, seed and threads give the same metrics, and a run goes on as what it began as."""
+"""The same configuration, seed and threads give the same metrics, and a run resumes only unchanged."""
 
 import pytest
 
@@ -28,19 +28,19 @@ def stopped(toy):
     return toy
 
 
-def test_two_runs_of_one_seed_are_the_same(toy, whole):
+def test_two_runs_with_one_seed_are_the_same(toy, whole):
     assert toy.start().wait() == 0
     assert differences(toy.run, whole.run) == []
 
 
-def test_draws_that_do_not_come_from_the_seed_show(toy, whole):
-    """Mutation check of G23."""
+def test_samples_that_do_not_depend_on_the_seed_make_a_difference(toy, whole):
+    """Mutation check."""
     assert toy.start(mutation=mutations.draw_without_the_seed).wait() == 0
     assert "metrics" in differences(toy.run, whole.run)
 
 
 def test_a_change_of_the_configuration_is_refused(stopped, whole):
-    """Exit 2, with path, old and new value; the run stays as it was."""
+    """Exit code 2, with path, old and new value; the run is unchanged."""
     for path, old, new in CHANGES:
         child = stopped.resume("-o", path, new)
         assert child.wait() == 2, f"{path}: {child.said}"
@@ -57,7 +57,7 @@ def test_other_examples_are_refused(stopped):
 
 
 def test_a_change_can_be_allowed(stopped, whole):
-    """Episodes of the other temperature are not used again: all 24 of the second epoch were journalled already."""
+    """Episodes of the old temperature are not reused, though all 24 of the second epoch are in the journal."""
     child = stopped.resume("-o", "finetuning.sampling.temperature", "0.9", "--allow_config_change")
     assert child.wait() == 0, child.said
     assert stopped.num_run == whole.num_run + 24
@@ -66,31 +66,31 @@ def test_a_change_can_be_allowed(stopped, whole):
     assert "finetuning.sampling.temperature: 1.0 -> 0.9" in data[0]
 
 
-def test_tokens_of_a_cut_support_are_trained_the_same_after_a_kill(make_toy, finished):
-    """What they were drawn from is in the journal: of its 24 episodes none is run again."""
+def test_tokens_of_a_restricted_support_are_trained_the_same_after_a_kill(make_toy, finished):
+    """The tokens that they were sampled from are in the journal, so none of its 24 episodes runs again."""
     whole = finished(CUT)
     toy = make_toy(CUT).end_after("batch.sealed:2")
     assert toy.num_run == whole.num_run
     assert differences(toy.run, whole.run) == []
 
 
-def test_supports_that_are_forgotten_show(make_toy, finished):
+def test_forgotten_supports_make_a_difference(make_toy, finished):
     """Mutation check: without them the second epoch has nothing to train."""
     toy = make_toy(CUT)
     assert toy.start(crash_at="batch.sealed:2").wait() == KILLED
     child = toy.resume(mutation=mutations.forget_supports)
-    assert (child.wait(), "or from more than 1024" in " ".join(child.said.split())) == (3, True), child.said
+    assert (child.wait(), "kept more than 1024 tokens" in " ".join(child.said.split())) == (3, True), child.said
 
 
-def test_limits_are_those_of_one_call(toy, whole):
-    """A run that used its tokens goes on with more of them, to the same end."""
+def test_limits_count_per_call(toy, whole):
+    """A run that used up its tokens gets new ones when it is resumed, and reaches the same end."""
     child = toy.start("--max_tokens", "150")
     assert (child.wait(), "limits.max_tokens" in child.said) == (5, True)
     assert toy.resume("--max_tokens", "100000", "--max_minutes", "60").wait() == 0
     assert differences(toy.run, whole.run) == []
 
 
-def test_a_change_that_is_not_refused_shows(stopped):
-    """Mutation check of G23."""
+def test_a_change_that_is_not_refused_makes_a_difference(stopped):
+    """Mutation check."""
     path, _, new = CHANGES[2]
     assert stopped.resume("-o", path, new, mutation=mutations.allow_every_change).wait() == 0

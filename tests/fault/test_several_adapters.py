@@ -1,4 +1,4 @@
-"""A job of several adapters is made whole or not at all: where one fails, none has changed."""
+"""A job of several adapters takes effect as a whole or not at all: if one fails, none has changed."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.engine.training.job import Job
+from reinforge.engine.training.job import EngineJob
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from tests.samples import request
 
@@ -16,7 +16,7 @@ NAMES, KL = ("a", "b"), GRPOConfig(kl_coef=0.01)
 
 
 class Poisoned(GRPO):
-    """Credit that is not finite for the groups of `poisoned`, and none for those of `idle`."""
+    """Non-finite credit for the groups of `poisoned`, and none for those of `idle`."""
 
     poisoned = idle = ""
 
@@ -34,7 +34,7 @@ class Jobs:
 
     def __init__(self, folder):
         self.adapter, self.number = LocalAdapter(LocalAdapterConfig(), Poisoned(KL), adapters=NAMES), 0
-        policy = {"model": str(folder), "lora": {"rank": 4}, "optimizer": {"learning_rate": 0.01}}
+        policy = {"model": str(folder), "lora": {"r": 4}, "optimizer": {"learning_rate": 0.01}}
         self.config = FinetuneConfig.model_validate({"policy": policy, "num_epochs": 4, "device": "cpu"})
 
     async def train(self, names=NAMES):
@@ -43,7 +43,7 @@ class Jobs:
             siblings = []
             for index in range(4):
                 asked = request(f"say {self.number}", max_tokens=3, seed=100 * self.number + index)
-                reply = await policy.named(name).sample(asked)
+                reply = await policy.get_policy(name).sample(asked)
                 item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=reply.tokens)
                 known = {"group_id": f"0/{name}", "model_group": name, "episode_id": f"e/{index}"}
                 siblings.append(Trajectory(episode=[item], reward=float(index), **known))
@@ -53,7 +53,7 @@ class Jobs:
         return await self.adapter.wait_until_complete(await self.adapter.submit(collection))
 
     def bits(self):
-        """Every weight, and what the optimizers keep."""
+        """Returns all weights and the optimizers' state."""
         engine = self.adapter.engine
         kept = {name: p.detach().clone() for name, p in engine.model.module.named_parameters()}
         for name, learner in engine._learners.items():
@@ -73,7 +73,7 @@ async def jobs(tiny_model_dir):
     await made.adapter.cleanup()
 
 
-async def test_one_job_moves_both_and_nothing_else(jobs):
+async def test_one_job_changes_both_and_nothing_else(jobs):
     before = jobs.bits()
     status = await jobs.train()
     assert status.status == "completed", status.message
@@ -81,49 +81,49 @@ async def test_one_job_moves_both_and_nothing_else(jobs):
     assert {name.split(".")[-2] for name in moved if "/" not in name} == set(NAMES)
     assert not [name for name in jobs.differing(before) if "lora_" not in name], "the base stays as it is"
     await jobs.adapter.policy().publish(1)
-    assert [jobs.adapter.policy().named(name).version for name in NAMES] == [1, 1]
+    assert [jobs.adapter.policy().get_policy(name).version for name in NAMES] == [1, 1]
 
 
 @pytest.mark.parametrize("poisoned", NAMES)
-async def test_where_one_fails_all_are_put_back(jobs, poisoned):
-    """Whether a was trained before b fails, or b is not reached; both optimizers have moments of a job before."""
+async def test_if_one_fails_all_are_rolled_back(jobs, poisoned):
+    """Whether a is trained before b fails, or b is not reached; both optimizers have the state of an earlier job."""
     await jobs.train()
     await jobs.adapter.policy().publish(1)
     before = jobs.bits()
     jobs.adapter.algorithm.poisoned = poisoned
     status = await jobs.train()
     assert (status.status, status.num_updates) == ("failed", 0)
-    assert f"{poisoned}: no optimizer step was made: 1 were refused" in status.message
+    assert f"{poisoned}: no optimizer step was made: 1 were skipped" in status.message
     assert jobs.differing(before) == []
     jobs.adapter.algorithm.poisoned = ""
     assert (await jobs.train()).status == "completed", "and both sample and train again"
 
 
-async def test_putting_back_only_the_last_shows(jobs, monkeypatch):
-    """The mutation check of the test before it."""
-    monkeypatch.setattr(Job, "restore", lambda job: list(job._before.values())[-1].restore())
+async def test_rolling_back_only_the_last_makes_a_difference(jobs, monkeypatch):
+    """Mutation check of the previous test."""
+    monkeypatch.setattr(EngineJob, "restore", lambda job: list(job._snapshots.values())[-1].restore())
     before = jobs.bits()
     jobs.adapter.algorithm.poisoned = "b"
     assert (await jobs.train()).status == "failed"
     assert {name.split(".")[-2] for name in jobs.differing(before) if "/" not in name} == {"a"}
 
 
-async def test_an_adapter_with_nothing_to_learn_stays_and_the_job_says_why(jobs):
+async def test_an_adapter_without_signal_is_unchanged_and_the_job_says_why(jobs):
     before = jobs.bits()
     jobs.adapter.algorithm.idle = "a"
     status = await jobs.train()
     assert status.status == "completed", status.message
     assert not [name for name in jobs.differing(before) if ".a." in name or name.startswith("a/")]
     told = status.metadata["groups"]
-    assert told["a"] == {"num_updates": 0, "reason": "nothing to learn: every token's credit is zero"}
+    assert told["a"] == {"num_updates": 0, "reason": "nothing to learn: all advantages are zero"}
     assert told["b"]["num_updates"] == status.num_updates == 1
     await jobs.adapter.policy().publish(1)
     failed = await jobs.train(names=("a",))
-    assert (failed.status, failed.message) == ("failed", "nothing to learn: every token's credit is zero")
+    assert (failed.status, failed.message) == ("failed", "nothing to learn: all advantages are zero")
 
 
-async def test_the_reference_of_each_is_the_base(jobs):
-    """`kl_ref` is of the weights before a job's only step: 0 where an adapter has not learnt yet and is the base."""
+async def test_the_reference_policy_of_each_is_the_base(jobs):
+    """`kl_ref` belongs to the weights before a job's only step: 0 for an adapter that still equals the base."""
     jobs.adapter.algorithm.idle = "b"
     found = []
     for version in (1, 2):
@@ -134,7 +134,7 @@ async def test_the_reference_of_each_is_the_base(jobs):
     assert found[1]["a"]["kl_ref"] > 1e-6
 
 
-async def test_a_checkpoint_of_both_is_put_back_whole_or_not_at_all(jobs, tmp_path):
+async def test_a_checkpoint_of_both_is_restored_as_a_whole_or_not_at_all(jobs, tmp_path):
     await jobs.train()
     adapter, before = jobs.adapter, jobs.bits()
     prints = await adapter.policy().fingerprint()

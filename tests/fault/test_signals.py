@@ -1,4 +1,4 @@
-"""G21: SIGINT and SIGTERM stop a run within 10 seconds, with nothing left behind, and it goes on to the same end."""
+"""SIGINT and SIGTERM stop a run within 10 s, with nothing left behind; resumed, it reaches the same end."""
 
 import os
 import random
@@ -17,7 +17,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def stop(toy, number, after_s, **options):
-    """Returns the process of a run that was sent a signal some time after its beginning, and its exit code."""
+    """Returns the process of a run that was sent a signal some time after its start, and its exit code."""
     child = toy.start(**options)
     child.wait_for(toy.run / "config.yml")
     child.send(number, after_s)
@@ -26,20 +26,20 @@ def stop(toy, number, after_s, **options):
 
 @pytest.mark.parametrize("count", [2, pytest.param(15, marks=pytest.mark.fault)])
 @pytest.mark.parametrize("number", CODES)
-def test_a_signal_stops_the_run_and_it_goes_on_to_the_same_end(make_toy, whole, number, count):
+def test_a_signal_stops_the_run_and_resumed_it_reaches_the_same_end(make_toy, whole, number, count):
     rng = random.Random(int(number))
     for _ in range(count):
         toy = make_toy()
         child, code = stop(toy, number, rng.uniform(0, 0.7))
         assert (code, child.left_behind()) == (CODES[number], []), child.said
         assert toy.summary["status"] == "stopped"
-        assert f"go on with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
+        assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
         assert toy.resume().wait() == 0
         assert differences(toy.run, whole.run) == []
 
 
 def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
-    """The epochs that are done are not made again."""
+    """The finished epochs are not trained again."""
     toy = make_toy(SPARSE)
     child = toy.start(mutation=mutations.stop_in_the_second_epoch)
     assert child.wait() == CODES[signal.SIGTERM]
@@ -48,8 +48,8 @@ def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
     assert differences(toy.run, finished(SPARSE).run) == []
 
 
-def test_a_stop_that_writes_no_checkpoint_shows(make_toy):
-    """Mutation check of G21."""
+def test_a_stop_without_a_checkpoint_makes_a_difference(make_toy):
+    """Mutation check."""
     toy = make_toy(SPARSE)
     toy.start(mutation=mutations.stop_in_the_second_epoch_and_commit_nothing).wait()
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
@@ -65,15 +65,15 @@ def test_a_second_signal_ends_a_stop_that_hangs(toy, whole):
     assert differences(toy.run, whole.run) == []
 
 
-def test_a_run_without_handlers_shows(toy):
-    """Mutation check of G21."""
+def test_a_run_without_handlers_makes_a_difference(toy):
+    """Mutation check."""
     _, code = stop(toy, signal.SIGTERM, 0.3, mutation=mutations.handle_no_signals)
     assert code == -signal.SIGTERM
     assert not (toy.run / "summary.json").exists()
 
 
-def test_a_process_that_is_left_behind_shows(toy):
-    """Mutation check of G21."""
+def test_a_process_that_is_left_behind_is_found(toy):
+    """Mutation check."""
     child, _ = stop(toy, signal.SIGTERM, 0.0, mutation=mutations.leave_a_child_behind)
     (left,) = child.left_behind()
     os.kill(left, signal.SIGKILL)
@@ -82,7 +82,7 @@ def test_a_process_that_is_left_behind_shows(toy):
 @pytest.mark.fault
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_while_the_program_starts(toy, number):
-    """The real program, before a run handles signals: a shell sees the same codes, and nothing needs cleaning up."""
+    """The real program, before a run handles signals: the same exit codes, and nothing to clean up."""
     toy.set("finetuning.algorithm", {"_type": "grpo"})
     toy.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name"]
@@ -97,5 +97,5 @@ def test_a_signal_while_the_program_starts(toy, number):
         time.sleep(0.1 + 0.6 * i)
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
-        python_itself = b"KeyboardInterrupt" in said and b"reinforge/" not in said  # before any line of ours
+        python_itself = b"KeyboardInterrupt" in said and b"reinforge/" not in said  # before the first line of reinforge
         assert process.returncode in (CODES[number], -number) or python_itself, said

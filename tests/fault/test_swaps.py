@@ -1,7 +1,7 @@
-"""G22: weights change only while no reply is in flight: each reply is from one named version, and none is lost.
+"""Weights change only while no reply is in flight: each reply is from the version it names, and none is lost.
 
-Threads, each with an event loop of its own, ask without a pause while jobs change the weights. A copy of each version's
-weights is kept, and every reply is scored again with the copy that it names.
+Threads, each with its own event loop, send requests without a pause while jobs change the weights. A copy of each
+version's weights is kept, and every reply is scored again with the copy that it names.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import torch
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import EmbeddedPolicy
-from reinforge.engine.sampling.sampler import Sampler
+from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples, request
 
@@ -26,7 +26,7 @@ THREADS, ASKERS = 3, 4
 
 
 class Hammer:
-    """Loops in threads that ask until `stop`; `replies` holds what came back, with when it was asked for."""
+    """Threads that send requests until `stop`; `replies` holds the replies with the times of their requests."""
 
     def __init__(self, policy):
         self.policy, self.asked, self.replies, self.errors = policy, [], [], []
@@ -52,9 +52,9 @@ class Hammer:
             self.errors.append(error)
 
     def wait_for_all(self):
-        """Returns once everybody has asked and waits; or, where somebody is answered all the time, after a second.
+        """Returns once all clients wait for a reply; if some are still being answered, after a second.
 
-        The policy says who waits: a reply of before the job may be on its way through a slow thread still.
+        The policy knows who waits: a reply from before the job may still be on its way through a slow thread.
         """
         deadline = time.monotonic() + 1
         while self.policy.stats().waiting < THREADS * ASKERS and time.monotonic() < deadline:
@@ -76,14 +76,14 @@ def weights_of(engine):
 
 
 def swap(engine, version, hammer, rng):
-    """Makes a job while everybody asks; returns the new weights, when it ended, and how many were answered by then."""
+    """Runs a job while all clients send requests; returns the new weights, its end and the replies by then."""
     time.sleep(rng.uniform(0, 0.02))
     engine.begin_job()
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     engine.update(random_samples(2, seed=version), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
     hammer.wait_for_all()
     ended_s, num_answered = time.monotonic(), len(hammer.replies)
-    late = [tokens for asked_s, tokens in hammer.replies[:num_answered] if asked_s > begun_s]
+    late = [tokens for asked_s, tokens in hammer.replies[:num_answered] if asked_s > started_s]
     assert late == [], "asked for and answered within a job"
     copy = engine.policy.sampler.call(lambda: weights_of(engine))
     engine.end_job()
@@ -92,8 +92,8 @@ def swap(engine, version, hammer, rng):
 
 
 def hammered(folder, num_swaps):
-    """Returns an engine's replies, the copies of its versions, and when each job ended after how many replies."""
-    config = PolicyConfig(model=str(folder), max_batch=8)
+    """Returns an engine's replies, the copies of its versions, and each job's end and number of replies by then."""
+    config = PolicyConfig(model=str(folder), max_num_seqs=8)
     config.optimizer.learning_rate = 3e-3
     config.schedule.warmup_steps = 0
     rng = random.Random(num_swaps)
@@ -105,13 +105,13 @@ def hammered(folder, num_swaps):
                 copies.append(copy)
                 jobs.append(job)
     assert hammer.errors == []
-    assert not any(thread.is_alive() for thread in hammer.threads), "somebody waits for ever"
+    assert not any(thread.is_alive() for thread in hammer.threads), "a client still waits"
     assert len(hammer.replies) == len(hammer.asked), "every request has its reply"
     return hammer.replies, copies, jobs
 
 
 def differences(folder, replies, copies, shift=0):
-    """Returns for each reply the largest difference to its version's copy; `shift`: to another version's."""
+    """Returns for each reply the largest difference to its version's copy; with `shift`, to another version's."""
     found = []
     with Engine.load(PolicyConfig(model=str(folder)), seed=0, device="cpu") as engine:
         for version, copy in enumerate(copies):
@@ -142,8 +142,8 @@ def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_sw
 
 
 def pause_without_waiting(sampler, adapter):
-    with sampler._changed:
-        sampler._closed.add(adapter)
+    with sampler._condition:
+        sampler._paused.add(adapter)
 
 
 def stay_open(policy):
@@ -152,11 +152,11 @@ def stay_open(policy):
 
 @pytest.mark.parametrize(
     ("owner", "method", "mutation"),
-    [(Sampler, "pause", pause_without_waiting), (EmbeddedPolicy, "close_gate", stay_open)],
+    [(ReplySampler, "pause", pause_without_waiting), (EmbeddedPolicy, "close_admission", stay_open)],
     ids=["replies in flight are not waited for", "admission stays open"],
 )
-def test_weights_that_change_under_a_reply_show(tiny_model_dir, monkeypatch, owner, method, mutation):
-    """Mutation check of G22."""
+def test_weights_that_change_during_a_reply_make_a_difference(tiny_model_dir, monkeypatch, owner, method, mutation):
+    """Mutation check."""
     monkeypatch.setattr(owner, method, mutation)
     with pytest.raises(AssertionError):
         test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, 20)

@@ -1,8 +1,8 @@
-"""G14: the tokens that are trained are the tokens that were sampled, in every turn; a rewritten history is seen.
+"""The trained tokens are exactly the sampled tokens, in every turn; a rewritten history is noticed.
 
-Dialogs of three turns with tools go from the agent through capture and builder to an algorithm's samples. What was
-sampled is written down where the policy is asked, and each sample is held against that. Most of these tokenizers do
-not read their own text back as it was, so a turn that is part of the next prompt's text often comes as other tokens.
+Dialogues of three turns with tools go from the agent through capture and builder to an algorithm's samples. The policy
+records what it sampled, and each sample is compared with that. Most of these tokenizers do not round-trip, so a turn
+that is part of the next prompt's text often becomes different tokens there.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ LITERALS = ("<|end|>", "<|assistant|>", "<tool_call>", "\u2581", " ##ing ", "<0x
 
 
 def unicode_text(rng):
-    """Returns up to 40 characters of one to three scripts, now and then with something that looks like a token."""
+    """Returns up to 40 characters of one to three scripts, sometimes with text that looks like a special token."""
     letters = "".join(rng.sample(ALPHABETS, rng.randint(1, 3)))
     text = "".join(rng.choice(letters) for _ in range(rng.randint(1, 40)))
     return text + rng.choice(LITERALS) if rng.random() < 0.2 else text
 
 
 class Watched(PolicyServer):
-    """A policy that writes down what it sampled, by the seed of the call."""
+    """A policy that records what it sampled, by the seed of the call."""
 
     def __init__(self, policy):
         self.policy, self.sampled = policy, {}
@@ -83,7 +83,7 @@ class Watched(PolicyServer):
 
 
 class Caller(PolicyServer):
-    """Draws no model: it says tool calls and plain texts, cut into tokens at random places."""
+    """A policy without a model: replies with tool calls and plain texts, split into tokens at random places."""
 
     version, model_name = 3, "caller"
 
@@ -100,11 +100,11 @@ class Caller(PolicyServer):
             text = f'<tool_call>{{"name": "left", "arguments": {arguments}}}</tool_call>'
         cuts = [0, *sorted(rng.randrange(len(text)) for _ in range(3)), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]
-        ids = tuple(token for piece in pieces for token in self.renderer._tokenise(piece)) or (0,)
+        ids = tuple(token for piece in pieces for token in self.renderer._tokenize(piece)) or (0,)
         logprobs = tuple(-rng.random() for _ in ids)
         prompt = self.renderer.render(request)
         tokens = TokenLogprobs(prompt, ids, logprobs, self.version)
-        message = {"role": "assistant", "content": self.renderer.read(ids)}
+        message = {"role": "assistant", "content": self.renderer.decode(ids)}
         return ModelReply(message, "stop", tokens, len(prompt), len(ids))
 
     async def score(self, token_ids):
@@ -121,9 +121,9 @@ class Dialogs:
     """An agent of three turns over random texts, and everything between it and an algorithm.
 
     Args:
-        policy: What is asked.
-        count: How many texts.
-        rewrites: The agent forgets what was said before its last turn.
+        policy: The policy that the agent calls.
+        count: Number of texts.
+        rewrites: True: the agent drops the history before its last turn.
     """
 
     def __init__(self, policy, count, *, rewrites=False):
@@ -179,13 +179,13 @@ class Dialogs:
         return await self.builder.finalize("r", {"epoch": 0})
 
     def check(self):
-        """Holds every sample against what was sampled; returns how many turns went on and how many began anew."""
+        """Compares every sample with what was sampled; returns how many turns continued and how many started one."""
         collection = asyncio.run(self._collect())
         samples = GRPO().build_samples(collection.groups)
         by_trajectory = {}
         for sample in samples:
             by_trajectory.setdefault(sample.trajectory_index, []).append(sample)
-        records = {str(record.key): record for record in self.builder.last_records}
+        records = {str(record.key): record for record in self.builder.records}
         trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
         assert sorted(by_trajectory) == [*range(len(trajectories))] == [*range(len(records))], "none is lost"
         found = Counter()
@@ -219,7 +219,7 @@ COUNTS = [40, pytest.param(200, marks=pytest.mark.fault)]
 
 @pytest.fixture(scope="module")
 def engine_of(tmp_path_factory):
-    """Returns an engine with one of the tokenizers, made once."""
+    """Returns an engine with one of the tokenizers; cached."""
     made = {}
 
     def make(kind):
@@ -239,7 +239,7 @@ def engine_of(tmp_path_factory):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_what_is_trained_is_what_was_sampled(engine_of, kind, count):
+def test_the_trained_tokens_are_the_sampled_tokens(engine_of, kind, count):
     found = Dialogs(engine_of(kind).policy, count).check()
     assert found["began_anew"] > 0, "no reply was read back as other tokens: this shows nothing"
     assert found.total() == 2 * count
@@ -247,20 +247,20 @@ def test_what_is_trained_is_what_was_sampled(engine_of, kind, count):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_tool_calls_are_trained_as_the_tokens_that_they_were(kind, count):
-    """The call that the agent sees is JSON read and written again; the tokens are those that were drawn."""
+def test_tool_calls_are_trained_as_the_sampled_tokens(kind, count):
+    """The agent sees the call as parsed JSON; the tokens are the sampled ones."""
     dialogs = Dialogs(Caller(make_tool_tokenizer(kind)), count)
     assert dialogs.check()["began_anew"] > 0
     assert dialogs.num_tool_calls > count / 4 or kind in ("unigram", "word pieces", "characters")
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_rewritten_history_begins_another_sample(engine_of, kind):
+def test_a_rewritten_history_starts_another_sample(engine_of, kind):
     assert Dialogs(engine_of(kind).policy, 20, rewrites=True).check()["began_anew"] >= 20
 
 
-def test_a_history_that_is_read_back_as_it_was_goes_on(engine_of):
-    """Else all of the above might never merge two turns."""
+def test_a_history_that_round_trips_continues_the_sample(engine_of):
+    """Otherwise the tests above might never merge two turns."""
     assert Dialogs(engine_of("byte-level pairs").policy, 40).check()["went_on"] > 0
 
 
@@ -293,8 +293,8 @@ def train_the_context(row, ids):
     ],
     ids=["breaks are not seen", "context is trained", "tokenised again"],
 )
-def test_other_tokens_than_those_sampled_show(engine_of, monkeypatch, method, mutation):
-    """Mutation check of G14."""
+def test_tokens_that_were_not_sampled_are_noticed(engine_of, monkeypatch, method, mutation):
+    """Mutation check."""
     monkeypatch.setattr(to_samples_module._Row, method, mutation)
     with pytest.raises(AssertionError):
         Dialogs(engine_of("byte-level pairs").policy, 20).check()

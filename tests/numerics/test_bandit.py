@@ -14,7 +14,7 @@ import torch
 from reinforge.config.schema import BatchConfig, Config, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
-from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.registry import REGISTRY
 from reinforge.types.request import TokenLogprobs
@@ -41,14 +41,14 @@ ALGORITHMS = {
 
 @torch.no_grad()
 def play(model, rng) -> list[TrajectoryGroup]:
-    """Draws groups of replies from the model, with their log-probs and rewards."""
+    """Samples groups of replies from the model, with their log-probs and rewards."""
     ids = torch.tensor([PROMPT] * (GROUPS * SIBLINGS))
     logprobs = []
     for _ in range(2):
         logp = torch.log_softmax(model.logits(model.features(ids)[:, -1]), -1)
-        drawn = torch.tensor([rng.choice(logp.shape[1], p=p) for p in _normalised(logp)])
-        logprobs.append(logp.gather(1, drawn[:, None])[:, 0])
-        ids = torch.cat((ids, drawn[:, None]), dim=1)
+        sampled = torch.tensor([rng.choice(logp.shape[1], p=p) for p in _normalised(logp)])
+        logprobs.append(logp.gather(1, sampled[:, None])[:, 0])
+        ids = torch.cat((ids, sampled[:, None]), dim=1)
     trajectories = []
     for row, logp in zip(ids[:, len(PROMPT) :].tolist(), torch.stack(logprobs, 1).tolist(), strict=True):
         turn = EpisodeItem(
@@ -83,7 +83,7 @@ def make_learner(folder):
 
 
 def credited(algorithm, groups, reference):
-    """What an adapter does between trajectories and the learner."""
+    """The work of an adapter between trajectories and the learner."""
     samples = algorithm.build_samples([g for g in groups if g.reward_range > 0 or not algorithm.needs_groups])
     if algorithm.needs.ref_logprobs:
         for sample, logprobs in zip(samples, sample_logprobs(reference, samples, 4096), strict=True):
@@ -96,7 +96,7 @@ def credited(algorithm, groups, reference):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 async def test_every_algorithm_learns_a_bandit(tiny_model_dir, name):
     algorithm, learner, rng = await make(name, ALGORITHMS[name]), make_learner(tiny_model_dir), np.random.default_rng(0)
-    reference = learner.model.frozen_copy()
+    reference = learner.model.make_frozen_copy()
     rewards = []
     for epoch in range(30):
         groups = play(learner.model, rng)
@@ -104,27 +104,27 @@ async def test_every_algorithm_learns_a_bandit(tiny_model_dir, name):
         if rewards[-1] == 1:
             break
         samples = credited(algorithm, groups, reference)
-        assert learner.update(samples, algorithm.loss, Progress(0, 0, epoch)).num_updates >= 1
+        assert learner.update(samples, algorithm.loss, JobProgress(0, 0, epoch)).num_updates >= 1
     assert 0.3 < rewards[0] < 0.7
     assert max(rewards[-3:]) > 0.9, rewards
 
 
-async def test_every_algorithm_is_here():
-    """A new one is added to the bandit; ppo has a test of its own, since it needs a critic."""
+async def test_every_algorithm_is_listed():
+    """Add new algorithms to the bandit; ppo has its own test because it needs a critic."""
     names = {c.name for c in REGISTRY.components("algorithm") if c.origin.startswith("reinforge.algorithms")}
     assert names - {"ppo"} == set(ALGORITHMS)
 
 
 async def margins_of(folder, name, settings):
-    """Trains on the pairs of one epoch again and again; returns the margin of each pass."""
+    """Trains on the pairs of one epoch repeatedly; returns the margin of each iteration."""
     algorithm, learner = await make(name, settings), make_learner(folder)
-    reference = learner.model.frozen_copy()
+    reference = learner.model.make_frozen_copy()
     samples = credited(algorithm, play(learner.model, np.random.default_rng(0)), reference)
     assert len(samples) == 2 * GROUPS
-    return [learner.update(samples, algorithm.loss, Progress(0, 0, n)).metrics["margin"] for n in range(40)]
+    return [learner.update(samples, algorithm.loss, JobProgress(0, 0, n)).metrics["margin"] for n in range(40)]
 
 
-async def test_dpos_margin_grows_without_end(tiny_model_dir):
+async def test_dpos_margin_keeps_growing(tiny_model_dir):
     margins = await margins_of(tiny_model_dir, "dpo", {"beta": 0.5})
     assert abs(margins[0]) < 1
     assert margins[10] > 4

@@ -1,4 +1,4 @@
-"""bfloat16: steps too small for a weight's 8 bits add up, and what it rounds apart is measured and corrected."""
+"""bfloat16: updates too small for 8 bits add up, and the mismatch of sampler and learner is corrected."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, 
 from reinforge.engine import Engine
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
-from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.logprobs import sample_logprobs
-from reinforge.interfaces import Needs
-from reinforge.types.sample import LossSpec
+from reinforge.types.sample import LossSpec, Needs
 from tests.numerics.test_bandit import make, mean_reward, play
 from tests.samples import random_samples
 
@@ -40,10 +39,10 @@ def test_steps_that_are_too_small_for_bfloat16_add_up(tiny_model_dir):
     for dtype in (torch.float32, torch.bfloat16):
         learner = make_learner(tiny_model_dir, dtype)
         before = matrices(learner)
-        learner.update(samples, LIKELIHOOD, Progress(0, 0, 0))
+        learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 0))
         first = (matrices(learner) - before).abs()
         for epoch in range(1, 60):
-            learner.update(samples, LIKELIHOOD, Progress(0, 0, epoch))
+            learner.update(samples, LIKELIHOOD, JobProgress(0, 0, epoch))
         moved[dtype] = matrices(learner) - before
         if dtype == torch.bfloat16:
             seen = before.abs() > 0.01  # below, units in the last place are small enough
@@ -67,30 +66,30 @@ def test_gradients_of_micro_batches_are_summed_in_float32(tiny_model_dir):
 def test_float32_has_no_copies(tiny_model_dir):
     learner = make_learner(tiny_model_dir, torch.float32)
     assert learner.masters.copies == {}
-    assert all(learner.masters.moved[name] is p for name, p in learner.parameters.items())
+    assert all(learner.masters.optimized[name] is p for name, p in learner.parameters.items())
 
 
-def test_only_adapters_have_copies_where_only_they_are_trained(tiny_model_dir):
-    config = PolicyConfig(model=str(tiny_model_dir), precision="bfloat16", lora={"rank": 4})
+def test_with_lora_only_adapters_have_copies(tiny_model_dir):
+    config = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16", lora={"r": 4})
     with Engine.load(config, seed=0, device="cpu") as engine:
         names = set(engine.learner.masters.copies)
         assert names == {name for name, p in engine.learner.parameters.items() if p.dtype == torch.bfloat16}
-        assert all("lora_" in name for name in engine.learner.masters.moved)
+        assert all("lora_" in name for name in engine.learner.masters.optimized)
 
 
-@pytest.mark.parametrize(("precision", "asked", "computed"), [
+@pytest.mark.parametrize(("dtype", "asked", "computed"), [
     ("float32", "inexact", False), ("bfloat16", "inexact", True), ("float32", True, True), ("bfloat16", False, False),
 ])  # fmt: skip
-def test_old_logprobs_are_computed_where_the_samplers_are_inexact(tiny_model_dir, precision, asked, computed):
+def test_old_logprobs_are_computed_where_the_samplers_are_inexact(tiny_model_dir, dtype, asked, computed):
     samples = random_samples(3)
     for sample in samples:
         sample.old_logprobs = None
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir), precision=precision), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir), dtype=dtype), seed=0, device="cpu") as engine:
         engine.score(samples, Needs(old_logprobs=asked))
     assert all((sample.old_logprobs is not None) == computed for sample in samples)
 
 
-def test_a_sampler_that_is_0_05_off_is_seen_and_corrected(tiny_model_dir):
+def test_a_sampler_that_is_0_05_off_is_measured_and_corrected(tiny_model_dir):
     """p_old / p_sampler = e^0.05: the gradient is that of an exact sampler times 1.0513, as the estimate should be."""
     found = []
     for offset, cap in ((0.0, 2.0), (0.05, 2.0), (0.05, None), (0.05, 1.0), (-0.05, 2.0)):
@@ -98,7 +97,7 @@ def test_a_sampler_that_is_0_05_off_is_seen_and_corrected(tiny_model_dir):
         samples = random_samples(5)
         for sample, old in zip(samples, sample_logprobs(learner.model, samples, 4096), strict=True):
             sample.old_logprobs, sample.sampling_logprobs = old, old - np.float32(offset)
-        report = learner.update(samples, LossSpec("clipped_pg", {"tis_cap": cap}), Progress(0, 0, 0))
+        report = learner.update(samples, LossSpec("clipped_pg", {"tis_cap": cap}), JobProgress(0, 0, 0))
         found.append(report.metrics)
     exact, seldom, trusted, capped, often = found
     assert seldom["mismatch"] == pytest.approx(0.05, abs=1e-5)
@@ -109,22 +108,22 @@ def test_a_sampler_that_is_0_05_off_is_seen_and_corrected(tiny_model_dir):
     assert seldom["ratio"] == pytest.approx(1.0), "the clip is about the learner's own log-probs"
 
 
-def test_the_first_step_of_a_job_alone_is_compared(tiny_model_dir):
-    """Later steps have other weights than the sampler had; tokens that nobody sampled are left out."""
+def test_the_mismatch_is_measured_in_the_first_step_only(tiny_model_dir):
+    """Later steps have other weights than the sampler had; tokens that were not sampled are left out."""
     learner = make_learner(tiny_model_dir, torch.float32, learning_rate=0.05)
-    learner.config.batch.passes = 3
+    learner.config.batch.num_iterations = 3
     samples = random_samples(4)
     for sample, old in zip(samples, sample_logprobs(learner.model, samples, 4096), strict=True):
         sample.sampling_logprobs = old
-    report = learner.update(samples, CLIPPED, Progress(0, 0, 0))
+    report = learner.update(samples, CLIPPED, JobProgress(0, 0, 0))
     assert report.num_updates == 3
     assert report.metrics["mismatch"] < 1e-6
     for sample in samples:
         sample.sampling_logprobs = np.full(len(sample), np.nan, np.float32)
-    assert "mismatch" not in learner.update(samples, LIKELIHOOD, Progress(0, 0, 1)).metrics
+    assert "mismatch" not in learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 1)).metrics
 
 
-async def test_a_bandit_is_learnt_in_bfloat16(tiny_model_dir):
+async def test_a_bandit_is_learned_in_bfloat16(tiny_model_dir):
     algorithm, rng, rewards = await make("grpo", {}), np.random.default_rng(0), []
     learner = make_learner(tiny_model_dir, torch.bfloat16, learning_rate=3e-3)
     for epoch in range(30):
@@ -137,6 +136,6 @@ async def test_a_bandit_is_learnt_in_bfloat16(tiny_model_dir):
             sample.old_logprobs = old
         for sample, credit in zip(samples, algorithm.credit(samples), strict=True):
             sample.advantages = credit
-        learner.update(samples, algorithm.loss, Progress(0, 0, epoch))
+        learner.update(samples, algorithm.loss, JobProgress(0, 0, epoch))
     assert 0.3 < rewards[0] < 0.7
     assert max(rewards[-3:]) > 0.9, rewards

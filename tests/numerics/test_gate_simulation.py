@@ -1,7 +1,8 @@
-"""The gate in the long run: 1,000 runs that learned nothing promote at most 5 %; a real effect is found.
+"""Simulations of the gate: of 1,000 runs without an effect at most 5 % are promoted, and real effects are found.
 
-Each simulated run goes through the whole selection with the public functions: noisy `select` figures of the baseline
-and six checkpoints, `choose_best`, then one look at `confirm` with fresh episodes of both arms and `decide`.
+Each simulated run uses the public functions for the whole selection: noisy `select` scores of the baseline and six
+checkpoints, `choose_best_validation`, then one comparison on `confirm` with fresh episodes of both models, and
+`decide`.
 """
 
 from __future__ import annotations
@@ -10,27 +11,28 @@ import numpy as np
 import pytest
 
 from reinforge.config.schema import GateConfig
-from reinforge.evaluation.statistics import detectable_effect
-from reinforge.interfaces import EvaluationReport
-from reinforge.runs.validations import choose_best
+from reinforge.evaluation.statistics import compute_detectable_effect
+from reinforge.runs.rows import ValidationRow
+from reinforge.runs.validations import choose_best_validation
 from reinforge.trainer.gate import decide
+from reinforge.types.evaluation import EvaluationReport
 
 NUM_CHECKPOINTS = 6
 NUM_SELECT = 60
 
 
 def binary(random, skill_N, effect):
-    """Win or not: example n is won with probability skill + effect."""
+    """Scores of 0 and 1: example n is won with probability skill + effect."""
     return (random.random(skill_N.shape) < np.clip(skill_N + effect, 0, 1)).astype(float)
 
 
 def continuous(random, skill_N, effect):
-    """A graded score around the example's difficulty."""
+    """Continuous scores around the example's difficulty."""
     return skill_N + effect + random.normal(0, 0.25, skill_N.shape)
 
 
 def lopsided(random, skill_N, effect):
-    """Mostly small scores, now and then a large one: the t interval's hard case."""
+    """Mostly small scores and a few large ones, the hard case for the t interval."""
     return skill_N + effect + random.exponential(0.25, skill_N.shape) ** 2
 
 
@@ -40,19 +42,19 @@ def report(scores_N, epoch, missing_N):
 
 
 def simulate(random, draw, num_confirm, *, effect=0.0, spread_of_effects=0.0, missing=0.0):
-    """One run: returns the verdict on its best checkpoint, or None where the baseline won on `select`."""
+    """Returns the verdict on a run's best checkpoint, or None if the baseline was best on `select`."""
     skill_S, skill_N = random.beta(2, 2, NUM_SELECT), random.beta(2, 2, num_confirm)
     validations = [
-        {"epoch": epoch, "version": epoch + 1, "avg_reward": float(draw(random, skill_S, gain).mean()), "metrics": {}}
+        ValidationRow(epoch, float(draw(random, skill_S, gain).mean()), version=epoch + 1)
         for epoch, gain in enumerate([0.0] + [effect] * NUM_CHECKPOINTS, start=-1)
     ]
-    best = choose_best(validations)
-    if best["epoch"] == -1:
+    best = choose_best_validation(validations)
+    if best.epoch == -1:
         return None
-    # what training changed goes up on some examples and down on others, by `effect` on average
+    # training improves some examples and worsens others, with a mean of `effect`
     gains_N = effect + spread_of_effects * random.permutation(np.resize([1.0, -1.0], num_confirm))
     base = report(draw(random, skill_N, 0.0), -1, random.random(num_confirm) < missing)
-    tuned = report(draw(random, skill_N, gains_N), best["epoch"], random.random(num_confirm) < missing)
+    tuned = report(draw(random, skill_N, gains_N), best.epoch, random.random(num_confirm) < missing)
     return decide(GateConfig(), "reward", base, tuned)
 
 
@@ -74,30 +76,31 @@ def promoted_share(num_runs, draw, num_confirm, **effects):
         (lopsided, 40, {}),
     ],
 )
-def test_runs_without_effect_promote_at_most_five_percent(draw, num_confirm, effects):
+def test_at_most_five_percent_of_runs_without_an_effect_are_promoted(draw, num_confirm, effects):
     assert promoted_share(1000, draw, num_confirm, **effects) <= 0.05
 
 
-def test_a_verdict_on_the_examples_that_chose_the_checkpoint_would_promote_noise():
-    """What `confirm` is for: the best of 20 checkpoints, judged on `select` itself, is promoted far too often."""
+def test_a_verdict_on_the_examples_that_selected_the_checkpoint_would_promote_noise():
+    """Why `confirm` exists: the best of 20 checkpoints, judged on `select` itself, is promoted far too often."""
     random = np.random.default_rng(0)
     promoted = 0
     for _ in range(300):
         skill_S, all_scored = random.beta(2, 2, NUM_SELECT), np.zeros(NUM_SELECT, dtype=bool)
         arms = [report(binary(random, skill_S, 0.0), epoch, all_scored) for epoch in range(-1, 20)]
-        rows = [{"epoch": arm.epoch, "avg_reward": sum(arm.scores["reward"].values()) / NUM_SELECT} for arm in arms]
-        promoted += decide(GateConfig(), "reward", arms[0], arms[choose_best(rows)["epoch"] + 1]).promoted is True
+        rows = [ValidationRow(arm.epoch, sum(arm.scores["reward"].values()) / NUM_SELECT) for arm in arms]
+        best = arms[choose_best_validation(rows).epoch + 1]
+        promoted += decide(GateConfig(), "reward", arms[0], best).promoted is True
     assert promoted / 300 > 0.08
 
 
-def test_power_on_wins_is_ninety_percent_at_eight_points_with_1000_examples():
-    """Arms share the example's difficulty, so a difference has variance 2 E[p (1 - p)] = 0.4 with p ~ Beta(2, 2)."""
-    assert detectable_effect(1000, spread=0.4**0.5) == pytest.approx(0.065, abs=1e-3)
+def test_power_with_binary_scores_is_ninety_percent_at_eight_points_with_1000_examples():
+    """Both models share the example's difficulty: a difference has variance 2 E[p (1 - p)] = 0.4, p ~ Beta(2, 2)."""
+    assert compute_detectable_effect(1000, spread=0.4**0.5) == pytest.approx(0.065, abs=1e-3)
     assert promoted_share(200, binary, 1000, effect=0.08) >= 0.9
 
 
-def test_power_on_graded_scores_is_what_the_formula_states():
+def test_power_with_continuous_scores_matches_the_formula():
     spread = 0.25 * 2**0.5
-    effect = detectable_effect(100, spread)
+    effect = compute_detectable_effect(100, spread)
     assert effect == pytest.approx(0.1146, abs=1e-4)  # (1.960 + 1.282) * 0.3536 / 10
     assert promoted_share(200, continuous, 100, effect=1.1 * effect) >= 0.9

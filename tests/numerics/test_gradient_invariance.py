@@ -1,4 +1,4 @@
-"""G18: one step, one gradient: micro-batches, shared prefixes, padding and order change it by rounding alone.
+"""One step, one gradient: micro-batches, shared prefixes, padding and order change it by rounding alone.
 
 Hypothesis draws the shapes: families of siblings, lengths, turns in between, weights. For a loss of each kind: by
 token, by sample, by pair, with a critic, and without any credit.
@@ -18,14 +18,14 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.training.learner import Learner
-from reinforge.engine.training.shared_prefix import sharing_masks
+from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec
-from tests.numerics.test_whole_path import KeepsGradients
-from tests.samples import sample_of
+from tests.numerics.test_whole_path import RecordingOptimizer
+from tests.samples import make_sample
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
-"""Of the gradient's norm, and of each of its numbers: what rounding in float32 may do."""
+"""Tolerances, relative to the gradient's norm and to each of its numbers, for rounding in float32."""
 
 LOSSES = {
     "token": LossSpec("clipped_pg", {"clip_high": 0.28, "dual_clip": 3.0, "kl_coef": 0.1, "entropy_coef": 0.01}),
@@ -52,14 +52,14 @@ def learners(tiny_model_dir):
             critic.weight.copy_(torch.linspace(-1, 1, 64))
         config = PolicyConfig(batch=BatchConfig())
         config.optimizer.max_grad_norm = 1e9
-        made[shares] = Learner(model, config, 0, sharing_masks(model) if shares else None, critic)
-        made[shares].optimizer = KeepsGradients(made[shares].parameters.values())
+        made[shares] = Learner(model, config, 0, make_sharing_masks(model) if shares else None, critic)
+        made[shares].optimizer = RecordingOptimizer(made[shares].parameters.values())
     return made
 
 
 @st.composite
 def steps(draw, paired=False):
-    """The samples of one step: families of siblings, whose replies may have a turn of somebody else's within."""
+    """The samples of one step: families of siblings, some with an untrained turn between their replies."""
     families = draw(st.lists(st.tuples(st.integers(1, 24), st.integers(1, 5)), min_size=1, max_size=5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     samples = []
@@ -69,7 +69,7 @@ def steps(draw, paired=False):
             reply = tuple(rng.integers(6, 320, rng.integers(1, 9)).tolist())
             logprobs = tuple(rng.uniform(-7, -4, len(reply)).tolist())
             tokens = TokenLogprobs(prompt, reply, logprobs, temperature=float(rng.choice([0.7, 1.0])))
-            sample = sample_of(tokens, float(rng.normal()), float(rng.uniform(0.2, 2)))
+            sample = make_sample(tokens, float(rng.normal()), float(rng.uniform(0.2, 2)))
             if len(reply) > 2 and rng.random() < 0.3:
                 sample.loss_mask[len(prompt) + 1] = False
             for field in ("old_logprobs", "ref_logprobs", "returns", "values"):
@@ -82,7 +82,7 @@ def steps(draw, paired=False):
 
 
 def gradient_of(learner, samples, spec, max_tokens=100_000):
-    """Returns the flat gradient of one step, which moves nothing, and its loss."""
+    """Returns the flat gradient of one step, which changes no weight, and its loss."""
     learner.micro_batch_tokens, loss = max_tokens, find_loss(spec)
     entropy = "entropy_coef" in spec.params
     metrics = learner.step(samples, lambda *a: loss(*a, **spec.params), 0.0, entropy_grad=entropy)
@@ -90,7 +90,7 @@ def gradient_of(learner, samples, spec, max_tokens=100_000):
 
 
 def longer(samples, count):
-    """Returns samples with tokens behind the end that nobody trains: everything is padded to more."""
+    """Returns samples with untrained tokens appended, so that all rows get more padding."""
 
     def add(array):
         return None if array is None else np.concatenate([array, np.zeros(count, array.dtype)])
@@ -135,7 +135,7 @@ def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners,
     check()
 
 
-class ForgetsTheOthers(Learner):
+class IgnoresOtherMicroBatches(Learner):
     """Each micro-batch counts as if it were the whole step."""
 
     def _try_step(self, samples, *arguments, **options):
@@ -145,18 +145,18 @@ class ForgetsTheOthers(Learner):
 
 
 def test_a_step_that_depends_on_its_micro_batches_shows(learners):
-    """Mutation check of G18."""
+    """Mutation check."""
     model, before = learners[False].model, learners[False]
-    mutated = ForgetsTheOthers(model, before.config, 0, None, before.critic)
-    mutated.optimizer = KeepsGradients(mutated.parameters.values())
+    mutated = IgnoresOtherMicroBatches(model, before.config, 0, None, before.critic)
+    mutated.optimizer = RecordingOptimizer(mutated.parameters.values())
     rng = np.random.default_rng(0)
-    samples = [sample_of(TokenLogprobs((7, 8, 9), (10 + i, 20) * (1 + i), (-5.0,) * 2 * (1 + i))) for i in range(6)]
+    samples = [make_sample(TokenLogprobs((7, 8, 9), (10 + i, 20) * (1 + i), (-5.0,) * 2 * (1 + i))) for i in range(6)]
     assert worst({False: mutated, True: mutated}, samples, LOSSES["no credit"], 10, rng, 3) > 1
 
 
 def test_padding_that_is_trained_shows(learners):
-    """Mutation check of G18."""
-    samples = [sample_of(TokenLogprobs((7, 8, 9), (10 + i, 20), (-5.0, -5.0))) for i in range(3)]
+    """Mutation check."""
+    samples = [make_sample(TokenLogprobs((7, 8, 9), (10 + i, 20), (-5.0, -5.0))) for i in range(3)]
     expected, _ = gradient_of(learners[False], samples, LOSSES["no credit"])
     padded = longer(samples, 2)
     for sample in padded:

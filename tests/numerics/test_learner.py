@@ -1,4 +1,4 @@
-"""Optimizer steps: how a step is cut does not change it, chunks do not change log-probs, NaN changes nothing."""
+"""Optimizer steps: micro-batches do not change a step, chunks no log-prob, and NaN changes no weight."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training import learner as learner_module
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
-from reinforge.engine.training.micro_batches import micro_batches
-from reinforge.engine.training.optimizer_step import rate_factor
+from reinforge.engine.training.micro_batches import pack_rows
+from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
 from reinforge.errors import EngineError, TrajectoryError
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples
 
 CLIPPED = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
-ALL = Progress(0.0, 1.0)
+ALL = JobProgress(0.0, 1.0)
 
 
 def make_learner(folder, **batch) -> Learner:
@@ -159,7 +159,7 @@ def test_a_step_that_is_not_finite_changes_no_bit(tiny_model_dir, loss):
     assert learner.update(samples, CLIPPED, ALL).num_updates == 1
 
 
-def test_only_the_step_that_is_not_finite_is_refused(tiny_model_dir):
+def test_only_the_step_that_is_not_finite_is_skipped(tiny_model_dir):
     learner = make_learner(tiny_model_dir, batch_size=1)
     samples = random_samples(4)
     samples[2].token_ids[-1] = 7
@@ -168,30 +168,30 @@ def test_only_the_step_that_is_not_finite_is_refused(tiny_model_dir):
 
 
 def test_steps_are_shuffled_by_seed_and_epoch_and_split_evenly(tiny_model_dir):
-    learner = make_learner(tiny_model_dir, batch_size=4, passes=2)
+    learner = make_learner(tiny_model_dir, batch_size=4, num_iterations=2)
     samples = random_samples(10)
     samples[3].loss_mask[:] = False
-    plan = learner.plan(samples, epoch=0)
+    plan = learner.plan_steps(samples, epoch=0)
     assert [len(step) for step in plan] == [3, 3, 3, 3, 3, 3]
     assert sorted(chain(*plan[:3])) == sorted(chain(*plan[3:])) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    assert plan == learner.plan(samples, epoch=0)
+    assert plan == learner.plan_steps(samples, epoch=0)
     assert plan[:3] != plan[3:]
-    assert plan != learner.plan(samples, epoch=1)
+    assert plan != learner.plan_steps(samples, epoch=1)
 
 
 def test_rates_follow_warm_up_and_progress():
     linear = ScheduleConfig(name="linear", warmup_steps=10, final_fraction=0.1)
-    assert rate_factor(linear, 0, 0.0) == pytest.approx(0.1)
-    assert rate_factor(linear, 50, 0.5) == pytest.approx(0.55)
+    assert learning_rate_factor(linear, 0, 0.0) == pytest.approx(0.1)
+    assert learning_rate_factor(linear, 50, 0.5) == pytest.approx(0.55)
     cosine = ScheduleConfig(name="cosine", warmup_steps=0, final_fraction=0.1)
-    assert [rate_factor(cosine, 9, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.55, 0.1])
-    assert rate_factor(ScheduleConfig(warmup_steps=0), 0, 0.9) == 1.0
+    assert [learning_rate_factor(cosine, 9, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.55, 0.1])
+    assert learning_rate_factor(ScheduleConfig(warmup_steps=0), 0, 0.9) == 1.0
 
 
-def test_micro_batches_hold_rows_of_like_length():
-    assert micro_batches([3, 9, 4, 8], 16) == [[0, 2], [3], [1]]
-    assert micro_batches([3, 9, 4, 8], 20) == [[0, 2], [3, 1]]
-    assert micro_batches([50, 2], 10) == [[1], [0]]
+def test_micro_batches_hold_rows_of_similar_length():
+    assert pack_rows([3, 9, 4, 8], 16) == [[0, 2], [3], [1]]
+    assert pack_rows([3, 9, 4, 8], 20) == [[0, 2], [3, 1]]
+    assert pack_rows([50, 2], 10) == [[1], [0]]
 
 
 def test_a_first_token_cannot_be_trained(tiny_model_dir):
@@ -201,19 +201,19 @@ def test_a_first_token_cannot_be_trained(tiny_model_dir):
         sample_logprobs(make_learner(tiny_model_dir).model, [sample], 100)
 
 
-def test_an_update_that_is_told_to_stop_ends_at_the_next_micro_batch(tiny_model_dir):
-    """What an interrupted run relies on: nobody waits for the rest of a long job."""
+def test_stopping_ends_an_update_at_the_next_micro_batch(tiny_model_dir):
+    """An interrupted run relies on this: it must not wait for the rest of a long job."""
     learner = make_learner(tiny_model_dir)
     before = weights(learner)
     learner.stopping.set()
     with pytest.raises(EngineError, match="closed"):
-        learner.update(random_samples(4), LossSpec("cross_entropy"), Progress(0.0, 1.0, 0))
+        learner.update(random_samples(4), LossSpec("cross_entropy"), JobProgress(0.0, 1.0, 0))
     assert all(torch.equal(before[name], value) for name, value in weights(learner).items())
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
-def test_memory_that_runs_out_halves_the_micro_batches_and_changes_no_gradient(tiny_model_dir, monkeypatch, error):
-    """G17: the same step as with memory enough, to 1e-5 of the gradient; the smaller batches stay."""
+def test_running_out_of_memory_halves_micro_batches_and_changes_no_gradient(tiny_model_dir, monkeypatch, error):
+    """The step equals the one with enough memory, within 1e-5 of the gradient; the smaller batches stay."""
     samples, moved = random_samples(9, seed=1), []
     for limit in (10_000, 40):
         learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=10_000)
@@ -238,7 +238,7 @@ def test_memory_that_runs_out_halves_the_micro_batches_and_changes_no_gradient(t
         assert torch.allclose(gradient, moved[1][name], rtol=1e-5, atol=1e-6), name
 
 
-def test_memory_for_not_even_one_sample_is_an_error(tiny_model_dir, monkeypatch):
+def test_too_little_memory_for_one_sample_is_an_error(tiny_model_dir, monkeypatch):
     def never(*args, **kwargs):
         raise MemoryError
 

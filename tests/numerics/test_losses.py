@@ -108,12 +108,12 @@ def test_gradient_equals_finite_differences(name):
         assert start.grad[0, token].item() == pytest.approx((up - down).item() / 2e-6, abs=1e-6)
 
 
-def test_unknown_names_are_refused_with_the_nearest():
+def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match=r'no loss named "cliped_pg", did you mean "clipped_pg"\?'):
         find_loss(LossSpec("cliped_pg"))
     with pytest.raises(ConfigError, match=r'the loss "no_such_module:f" cannot be imported: .*no_such_module'):
         find_loss(LossSpec("no_such_module:f"))
-    with pytest.raises(ConfigError, match=r'takes no "clip_hig", did you mean "clip_high"\?'):
+    with pytest.raises(ConfigError, match=r'has no parameter "clip_hig", did you mean "clip_high"\?'):
         find_loss(LossSpec("clipped_pg", {"clip_hig": 0.2}))
 
 
@@ -123,11 +123,11 @@ def test_kl_without_reference_is_refused():
 
 
 def test_a_loss_is_imported_from_the_module_that_its_name_says(tmp_path, monkeypatch):
-    """What keeps torch out of a user's algorithm: the module of the loss is imported when the loss is looked for."""
+    """Keeps torch out of a user's algorithm: the module of the loss is imported on lookup."""
     (tmp_path / "my_losses.py").write_text("import torch\n\ndef mine(batch, logprobs_BT, *, scale=1.0): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert find_loss(LossSpec("my_losses:mine", {"scale": 2.0})).__name__ == "mine"
-    with pytest.raises(ConfigError, match='"my_losses:mine" takes no "scal", did you mean "scale"'):
+    with pytest.raises(ConfigError, match='"my_losses:mine" has no parameter "scal", did you mean "scale"'):
         find_loss(LossSpec("my_losses:mine", {"scal": 2.0}))
     with pytest.raises(ConfigError, match="cannot be imported: .*my_losses.*yours"):
         find_loss(LossSpec("my_losses:yours"))

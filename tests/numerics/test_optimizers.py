@@ -1,4 +1,4 @@
-"""Optimizers against arithmetic written here; what they keep survives a checkpoint and a rollback to the last bit."""
+"""Optimizers against arithmetic written here; their state survives checkpoint and rollback to the last bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
-from reinforge.engine.training.optimizers import make_optimizer, slots_of
+from reinforge.engine.training.optimizers import get_state_keys, make_optimizer
 from reinforge.types.sample import LossSpec
 from tests.samples import random_samples
 
@@ -78,8 +78,8 @@ def test_two_steps_by_hand(config, expected):
         assert weight.item() == pytest.approx(value, abs=1e-6)
 
 
-def test_what_each_keeps():
-    found = {name: slots_of(settings(name)) for name in EACH}
+def test_state_keys_of_each_optimizer():
+    found = {name: get_state_keys(settings(name)) for name in EACH}
     assert found == {
         "adamw": {"step", "exp_avg", "exp_avg_sq"},
         "adam": {"step", "exp_avg", "exp_avg_sq"},
@@ -93,29 +93,29 @@ def test_what_each_keeps():
         assert len(slots - {"step"}) == settings(name).num_moments, "what `check` makes room for"
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(EACH))
-def test_a_checkpoint_goes_on_bit_by_bit(tiny_model_dir, tmp_path, name, precision):
-    with load(tiny_model_dir, name, precision=precision) as engine:
+def test_a_checkpoint_resumes_bit_by_bit(tiny_model_dir, tmp_path, name, dtype):
+    with load(tiny_model_dir, name, dtype=dtype) as engine:
         train(engine, 0)
         engine.save(tmp_path / "c", 1)
         train(engine, 1)
         expected = all_bits(engine)
-    with load(tiny_model_dir, name, precision=precision) as engine:
+    with load(tiny_model_dir, name, dtype=dtype) as engine:
         engine.load_weights(tmp_path / "c")
         train(engine, 1)
         assert same(all_bits(engine), expected)
-        if slots_of(settings(name)) or precision == "bfloat16":  # the same without what was kept is another run
+        if get_state_keys(settings(name)) or dtype == "bfloat16":  # without the state the run would differ
             engine.load_weights(tmp_path / "c")
             engine.learner.reset()
             train(engine, 1)
             assert not same(all_bits(engine), expected)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(EACH))
-def test_a_rollback_puts_every_bit_back(tiny_model_dir, name, precision):
-    with load(tiny_model_dir, name, precision=precision) as engine:
+def test_a_rollback_restores_every_bit(tiny_model_dir, name, dtype):
+    with load(tiny_model_dir, name, dtype=dtype) as engine:
         train(engine, 0)
         before = all_bits(engine)
         train(engine, 1)
@@ -124,7 +124,7 @@ def test_a_rollback_puts_every_bit_back(tiny_model_dir, name, precision):
         assert same(all_bits(engine), before)
 
 
-def test_another_optimizers_checkpoint_begins_anew_and_says_so(tiny_model_dir, tmp_path, caplog):
+def test_another_optimizers_state_is_ignored_with_a_warning(tiny_model_dir, tmp_path, caplog):
     with load(tiny_model_dir, "adamw") as engine:
         train(engine, 0)
         engine.save(tmp_path / "c", 1)
@@ -133,12 +133,12 @@ def test_another_optimizers_checkpoint_begins_anew_and_says_so(tiny_model_dir, t
         engine.load_weights(tmp_path / "c")
         assert (engine.fingerprint(), engine.learner.num_steps, engine.learner.state()) == (weights, 2, {})
         train(engine, 1)
-    assert "rmsprop keeps square_avg, step, and the checkpoint holds exp_avg, exp_avg_sq, step" in caplog.text
+    assert "another optimizer's state (exp_avg, exp_avg_sq, step; rmsprop needs square_avg, step)" in caplog.text
 
 
-def test_adapters_in_bfloat16_go_on_bit_by_bit(tiny_model_dir, tmp_path):
+def test_adapters_in_bfloat16_resume_bit_by_bit(tiny_model_dir, tmp_path):
     """Their float32 copies belong to the adapters alone."""
-    policy = {"precision": "bfloat16", "lora": {"rank": 4}}
+    policy = {"dtype": "bfloat16", "lora": {"r": 4}}
     with load(tiny_model_dir, **policy) as engine:
         train(engine, 0)
         engine.save(tmp_path / "c", 1)

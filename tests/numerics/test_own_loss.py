@@ -1,4 +1,4 @@
-"""`engine.step`: a loss of the caller's own makes the very step that `update` makes."""
+"""`engine.step`: a step with your own loss equals the one that `update` makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(folder, *, tokens: int = 10_000, **optimizer) -> Engine:
 
 
 def moved(folder, loss, samples=None, **settings):
-    """Returns the metrics of one step and the weights behind it."""
+    """Returns the metrics of one step and the weights after it."""
     with load(folder, **settings) as engine:
         engine.begin_job()
         metrics = engine.step(samples or random_samples(6), loss)
@@ -35,7 +35,7 @@ def same(left, right, tolerance=0.0):
     return all((value - right[name]).abs().max() <= tolerance for name, value in left.items())
 
 
-def test_it_is_the_step_of_an_update(tiny_model_dir):
+def test_it_equals_a_step_of_update(tiny_model_dir):
     samples = random_samples(6)
     metrics, weights = moved(tiny_model_dir, clipped_pg, samples)
     with load(tiny_model_dir) as engine:
@@ -61,7 +61,7 @@ def by_batch(batch, logprobs_BT):
 
 
 @pytest.mark.parametrize("loss", [by_token, by_sample, by_batch])
-def test_how_it_is_cut_changes_nothing(tiny_model_dir, loss):
+def test_micro_batches_do_not_change_it(tiny_model_dir, loss):
     """One batch or six of one sample: also where the loss is the mean over the batch it saw."""
     whole, weights = moved(tiny_model_dir, loss, max_grad_norm=1e9, name="sgd")
     cut, others = moved(tiny_model_dir, loss, tokens=1, max_grad_norm=1e9, name="sgd")
@@ -79,7 +79,7 @@ def test_the_mean_by_batch_is_the_mean_by_sample(tiny_model_dir):
     assert same(weights, others, 1e-7)
 
 
-def test_a_step_moves_by_the_gradient_times_the_rate(tiny_model_dir):
+def test_an_sgd_step_is_the_gradient_times_the_learning_rate(tiny_model_dir):
     """-log p of one token by hand: sgd, no clipping; the head's weight goes down its own gradient."""
     [sample] = random_samples(1)
     sample.weight = 3.0
@@ -118,13 +118,13 @@ def test_a_step_can_be_rolled_back(tiny_model_dir):
         assert (engine.fingerprint(), engine.learner.num_steps) == (before, 0)
 
 
-def test_what_cannot_be_is_refused(tiny_model_dir):
+def test_impossible_adapter_settings_are_refused(tiny_model_dir):
     samples = random_samples(3)
     with load(tiny_model_dir) as engine:
         with pytest.raises(EngineError, match="step: no job is open"):
             engine.step(samples, by_token)
         engine.begin_job()
-        with pytest.raises(EngineError, match=r"the loss has the shape \[7\]; it has to be \[B, T\] = \[3, "):
+        with pytest.raises(EngineError, match=r"the loss has the shape \[7\]; it must be \[B, T\] = \[3, "):
             engine.step(samples, lambda batch, logprobs_BT: logprobs_BT.sum() * torch.ones(7))
         for sample in samples:
             sample.weight = 0.0

@@ -1,6 +1,6 @@
 """One model, one number: sampler = learner = plain transformers forward, shared prefixes = rows, saved = reloaded.
 
-For each family at a tiny size from its real configuration, in float32.
+For each family at a tiny size from its real configuration, in float32, with the fast paths and without them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
-from reinforge.engine.training.micro_batches import cut
+from reinforge.engine.training.micro_batches import make_micro_batches
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sibling_samples, trained_samples
 
@@ -23,9 +23,14 @@ SIZES = (6, 1, 3, 4, 1, 2)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def engine(request, tmp_path_factory):
-    folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
-    with Engine.load(PolicyConfig(model=str(folder), max_batch=5), seed=0, device="cpu") as engine:
+def folder(request, tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
+def engine(request, folder):
+    config = PolicyConfig(model=str(folder), max_num_seqs=5, fast_paths=request.param)
+    with Engine.load(config, seed=0, device="cpu") as engine:
         yield engine
 
 
@@ -49,26 +54,26 @@ def test_the_sampler_is_the_plain_forward(engine):
         assert np.abs(plain_logprobs(engine, ids, first, tokens.temperature) - tokens.logprobs).max() <= 1e-5
 
 
-def plain_over(engine, ids, words, temperature):
-    """log p of the last token over some words alone, by one call of the Hugging Face module."""
+def plain_over(engine, ids, kept, temperature):
+    """log p of the last token over the kept tokens alone, by one call of the Hugging Face module."""
     with torch.no_grad():
         logits = engine.model.module(input_ids=torch.tensor([ids[:-1]])).logits[0, -1].double() / temperature
-    return (logits[ids[-1]] - logits[words.tolist()].logsumexp(0)).item()
+    return (logits[ids[-1]] - logits[kept.tolist()].logsumexp(0)).item()
 
 
-def test_what_was_drawn_from_some_words_is_scored_over_them(engine):
-    """Sampler = learner = plain forward over the words that top-p, top-k and min-p kept, to 1e-5.
+def test_filtered_replies_are_scored_over_the_kept_tokens(engine):
+    """Sampler = learner = plain forward over the tokens that top-p, top-k and min-p keep, to 1e-5.
 
-    Mutation check: over every word the learner's log-probs are others by more than 0.01.
+    Mutation check: over the whole vocabulary the learner's log-probs differ by more than 0.01.
     """
-    cuts = [
+    filters = [
         {"top_p": 0.9},
         {"top_k": 3, "temperature": 0.7},
         {"min_p": 0.2},
         {"top_p": 0.8, "top_k": 20, "min_p": 0.05, "temperature": 1.6},
         {},
     ]
-    requests = [request("a" * (1 + i // 4), **cuts[i % 5], max_tokens=2 + 5 * (i % 3)) for i in range(20)]
+    requests = [request("a" * (1 + i // 4), **filters[i % 5], max_tokens=2 + 5 * (i % 3)) for i in range(20)]
     replies = ask(engine.policy, requests)
     samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
     assert [sample.supports is None for sample in samples] == [
@@ -84,8 +89,8 @@ def test_what_was_drawn_from_some_words_is_scored_over_them(engine):
             continue
         assert np.abs(full[i] - sample.sampling_logprobs).max() > 0.01
         first, temperature = int(sample.loss_mask.argmax()), replies[i].tokens.temperature
-        for t, words in list(enumerate(sample.supports.sets))[first:]:
-            plain = plain_over(engine, sample.token_ids[: t + 1].tolist(), words, temperature)
+        for t, kept in list(enumerate(sample.supports.sets))[first:]:
+            plain = plain_over(engine, sample.token_ids[: t + 1].tolist(), kept, temperature)
             assert learned[i][t] == pytest.approx(plain, abs=1e-5)
 
 
@@ -102,15 +107,15 @@ def test_the_learner_is_the_plain_forward(engine):
 @pytest.mark.parametrize(
     ("stem", "sizes", "in_place"),
     [(0, SIZES, False), (0, (20, 20, 20), True), (80, SIZES, False), (80, (6, 6, 6, 6), True)],
-    ids=["prefixes repeated", "in place", "behind stems", "in place, behind stems"],
+    ids=["prefixes repeated", "in place", "after stems", "in place, after stems"],
 )
-def test_what_is_shared_is_rows(engine, stem, sizes, in_place):
-    """Log-probs to 1e-5, every parameter's gradient to 1e-4 of its size; and prefixes and stems are in fact shared."""
+def test_shared_prefixes_equal_whole_rows(engine, stem, sizes, in_place):
+    """Log-probs to 1e-5, every parameter's gradient to 1e-4 of its size; and prefixes and stems are really shared."""
     samples = sibling_samples(stem=stem, sizes=sizes)
     masks, model = engine.learner.masks, engine.model
     assert masks is not None
-    assert masks.stems
-    batches = [collate([samples[i] for i in batch]) for batch in cut(samples, 2000)]
+    assert masks.shares_stems
+    batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, 2000)]
     assert any(batch.prefixes for batch in batches)
     assert any(batch.prefixes.runs is not None for batch in batches if batch.prefixes) == in_place
     assert any(batch.stems for batch in batches) == bool(stem)
@@ -120,7 +125,7 @@ def test_what_is_shared_is_rows(engine, stem, sizes, in_place):
     gradients = []
     for way in (None, masks):
         model.module.zero_grad()
-        for indices in cut(samples, 2000 if stem or in_place else 200, share=way is not None):
+        for indices in make_micro_batches(samples, 2000 if stem or in_place else 200, share=way is not None):
             logprobs, entropies = token_logprobs(
                 model, collate([samples[i] for i in indices]), masks=way, entropy_grad=True
             )
@@ -135,7 +140,8 @@ def test_what_is_shared_is_rows(engine, stem, sizes, in_place):
 def test_saved_is_reloaded(engine, tmp_path):
     samples = sibling_samples()
     engine.save(tmp_path / "saved", 1)
-    with Engine.load(PolicyConfig(model=str(tmp_path / "saved")), seed=0, device="cpu") as again:
+    config = PolicyConfig(model=str(tmp_path / "saved"), fast_paths=engine.config.fast_paths)
+    with Engine.load(config, seed=0, device="cpu") as again:
         assert again.fingerprint() == engine.fingerprint()
         for before, after in zip(engine.logprobs(samples), again.logprobs(samples), strict=True):
             assert np.abs(before - after).max() <= 1e-6

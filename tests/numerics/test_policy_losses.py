@@ -93,7 +93,7 @@ def test_cispo_on_policy_is_reinforce():
     assert gradient(cispo, batch, row(-1.0, -2.0)) == pytest.approx([-0.7, 0.3])
 
 
-def test_cispo_off_policy_bounds_the_weight_and_silences_no_token():
+def test_cispo_off_policy_limits_weights_and_every_token_has_a_gradient():
     """Ratios 2, 8 and 0.5, A = 1, weights up to 5: each token keeps a gradient, where GRPO's clip leaves one."""
     batch, logprobs = make_batch([-4.0, -4.0, -4.0], [1.0, 1.0, 1.0]), row(-4 + DOUBLE, -4 + 3 * DOUBLE, -4 + HALF)
     output = cispo(batch, logprobs)
@@ -104,22 +104,22 @@ def test_cispo_off_policy_bounds_the_weight_and_silences_no_token():
     assert gradient(cispo, batch, logprobs, clip_low=0.2) == pytest.approx([-2, -5, -0.8])
 
 
-def drawn_elsewhere(old, offsets, advantages, ref=None):
-    """A batch whose old log-probs are the learner's, above the sampler's by `offsets`."""
+def make_mismatched_batch(old, offsets, advantages, ref=None):
+    """A batch whose old log-probs are the learner's and exceed the sampler's by `offsets`."""
     batch = make_batch(old, advantages, ref)
     batch.sampling_logprobs = row(*(o - offset for o, offset in zip(old, offsets, strict=True)))
-    batch.old_is_learners = True
+    batch.old_logprobs_from_learner = True
     return batch
 
 
-PARTED = {"old": [-1.0, -1.0, -1.0], "offsets": [0.05, -0.05, 1.0], "advantages": [2.0, 2.0, -2.0]}
-"""Tokens that the sampler drew too seldom, too often, and by far too seldom."""
+MISMATCHED = {"old": [-1.0, -1.0, -1.0], "offsets": [0.05, -0.05, 1.0], "advantages": [2.0, 2.0, -2.0]}
+"""Tokens that the sampler underestimated, overestimated and strongly underestimated."""
 
 
 @pytest.mark.parametrize("loss", [clipped_pg, cispo])
-def test_what_the_sampler_drew_too_seldom_counts_more(loss):
+def test_tokens_that_the_sampler_underestimated_get_more_weight(loss):
     """e^0.05 and e^-0.05 of the gradient, and of the third 2, since e^1 is above the cap."""
-    batch, logprobs = drawn_elsewhere(**PARTED), row(-1.0, -1.0, -1.0)
+    batch, logprobs = make_mismatched_batch(**MISMATCHED), row(-1.0, -1.0, -1.0)
     weights = [math.exp(0.05), math.exp(-0.05), 2.0]
     wanted = [-2 * weights[0], -2 * weights[1], 2 * weights[2]]
     assert gradient(loss, batch, logprobs) == pytest.approx(wanted)
@@ -128,30 +128,30 @@ def test_what_the_sampler_drew_too_seldom_counts_more(loss):
     assert gradient(loss, batch, logprobs, tis_cap=None) == pytest.approx([-2.0, -2.0, 2.0])
 
 
-def test_off_policy_the_clip_is_about_the_learners_logprobs_and_the_weight_about_the_samplers():
+def test_off_policy_the_clip_uses_the_learners_logprobs_and_the_weight_the_samplers():
     """Ratio 1.5 with a gain of 1: min(1.5, 1.2) e^0.05."""
-    batch = drawn_elsewhere([-1.0], [0.05], [1.0])
+    batch = make_mismatched_batch([-1.0], [0.05], [1.0])
     output = clipped_pg(batch, row(-1.0 + math.log(1.5)))
     assert output.loss[0, 1].item() == pytest.approx(-1.2 * math.exp(0.05))
 
 
 def test_gspo_weighs_the_whole_sequence():
     """Offsets 0.05, -0.05 and 1: e^(1/3) for each of its tokens; capped at 1.2 for each of them."""
-    batch, logprobs = drawn_elsewhere(**PARTED), row(-1.0, -1.0, -1.0)
+    batch, logprobs = make_mismatched_batch(**MISMATCHED), row(-1.0, -1.0, -1.0)
     weight = math.exp(1 / 3)
     assert gradient(gspo, batch, logprobs) == pytest.approx([-2 * weight, -2 * weight, 2 * weight])
     assert gradient(gspo, batch, logprobs, tis_cap=1.2) == pytest.approx([-2.4, -2.4, 2.4])
 
 
-def test_only_credit_is_weighed_and_only_where_the_learner_has_computed_it():
-    """The pull to the reference stays as it is; k2 of 0.5 is 0.125."""
-    batch = drawn_elsewhere([-1.0], [0.05], [2.0], ref=[-1.5])
+def test_only_the_policy_term_is_weighted_and_only_with_learner_logprobs():
+    """The KL penalty is unchanged; k2 of 0.5 is 0.125."""
+    batch = make_mismatched_batch([-1.0], [0.05], [2.0], ref=[-1.5])
     output = clipped_pg(batch, row(-1.0), kl_coef=1.0, kl_estimator="k2")
     assert output.loss[0, 1].item() == pytest.approx(-2 * math.exp(0.05) + 0.125)
-    batch.sampling_logprobs = row(math.nan)  # nobody drew it
+    batch.sampling_logprobs = row(math.nan)  # not sampled
     assert clipped_pg(batch, row(-1.0)).loss[0, 1].item() == pytest.approx(-2.0)
-    batch = drawn_elsewhere([-1.0], [0.05], [2.0])
-    batch.old_is_learners = False
+    batch = make_mismatched_batch([-1.0], [0.05], [2.0])
+    batch.old_logprobs_from_learner = False
     output = clipped_pg(batch, row(-1.0))
     assert output.loss[0, 1].item() == -2.0
     assert "tis_weight" not in output.metrics
@@ -163,12 +163,12 @@ def test_the_three_estimators_by_hand():
         assert kl_to_reference(batch, row(-1.0), name)[0, 1].item() == pytest.approx(expected, abs=1e-7)
         output = clipped_pg(batch, row(-1.0), kl_coef=0.1, kl_estimator=name)
         assert output.loss[0, 1].item() == pytest.approx(0.1 * expected, abs=1e-7)
-    with pytest.raises(ConfigError, match='no KL estimator "k4"'):
+    with pytest.raises(ConfigError, match='unknown KL estimator "k4"'):
         kl_to_reference(batch, row(-1.0), "k4")
 
 
-def test_what_the_estimators_and_their_gradients_are_in_the_mean():
-    """Over a table of four words: k1 and k3 are the divergence in the mean; only k2's gradient is the divergence's."""
+def test_the_mean_of_the_estimators_and_of_their_gradients():
+    """Over a table of four tokens: k1 and k3 are the divergence in the mean; only k2's gradient is the divergence's."""
     logits = torch.tensor([0.5, -0.3, 1.0, 0.1], dtype=torch.float64, requires_grad=True)
     ref = torch.log_softmax(torch.tensor([0.0, 0.4, 0.2, -0.5], dtype=torch.float64), 0)
     logp = torch.log_softmax(logits, 0)

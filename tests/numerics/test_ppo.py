@@ -1,4 +1,4 @@
-"""PPO: credit and loss against arithmetic, the critic learns what is known, a bandit is learnt."""
+"""PPO: advantages and loss against arithmetic; the critic learns a known return; a bandit is learned."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.algorithms.ppo import PPO, PPOConfig, generalized_advantages, token_rewards
+from reinforge.algorithms.ppo import PPO, PPOConfig, compute_gae, compute_token_rewards
 from reinforge.config.schema import BatchConfig, CriticConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.engine.losses.policy_gradient import ppo
-from reinforge.engine.model.value_head import sample_values
+from reinforge.engine.model.value_head import compute_values
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
-from reinforge.engine.training.micro_batches import cut
+from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError, EngineError, TrajectoryError
-from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.sample import LossSpec
+from reinforge.types.sample import LossSpec, Needs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 from tests.models import make_tiny_model
 from tests.numerics.test_losses import make_batch, row
@@ -32,7 +31,7 @@ def turn(prompt, ids, logprob=-1.0, trained=None):
 
 
 def two_turns(algorithm, values=(0.5, 0.4, 0.2), rewritten=False, **fields):
-    """Turn 0 says 5 6, turn 1 says 8; in the second turn the history goes on, or is another one."""
+    """Turn 0 samples 5 6, turn 1 samples 8; the second turn extends the history, or rewrites it."""
     second = (9,) if rewritten else (1, 2, 5, 6, 7)
     episode = [turn((1, 2), (5, 6)), turn(second, (8,))]
     trajectory = Trajectory(episode=episode, reward=1.0, **fields)
@@ -68,12 +67,12 @@ def test_advantages_by_hand_over_three_tokens_and_two_turns(rewritten):
 @pytest.mark.parametrize(
     ("gae_lambda", "expected"),
     [
-        (1.0, [1 - 0.5, 1 - 0.4, 1 - 0.2]),  # what really came, less what was expected
+        (1.0, [1 - 0.5, 1 - 0.4, 1 - 0.2]),  # actual return minus value
         (0.0, [0.4 - 0.5, 0.2 - 0.4, 1 - 0.2]),  # one step
     ],
 )
 def test_the_two_ends_of_lambda(gae_lambda, expected):
-    found = generalized_advantages(np.float32([0, 0, 1]), np.float32([0.5, 0.4, 0.2]), 1.0, gae_lambda)
+    found = compute_gae(np.float32([0, 0, 1]), np.float32([0.5, 0.4, 0.2]), 1.0, gae_lambda)
     assert found.tolist() == pytest.approx(expected)
 
 
@@ -81,10 +80,10 @@ def test_the_reward_of_an_untrained_turn_goes_to_the_token_before_it():
     episode = [turn((1,), (2,), trained=False), turn((1, 2, 3), (5, 6)), turn((1, 2, 3, 5, 6, 4), (7,), trained=False)]
     trajectory = Trajectory(episode=episode, reward=1.0, shaped_rewards=[9.0, 0.5, 0.25])
     samples = PPO().build_samples([TrajectoryGroup(group_id="g", trajectories=[trajectory])])
-    assert token_rewards(samples).tolist() == [0.0, 1.75], "nobody earned the 9"
+    assert compute_token_rewards(samples).tolist() == [0.0, 1.75], "nobody earned the 9"
 
 
-def test_the_kl_to_the_reference_is_taken_from_each_tokens_reward():
+def test_the_kl_is_subtracted_from_each_tokens_reward():
     algorithm = PPO(PPOConfig(kl_coef=0.1, gae_lambda=0.0, **PLAIN))
     assert algorithm.needs == Needs(old_logprobs="inexact", ref_logprobs=True, values=True)
     samples = two_turns(algorithm, values=(0, 0, 0))
@@ -142,7 +141,7 @@ def test_the_loss_is_the_surrogate_plus_the_critics():
 
 @pytest.fixture
 def load(tiny_model_dir):
-    """Makes engines and closes them."""
+    """Loads engines and closes them."""
     made = []
 
     def make(folder=tiny_model_dir, *, rate=1e-2, shares_trunk=True, critic=True, **batch):
@@ -162,7 +161,7 @@ def load(tiny_model_dir):
 
 
 def with_returns(samples, seed=0):
-    """Samples as PPO's credit leaves them, with values that are not zero."""
+    """Samples after PPO's credit, with nonzero values."""
     rng = np.random.default_rng(seed)
     for sample in samples:
         sample.values, sample.returns = (rng.normal(size=len(sample)).astype(np.float32) for _ in range(2))
@@ -181,8 +180,8 @@ def job(engine, samples, spec=DEFAULT):
 
 @pytest.mark.parametrize("shares_trunk", [True, False])
 def test_the_value_head_learns_a_known_return(load, shares_trunk):
-    """What a state is worth is told by a token of the prompt; nothing pulls at the policy."""
-    engine = load(passes=60, rate=1e-3, shares_trunk=shares_trunk)
+    """A token of the prompt determines the return; the policy gets no gradient."""
+    engine = load(num_iterations=60, rate=1e-3, shares_trunk=shares_trunk)
     before = engine.fingerprint()
     samples = random_samples(12)
     for number, sample in enumerate(samples):
@@ -210,7 +209,8 @@ def test_neither_micro_batches_nor_shared_prefixes_change_the_step(load, shares_
         with torch.no_grad():
             engine.critic.weight.copy_(torch.linspace(-1, 1, 64))
         learner.masks = learner.masks if shares else None
-        assert any(collate([samples[i] for i in part]).prefixes for part in cut(samples, tokens, share=shares))
+        batches = make_micro_batches(samples, tokens, share=shares)
+        assert any(collate([samples[i] for i in batch]).prefixes for batch in batches)
         captured = {}
         learner.optimizer.register_step_pre_hook(
             lambda *_, learner=learner, captured=captured: captured.update(
@@ -232,7 +232,7 @@ def test_values_are_those_of_the_learners_own_pass_and_old_ones_stay(load):
         engine.critic.weight.copy_(torch.linspace(-1, 1, 64))
     samples = sibling_samples()
     engine.score(samples, Needs(values=True))
-    rows = sample_values(engine.model, engine.critic, samples, 10_000)
+    rows = compute_values(engine.model, engine.critic, samples, 10_000)
     for sample, plain in zip(samples, rows, strict=True):
         assert np.abs(sample.values - plain).max() <= 1e-5
         assert not sample.values[~sample.loss_mask].any()
@@ -247,9 +247,9 @@ def test_values_are_those_of_the_learners_own_pass_and_old_ones_stay(load):
     assert torch.allclose(batch.values[0, : len(samples[0])], batch.old_values[0, : len(samples[0])], atol=1e-5)
 
 
-def test_passes_keep_the_logprobs_and_values_that_the_job_began_with(load):
-    """Two passes of one step: the second's ratio is against the sampler's, its values against those before the job."""
-    engine = load(passes=2)
+def test_iterations_keep_the_logprobs_and_values_from_the_start_of_the_job(load):
+    """Two iterations of one step: the second still uses the sampler's log-probs and the values before the job."""
+    engine = load(num_iterations=2)
     samples = with_returns(random_samples(4))
     for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
         sample.sampling_logprobs = logprobs
@@ -270,7 +270,7 @@ def test_passes_keep_the_logprobs_and_values_that_the_job_began_with(load):
         assert (sample.values == values).all()
 
 
-def test_a_critic_is_carried_only_where_one_is_asked_for(load, tmp_path):
+def test_a_critic_exists_only_on_request(load, tmp_path):
     engine = load(critic=False)
     assert engine.critic is None
     assert not [name for name in engine.learner.parameters if name.startswith("value_head")]
@@ -281,9 +281,9 @@ def test_a_critic_is_carried_only_where_one_is_asked_for(load, tmp_path):
         load(capped)
 
 
-def test_a_bandit_is_learnt(load):
-    """Tokens below 100 are the good arm, about a third of what the policy says at first."""
-    engine, algorithm = load(steps_per_job=2, passes=2, rate=3e-3), PPO()
+def test_a_bandit_is_learned(load):
+    """Tokens below 100 are the good arm, about a third of the policy's first samples."""
+    engine, algorithm = load(steps_per_job=2, num_iterations=2, rate=3e-3), PPO()
     shares = []
     for number in range(20):
         replies = ask(engine.policy, [request(f"{n}", max_tokens=2, seed=100 * number + n) for n in range(48)])

@@ -1,4 +1,4 @@
-"""DPO and IPO against arithmetic written here: pairs, smoothing, SFT term, length, and what is refused."""
+"""DPO and IPO against arithmetic written here: pairs, smoothing, SFT term, length and refused input."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from reinforge.engine.losses.preference import dpo, ipo
 from reinforge.engine.training.collate import collate
 from reinforge.errors import ConfigError, TrajectoryError
 from reinforge.types.request import TokenLogprobs
-from tests.samples import sample_of
+from tests.samples import make_sample
 
 
 def member(ids, reward, ref, pair="p"):
     """A sample of prompt [1, 2] and these replies, with reference log-probs."""
-    sample = sample_of(TokenLogprobs((1, 2), tuple(ids), (-1.0,) * len(ids)))
+    sample = make_sample(TokenLogprobs((1, 2), tuple(ids), (-1.0,) * len(ids)))
     sample.reward, sample.pair_id = reward, pair
     sample.ref_logprobs = sample.sampling_logprobs.copy()
     sample.ref_logprobs[sample.loss_mask] = ref
@@ -24,7 +24,7 @@ def member(ids, reward, ref, pair="p"):
 
 
 def one_pair():
-    """The worse one stands first: log-ratios -2 + 2.5 - 1 + 1 = 0.5 and -0.6 + 1 = 0.4 a token."""
+    """The worse one comes first: log-ratios -2 + 2.5 - 1 + 1 = 0.5 and -0.6 + 1 = 0.4 a token."""
     batch = collate([member([5, 6], 0.0, [-2.5, -1.0]), member([7, 8, 9], 1.0, [-1.0, -1.0, -1.0])])
     logprobs = torch.tensor([[0.0, 0.0, -2.0, -1.0, 0.0], [0.0, 0.0, -0.6, -0.6, -0.6]])
     return batch, logprobs
@@ -56,7 +56,7 @@ def test_at_the_reference_dpo_is_log_two():
     assert dpo(batch, batch.ref_logprobs).loss.tolist() == pytest.approx([math.log(2)] * 2)
 
 
-def test_label_smoothing_takes_some_pairs_to_be_the_wrong_way_round():
+def test_label_smoothing_assumes_that_some_pairs_are_mislabelled():
     batch, logprobs = one_pair()
     x = 0.3 * (CHOSEN - REJECTED)
     expected = 0.9 * minus_log_sigma(x) + 0.1 * minus_log_sigma(-x)
@@ -95,7 +95,7 @@ def test_gradient_equals_finite_differences(loss, params):
         assert start.grad[tuple(spot)].item() == pytest.approx((up - down).item() / 2e-5, abs=1e-6)
 
 
-def test_two_pairs_are_told_apart():
+def test_two_pairs_are_kept_apart():
     samples = [member([5], 0.0, [-1.0], "a"), member([6], 2.0, [-1.0], "b"), member([7], 1.0, [-1.0], "a")]
     batch = collate([*samples, member([8], 1.0, [-1.0], "b")])
     assert batch.pairs.tolist() == [[2, 0], [1, 3]]
@@ -103,11 +103,12 @@ def test_two_pairs_are_told_apart():
     assert dpo(batch, logprobs).metrics["margin"].tolist() == pytest.approx([0.5, 2.0, 0.5, 2.0])
 
 
-def test_what_is_no_pair_is_refused():
+def test_invalid_pairs_are_refused():
     lonely = collate([member([5], 0.0, [-1.0], "a"), member([6], 1.0, [-1.0], "a"), member([7], 1.0, [-1.0], "b")])
-    with pytest.raises(TrajectoryError, match="dpo: every sample needs a pair_id"):
+    with pytest.raises(TrajectoryError, match="dpo: every sample must share its pair_id"):
         dpo(lonely, lonely.ref_logprobs)
-    with pytest.raises(TrajectoryError, match=r'pair "a" has to be two samples of different rewards, not \[1.0, 1.0\]'):
+    message = r'pair "a" must be two samples with different rewards, but has \[1.0, 1.0\]'
+    with pytest.raises(TrajectoryError, match=message):
         collate([member([5], 1.0, [-1.0], "a"), member([6], 1.0, [-1.0], "a")])
     batch, logprobs = one_pair()
     batch.ref_logprobs = None

@@ -1,4 +1,4 @@
-"""DPO, IPO, PPO and GRPO of the adversarial API against arithmetic written here, on fixed log-probs, to 1e-5."""
+"""DPO, IPO, PPO and GRPO of the red team API against plain arithmetic on fixed log-probs, to 1e-5."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Nothing(Scorer):
 
 
 class Fixed(ValueFunctionSystem):
-    """Every log-prob is a parameter, so that gradients can be read off."""
+    """Every log-prob is a parameter, so gradients can be read directly."""
 
     def __init__(self):
         super().__init__(Nothing())
@@ -41,7 +41,7 @@ class Fixed(ValueFunctionSystem):
     get_target_logprobs = get_baseline_logprobs
 
     def value(self, context, continuation):
-        return self._rows(self.values, continuation)[..., None]  # the shape that the reference gives
+        return self._rows(self.values, continuation)[..., None]  # astra-rl's shape
 
     def token_mask(self, context, continuation, logprobs):
         counts = torch.tensor([len(TESTER[name]) for name in continuation])
@@ -66,15 +66,15 @@ MARGINS = [log_ratio(x) - log_ratio(y) for x, y in PAIRS]
 
 def preference(kind, beta):
     algorithm = kind(Fixed(), beta=beta)
-    loss, told = algorithm.step(algorithm.collate_fn([DPOStep("x", *pair) for pair in PAIRS]))
-    return algorithm.system, loss, told
+    loss, metrics = algorithm.step(algorithm.collate_fn([DPOStep("x", *pair) for pair in PAIRS]))
+    return algorithm.system, loss, metrics
 
 
 def test_dpo():
-    system, loss, told = preference(DPO, 0.3)
+    system, loss, metrics = preference(DPO, 0.3)
     expected = sum(math.log1p(math.exp(-0.3 * h)) for h in MARGINS) / 2
     assert loss.item() == pytest.approx(expected, abs=1e-5)
-    assert told["margin"] == pytest.approx(sum(MARGINS) / 2, abs=1e-5)
+    assert metrics["margin"] == pytest.approx(sum(MARGINS) / 2, abs=1e-5)
     loss.backward()
     by_pair = [-0.3 / (1 + math.exp(0.3 * h)) / 2 for h in MARGINS]
     assert system.tester["a"].grad.tolist() == pytest.approx([by_pair[0]] * 2, abs=1e-5)
@@ -88,44 +88,46 @@ def test_ipo():
     assert system.tester["a"].grad.tolist() == pytest.approx([MARGINS[0] - 2.0] * 2, abs=1e-5)
 
 
-DRAWN = {"a": [-1.1, -0.4], "b": [-1.5], "c": [-0.3, -0.5, -1.5]}
+SAMPLING = {"a": [-1.1, -0.4], "b": [-1.5], "c": [-0.3, -0.5, -1.5]}
 CREDIT = {"a": [1.0, -2.0], "b": [0.5], "c": [-1.0, -1.0, 2.0]}
 RETURNS = {"a": [0.7, 0.1], "b": [0.3], "c": [1.0, 0.0, 0.5]}
 TOKENS = [(name, t) for name in "abc" for t in range(len(TESTER[name]))]
 
 
 def gain(name, t, advantage, clip):
-    ratio = math.exp(TESTER[name][t] - DRAWN[name][t])
+    ratio = math.exp(TESTER[name][t] - SAMPLING[name][t])
     return min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
 
 
 def proximal(**settings):
     algorithm = PPO(Fixed(), normalize_advantages=False, **settings)
     steps = [
-        PPOStep("x", name, 0.0, TokenCredit(DRAWN[name], VALUES[name], CREDIT[name], RETURNS[name])) for name in "abc"
+        PPOStep("x", name, 0.0, TokenCredit(SAMPLING[name], VALUES[name], CREDIT[name], RETURNS[name]))
+        for name in "abc"
     ]
-    loss, told = algorithm.step(algorithm.collate_fn(steps))
-    return algorithm.system, loss, told
+    loss, metrics = algorithm.step(algorithm.collate_fn(steps))
+    return algorithm.system, loss, metrics
 
 
 @pytest.mark.parametrize("clip", [0.01, 0.1, 0.9])
 @pytest.mark.parametrize("coef", [0.0, 1.0])
 def test_ppo(clip, coef):
-    system, loss, told = proximal(clip_range=clip, vf_loss_coef=coef)
+    system, loss, metrics = proximal(clip_range=clip, vf_loss_coef=coef)
     policy = -sum(gain(name, t, CREDIT[name][t], clip) for name, t in TOKENS) / 6
     error = sum((VALUES[name][t] - RETURNS[name][t]) ** 2 for name, t in TOKENS) / 6
     assert loss.item() == pytest.approx(policy + coef * error / 2, abs=1e-5)
-    assert told["value_error"] == pytest.approx(error, abs=1e-5)
+    assert metrics["value_error"] == pytest.approx(error, abs=1e-5)
     loss.backward()
     found = [system.values[name].grad[t].item() for name, t in TOKENS]
     assert found == pytest.approx([coef * (VALUES[n][t] - RETURNS[n][t]) / 6 for n, t in TOKENS], abs=1e-5)
 
 
-def test_ppo_normalises_over_the_tokens_of_a_batch():
+def test_ppo_normalizes_advantages_over_the_tokens_of_a_batch():
     system = Fixed()
     algorithm = PPO(system, vf_loss_coef=0.0)
     steps = [
-        PPOStep("x", name, 0.0, TokenCredit(DRAWN[name], VALUES[name], CREDIT[name], RETURNS[name])) for name in "abc"
+        PPOStep("x", name, 0.0, TokenCredit(SAMPLING[name], VALUES[name], CREDIT[name], RETURNS[name]))
+        for name in "abc"
     ]
     loss, _ = algorithm.step(algorithm.collate_fn(steps))
     flat = [CREDIT[name][t] for name, t in TOKENS]
@@ -136,14 +138,14 @@ def test_ppo_normalises_over_the_tokens_of_a_batch():
 
 
 def test_ppo_of_a_step_without_credit():
-    """One turn drawn by the policy as it is: the ratio is 1, A is the reward less what was expected."""
+    """One turn sampled by the current policy: the ratio is 1, and A is the reward minus the value."""
     algorithm = PPO(Fixed(), gae_lambda=1.0, normalize_advantages=False, vf_loss_coef=0.0)
-    loss, told = algorithm.step(algorithm.collate_fn([PPOStep("x", "a", 1.0)]))
-    assert told["ratio"] == pytest.approx(1.0)
+    loss, metrics = algorithm.step(algorithm.collate_fn([PPOStep("x", "a", 1.0)]))
+    assert metrics["ratio"] == pytest.approx(1.0)
     assert loss.item() == pytest.approx(-((1 - 0.2) + (1 - 0.4)) / 2, abs=1e-5)
 
 
-def test_credit_goes_along_the_path_and_is_the_mean_over_branches():
+def test_ppo_credit_follows_the_path_and_averages_over_branches():
     """a, then b or c. By hand, from the leaves, gamma 0.9 and lambda 0.5; rewards 1, 2 and -1."""
     graph = Graph("x", [Node("x", "a", "", 1.0, [Node("xa", "b", "", 2.0), Node("xa", "c", "", -1.0)])])
     a, b, c = PPO(Fixed(), gamma=0.9, gae_lambda=0.5).flatten(graph)
@@ -166,7 +168,7 @@ def test_credit_goes_along_the_path_and_is_the_mean_over_branches():
 def test_grpo(kl_coef):
     algorithm = GRPO(Fixed(), clip_range=0.1, kl_coef=kl_coef)
     advantages = {"a": 0.5, "b": -1.0, "c": 0.5}
-    steps = [GRPOStep("x", name, advantages[name], DRAWN[name]) for name in "abc"]
+    steps = [GRPOStep("x", name, advantages[name], SAMPLING[name]) for name in "abc"]
     loss, _ = algorithm.step(algorithm.collate_fn(steps))
     expected = 0.0
     for name, t in TOKENS:
@@ -175,8 +177,8 @@ def test_grpo(kl_coef):
     assert loss.item() == pytest.approx(expected / 6, abs=1e-5)
 
 
-def test_grpo_compares_what_a_probe_leads_to_with_its_siblings():
-    """b is worth 0 itself and leads to a mean of 1; c is worth 0.5: the mean of siblings is 0.75."""
+def test_grpo_compares_returns_of_siblings():
+    """b has reward 0 and children with mean return 1; c has reward 0.5: the mean of the siblings is 0.75."""
     tree = [Node("xb", "a", "", 2.0), Node("xb", "c", "", 0.0)]
     graph = Graph("x", [Node("x", "b", "", 0.0, tree), Node("x", "c", "", 0.5)])
     found = [(step.suffix, step.advantage) for step in GRPO(Fixed()).flatten(graph)]

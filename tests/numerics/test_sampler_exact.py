@@ -1,4 +1,4 @@
-"""What the sampler reports equals a plain forward of transformers, whoever shares the batch."""
+"""The sampler's log-probs equal a plain forward, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from reinforge.engine import Engine
 from tests.samples import ask, request
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir), max_batch=8), seed=0, device="cpu") as engine:
+@pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
+def engine(request, tiny_model_dir):
+    config = PolicyConfig(model=str(tiny_model_dir), max_num_seqs=8, fast_paths=request.param)
+    with Engine.load(config, seed=0, device="cpu") as engine:
         yield engine
 
 
-def test_a_reply_does_not_depend_on_who_shares_the_batch(engine):
-    asked = request("the fox", seed=7, max_tokens=30)
-    alone = ask(engine.policy, [asked])[0]
+def test_a_reply_does_not_depend_on_the_rest_of_the_batch(engine):
+    single = request("the fox", seed=7, max_tokens=30)
+    alone = ask(engine.policy, [single])[0]
     crowd = [request(f"number {i} " * (i % 6), max_tokens=1 + i) for i in range(20)]
-    together = ask(engine.policy, [*crowd[:10], asked, *crowd[10:]])[10]
+    together = ask(engine.policy, [*crowd[:10], single, *crowd[10:]])[10]
     assert together.tokens.token_ids == alone.tokens.token_ids
     assert np.abs(np.subtract(together.tokens.logprobs, alone.tokens.logprobs)).max() <= 1e-5
 

@@ -1,4 +1,4 @@
-"""Several adapters in one batch: each row by its own, as if it were alone; each learns, serves and is saved apart."""
+"""Several adapters in one batch: each row uses its own, as if alone; each is trained, served and saved separately."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.lora_batch import MixedAdapters
+from reinforge.engine.model.lora_batch import LoRABatch
 from reinforge.errors import ConfigError, EngineError
-from reinforge.interfaces import Needs
-from reinforge.types.sample import LossSpec
+from reinforge.types.sample import LossSpec, Needs
 from tests.models import FAMILIES, make_tiny_model
-from tests.samples import ask, draw, request, sibling_samples
+from tests.samples import ask, request, sample_replies, sibling_samples
 
 NAMES = ("prover", "verifier")
 
 
-def load(folder, adapters=NAMES, **options):
-    settings = PolicyConfig(model=str(folder), lora=LoRAConfig(rank=4, alpha=8), max_batch=6)
+def load(folder, adapters=NAMES, fast_paths=True, **options):
+    lora = LoRAConfig(r=4, lora_alpha=8)
+    settings = PolicyConfig(model=str(folder), lora=lora, max_num_seqs=6, fast_paths=fast_paths)
     settings.optimizer.learning_rate, settings.schedule.warmup_steps = 1e-2, 0
     return Engine.load(settings, seed=0, device="cpu", adapters=adapters, **options)
 
@@ -38,9 +38,9 @@ def base(request, tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
 
 
-@pytest.fixture(scope="module")
-def engine(base):
-    with load(base, keep_reference=True) as engine:
+@pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
+def engine(request, base):
+    with load(base, keep_reference=True, fast_paths=request.param) as engine:
         for number, name in enumerate(NAMES, 1):
             train(engine, name, number, number)
         yield engine
@@ -50,42 +50,42 @@ def tokens(count, seed=0):
     return tuple(np.random.default_rng(seed).integers(6, 320, count).tolist())
 
 
-def assert_scored_alike(engine, requests):
-    for drawn in requests:
-        scored = engine._score_tokens([drawn.prompt + drawn.token_ids], drawn.adapter)[0]
-        assert np.abs(scored[len(drawn.prompt) :] - drawn.logprobs).max() <= 1e-5
+def assert_scores_match(engine, requests):
+    for reply in requests:
+        scored = engine._score_tokens([reply.prompt + reply.token_ids], reply.adapter)[0]
+        assert np.abs(scored[len(reply.prompt) :] - reply.logprobs).max() <= 1e-5
 
 
 def test_a_mixed_batch_is_each_adapter_alone(engine):
-    """Equal prompts too, which the adapters answer differently, in more requests than there are slots."""
+    """With equal prompts, which the adapters answer differently, and more requests than slots."""
     prompts = [tokens(5 + 7 * (n // 2), seed=n // 2) for n in range(16)]
     adapters = [NAMES[n % 2] for n in range(16)]
     seeds = [n // 2 for n in range(16)]
-    mixed = draw(engine, prompts, 10, seeds, adapters)
+    mixed = sample_replies(engine, prompts, 10, seeds, adapters)
     for n, together in enumerate(mixed):
-        alone = draw(engine, prompts[n : n + 1], 10, seeds[n : n + 1], adapters[n : n + 1])[0]
+        alone = sample_replies(engine, prompts[n : n + 1], 10, seeds[n : n + 1], adapters[n : n + 1])[0]
         assert alone.token_ids == together.token_ids
         assert np.abs(np.subtract(alone.logprobs, together.logprobs)).max() <= 1e-5
-    assert_scored_alike(engine, mixed)
+    assert_scores_match(engine, mixed)
     firsts = [(one.logprobs[0], other.logprobs[0]) for one, other in zip(mixed[::2], mixed[1::2], strict=True)]
-    assert max(abs(one - other) for one, other in firsts) > 0.01, "they are different policies"
+    assert max(abs(one - other) for one, other in firsts) > 0.01, "the policies differ"
 
 
-def test_both_share_the_steps(engine):
+def test_both_adapters_share_the_decode_steps(engine):
     before = engine.policy.stats().steps
-    draw(engine, [tokens(9)] * 6, 10, adapters=NAMES * 3)
+    sample_replies(engine, [tokens(9)] * 6, 10, adapters=NAMES * 3)
     assert engine.policy.stats().steps - before == 9
 
 
-def test_keys_and_values_are_an_adapters_own(engine):
-    first = draw(engine, [tokens(40, seed=77)], adapters=NAMES[:1])[0]
+def test_an_adapter_reuses_only_its_own_cached_prefixes(engine):
+    first = sample_replies(engine, [tokens(40, seed=77)], adapters=NAMES[:1])[0]
     path = (*first.prompt, *first.token_ids, 9)
     before = engine.policy.stats().reused_tokens
-    other = draw(engine, [path], adapters=NAMES[1:])
+    other = sample_replies(engine, [path], adapters=NAMES[1:])
     assert engine.policy.stats().reused_tokens == before
-    same = draw(engine, [path], adapters=NAMES[:1])
+    same = sample_replies(engine, [path], adapters=NAMES[:1])
     assert engine.policy.stats().reused_tokens - before == len(path) - 2
-    assert_scored_alike(engine, [*other, *same])
+    assert_scores_match(engine, [*other, *same])
 
 
 def test_each_policy_answers_with_its_own_version(engine):
@@ -102,7 +102,7 @@ def test_each_policy_answers_with_its_own_version(engine):
 
 def test_the_reference_is_without_any_adapter(base, engine):
     samples = sibling_samples()
-    with load(base) as fresh:  # adapters begin as nothing
+    with load(base, fast_paths=engine.config.fast_paths) as fresh:  # new adapters change nothing
         plain = fresh.logprobs(samples)
     engine.begin_job("verifier")
     engine.score(samples, Needs(ref_logprobs=True, old_logprobs=True))
@@ -121,9 +121,9 @@ def test_one_learns_while_the_other_serves(base):
         waiting = asyncio.run(asks_both(engine))
         assert waiting == {"prover": False, "verifier": True}
         engine.update(sibling_samples(), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
-        with pytest.raises(EngineError, match="a job of prover is open"):
+        with pytest.raises(EngineError, match="a job for prover is already open"):
             engine.begin_job("verifier")
-        assert draw(engine, [tokens(5)], adapters=["verifier"])[0].version == 0
+        assert sample_replies(engine, [tokens(5)], adapters=["verifier"])[0].version == 0
         engine.end_job()
         asyncio.run(engine.policies["prover"].publish(1))
         assert [engine.policies[name].version for name in NAMES] == [1, 0]
@@ -131,13 +131,13 @@ def test_one_learns_while_the_other_serves(base):
         assert engine.fingerprint("verifier") == prints["verifier"]
         parameters = dict(engine.model.module.named_parameters())
         assert all(torch.equal(parameters[n], p) for n, p in frozen.items())
-        moved = engine.fingerprint("prover")
+        changed = engine.fingerprint("prover")
         train(engine, "verifier", 1, seed=1)
         engine.begin_job("prover")
         engine.update(sibling_samples(2), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
         verifier = engine.fingerprint("verifier")
         engine.rollback()
-        assert [engine.fingerprint(name) for name in NAMES] == [moved, verifier]
+        assert [engine.fingerprint(name) for name in NAMES] == [changed, verifier]
 
 
 async def asks_both(engine):
@@ -163,7 +163,9 @@ def test_each_is_saved_as_a_folder_of_its_own(base, engine, tmp_path):
             again.load_weights(tmp_path / name, name)
             assert again.fingerprint(name) == engine.fingerprint(name)
         again.load_weights(tmp_path / "prover", "verifier")
-        assert again.fingerprint("verifier") == engine.fingerprint("prover"), "a name is no part of an adapter"
+        assert again.fingerprint("verifier") == engine.fingerprint("prover"), (
+            "the hash does not depend on the adapter's name"
+        )
     for name in NAMES:
         own = engine.logprobs(samples, name)
         model = PeftModel.from_pretrained(
@@ -181,12 +183,12 @@ def test_each_is_saved_as_a_folder_of_its_own(base, engine, tmp_path):
 
 
 def weights(engine):
-    """Every bit that a job may change: weights, moments and counts of both adapters."""
-    kept = {name: p.detach().clone() for name, p in engine.model.module.named_parameters()}
+    """Every bit that a job may change: weights, moments and step counts of both adapters."""
+    saved = {name: p.detach().clone() for name, p in engine.model.module.named_parameters()}
     for name, learner in engine._learners.items():
-        kept |= {f"{name}/{key}": value.clone() for key, value in learner.state().items()}
-        kept[f"{name}/steps"] = torch.tensor(learner.num_steps)
-    return kept
+        saved |= {f"{name}/{key}": value.clone() for key, value in learner.state().items()}
+        saved[f"{name}/steps"] = torch.tensor(learner.num_steps)
+    return saved
 
 
 def differing(engine, before):
@@ -200,16 +202,16 @@ def learn(engine, adapter, seed):
     engine.update(samples, LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5, adapter=adapter)
 
 
-def test_a_job_of_both_trains_them_in_turn_and_is_put_back_as_one(base):
+def test_a_job_of_both_trains_them_in_turn_and_is_rolled_back_as_one(base):
     with load(base) as engine:
         train(engine, "prover", 1, seed=1)
         asyncio.run(engine.policies["verifier"].publish(1))
         before, prints = weights(engine), [engine.fingerprint(name) for name in NAMES]
         engine.begin_job(*NAMES)
         learn(engine, "verifier", 2)
-        moved = differing(engine, before)
-        assert moved
-        assert all("verifier" in name for name in moved), moved
+        changed = differing(engine, before)
+        assert changed
+        assert all("verifier" in name for name in changed), changed
         learn(engine, "prover", 3)
         assert any("prover" in name for name in differing(engine, before))
         engine.rollback()
@@ -219,7 +221,7 @@ def test_a_job_of_both_trains_them_in_turn_and_is_put_back_as_one(base):
         assert [reply.tokens.policy_version for reply in replies] == [1, 1], "both serve again"
 
 
-def test_a_job_of_both_ends_as_one_version_and_can_be_put_back_until_it_is_published(base):
+def test_a_job_of_both_ends_as_one_version_and_can_be_rolled_back_until_it_is_published(base):
     with load(base) as engine:
         before = weights(engine)
         engine.begin_job(*NAMES)
@@ -229,7 +231,7 @@ def test_a_job_of_both_ends_as_one_version_and_can_be_put_back_until_it_is_publi
         assert differing(engine, before) == set()
         engine.begin_job(*NAMES)
         learn(engine, "prover", 2)
-        with pytest.raises(EngineError, match="a job of prover, verifier is open"):
+        with pytest.raises(EngineError, match="a job for prover, verifier is already open"):
             engine.begin_job("verifier")
         engine.end_job()
         replies = [ask(engine.policies[name], [request()])[0] for name in NAMES]
@@ -242,9 +244,9 @@ def test_a_job_changes_its_own_adapters_only(base, engine, tmp_path):
     engine.save(tmp_path / "saved", 1, "prover")
     with load(base) as other:
         other.begin_job("prover")
-        with pytest.raises(EngineError, match="update: the open job is one of prover, not of verifier"):
+        with pytest.raises(EngineError, match="update: the open job is for prover, not for verifier"):
             learn(other, "verifier", 1)
-        with pytest.raises(EngineError, match="load_weights: the open job is one of prover, not of verifier"):
+        with pytest.raises(EngineError, match="load_weights: the open job is for prover, not for verifier"):
             other.load_weights(tmp_path / "saved", "verifier")
         other.rollback()
 
@@ -267,19 +269,21 @@ def test_checkpoints_of_both_are_loaded_in_one_job_or_not_at_all(base, engine, t
         assert [again.fingerprint(name) for name in NAMES] == [engine.fingerprint(name) for name in NAMES]
 
 
-def drawn_alone_and_together(base, deterministic, rounds=12):
-    """Returns of how many replies the bits depend on what is drawn at the same time."""
+def count_changed_replies(base, deterministic, rounds=12):
+    """Returns the number of replies whose bits change with the other replies sampled at the same time."""
     rng, count = np.random.default_rng(0), 0
     with load(base, deterministic=deterministic) as engine:
         for number, name in enumerate(NAMES, 1):
             train(engine, name, number, number)
         prompt, seeds = tokens(9, seed=5), [11, 12]
-        alone = [draw(engine, [prompt], 8, [seed], [name])[0] for seed, name in zip(seeds, NAMES, strict=True)]
+        alone = [
+            sample_replies(engine, [prompt], 8, [seed], [name])[0] for seed, name in zip(seeds, NAMES, strict=True)
+        ]
         for _ in range(rounds):
             others = int(rng.integers(0, 5))
             adapters = [*NAMES, *(NAMES[int(n)] for n in rng.integers(0, 2, others))]
             prompts = [prompt, prompt, *(tokens(int(n), seed=int(n)) for n in rng.integers(3, 40, others))]
-            mixed = draw(engine, prompts, 8, [*seeds, *range(others)], adapters)[:2]
+            mixed = sample_replies(engine, prompts, 8, [*seeds, *range(others)], adapters)[:2]
             count += sum(
                 (one.token_ids, one.logprobs) != (same.token_ids, same.logprobs)
                 for one, same in zip(alone, mixed, strict=True)
@@ -287,17 +291,17 @@ def drawn_alone_and_together(base, deterministic, rounds=12):
     return count
 
 
-def test_deterministic_replies_have_the_same_bits_whatever_is_drawn_beside_them(base):
-    assert drawn_alone_and_together(base, deterministic=True) == 0
+def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(base):
+    assert count_changed_replies(base, deterministic=True) == 0
 
 
-def test_without_padding_the_bits_depend_on_the_other_rows(base, monkeypatch):
-    """The mutation check of the test before it."""
-    monkeypatch.setattr(MixedAdapters, "_padded", lambda mixed, rows, length: rows)
-    assert drawn_alone_and_together(base, deterministic=True) > 0
+def test_without_padding_the_bits_depend_on_other_rows(base, monkeypatch):
+    """Mutation check of the test above."""
+    monkeypatch.setattr(LoRABatch, "_pad_rows", lambda mixed, rows, length: rows)
+    assert count_changed_replies(base, deterministic=True) > 0
 
 
-def test_what_cannot_be_is_refused(base, tmp_path, engine):
+def test_impossible_adapter_settings_are_rejected(base, tmp_path, engine):
     with pytest.raises(ConfigError, match="none are trained"):
         Engine.load(PolicyConfig(model=str(base)), seed=0, device="cpu", adapters=NAMES)
     with pytest.raises(ConfigError, match="names must differ"):
@@ -309,7 +313,7 @@ def test_what_cannot_be_is_refused(base, tmp_path, engine):
     engine.save(tmp_path / "saved", 1)
     with pytest.raises(ConfigError, match="holds an adapter already"):
         load(tmp_path / "saved")
-    with pytest.raises(EngineError, match="no adapter judge, only prover, verifier"):
+    with pytest.raises(EngineError, match="no adapter is named judge; the adapters are: prover, verifier"):
         engine.begin_job("judge")
     for name in ("layers", "values", "q_proj"):
         with pytest.raises(ConfigError, match=f"a part of the model is called {name} too"):

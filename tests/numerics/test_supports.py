@@ -1,4 +1,4 @@
-"""Training over the words that tokens were drawn from: arithmetic, gradients, a bandit, and what is left out."""
+"""Training over the kept tokens of filtered sampling: arithmetic, gradients, a bandit, and tokens left out."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ from reinforge.types.sample import LossSpec, TrainingSample
 from reinforge.types.supports import MAX_SUPPORT, Supports
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from tests.models import make_tiny_model
-from tests.samples import ask, random_samples, request, sample_of, trained_samples
+from tests.samples import ask, make_sample, random_samples, request, trained_samples
 
 
-def over_some_words(samples: list[TrainingSample], seed: int = 0) -> list[TrainingSample]:
-    """Gives two of three trained tokens a support: one to five words around the token itself."""
+def with_supports(samples: list[TrainingSample], seed: int = 0) -> list[TrainingSample]:
+    """Gives two of three trained tokens a support: one to five tokens, itself among them."""
     rng = np.random.default_rng(seed)
     for sample in samples:
         sets = [np.zeros(0, np.int32)] * len(sample)
         for t in np.flatnonzero(sample.loss_mask):
             if rng.random() < 2 / 3:
-                drawn = rng.integers(6, 320, rng.integers(0, 5))
-                sets[t] = np.unique(np.append(drawn, sample.token_ids[t])).astype(np.int32)
-        sample.supports = Supports.of(sets)
+                others = rng.integers(6, 320, rng.integers(0, 5))
+                sets[t] = np.unique(np.append(others, sample.token_ids[t])).astype(np.int32)
+        sample.supports = Supports.from_sets(sets)
     return samples
 
 
-def test_log_probs_and_entropy_are_those_of_the_kept_words(tiny_model_dir):
-    """Against arithmetic on the model's logits, token by token; tokens without a support look at every word."""
+def test_log_probs_and_entropy_are_over_the_kept_tokens(tiny_model_dir):
+    """Against arithmetic on the model's logits, token by token; tokens without a support use the whole vocabulary."""
     model = CausalModel(load_module(tiny_model_dir, torch.float64))
-    samples = over_some_words(random_samples(6))
+    samples = with_supports(random_samples(6))
     with torch.no_grad():
         found, entropies = token_logprobs(model, collate(samples))
         sizes = set()
         for sample, row, entropy in zip(samples, found, entropies, strict=True):
             logits = model.module(input_ids=torch.from_numpy(sample.token_ids)[None]).logits[0]
             for t in np.flatnonzero(sample.loss_mask):
-                words = sample.supports.sets[t].tolist() or range(model.vocab_size)
-                z = [logits[t - 1, word].item() / sample.temperatures[t] for word in words]
+                kept = sample.supports.sets[t].tolist() or range(model.vocab_size)
+                z = [logits[t - 1, token].item() / sample.temperatures[t] for token in kept]
                 total = math.fsum(math.exp(x) for x in z)
                 own = logits[t - 1, sample.token_ids[t]].item() / sample.temperatures[t]
                 assert row[t].item() == pytest.approx(own - math.log(total), abs=1e-5)
                 expected = -math.fsum(math.exp(x) / total * (x - math.log(total)) for x in z)
                 assert entropy[t].item() == pytest.approx(expected, abs=1e-5)
-                sizes.add(len(words))
+                sizes.add(len(kept))
     assert {1, 2, 320} <= sizes
 
 
-def test_the_gradient_is_the_slope_over_the_kept_words(tiny_model_dir):
-    """Finite differences, entropies included; and the head's rows of words that no token could be have no gradient."""
+def test_the_gradient_is_the_slope_over_the_kept_tokens(tiny_model_dir):
+    """Finite differences, entropies included; and the head's rows of tokens that were never kept have no gradient."""
     model = CausalModel(load_module(tiny_model_dir, torch.float64))
-    samples = over_some_words(random_samples(4, seed=2))
-    for sample in samples:  # nothing looks at every word
-        sets = [np.append(words, sample.token_ids[t]) for t, words in enumerate(sample.supports.sets)]
-        sample.supports = Supports.of(np.unique(words).astype(np.int32) for words in sets)
+    samples = with_supports(random_samples(4, seed=2))
+    for sample in samples:  # no token uses the whole vocabulary
+        sets = [np.append(kept, sample.token_ids[t]) for t, kept in enumerate(sample.supports.sets)]
+        sample.supports = Supports.from_sets(np.unique(kept).astype(np.int32) for kept in sets)
     batch = collate(samples)
 
     def value():
@@ -85,8 +85,8 @@ def test_the_gradient_is_the_slope_over_the_kept_words(tiny_model_dir):
     assert (values[0] - values[1]) / 2e-4 == pytest.approx(norm, rel=1e-4)
     kept = set(np.concatenate([sample.supports.token_ids for sample in samples]).tolist())
     rows = model.head.weight.grad.abs().sum(dim=1)
-    assert {word for word in range(320) if rows[word] > 0} <= kept
-    assert any(rows[word] > 0 for word in kept)
+    assert {token for token in range(320) if rows[token] > 0} <= kept
+    assert any(rows[token] > 0 for token in kept)
 
 
 def test_chunks_of_the_head_change_nothing(tiny_model_dir, monkeypatch):
@@ -94,7 +94,7 @@ def test_chunks_of_the_head_change_nothing(tiny_model_dir, monkeypatch):
     for chunk in (2**22, 320 * 4):
         monkeypatch.setattr(head_module, "CHUNK_LOGITS", chunk)
         model = CausalModel(load_module(tiny_model_dir, torch.float32))
-        batch = collate([*over_some_words(random_samples(5)), *random_samples(3, seed=9)])
+        batch = collate([*with_supports(random_samples(5)), *random_samples(3, seed=9)])
         values, entropies = token_logprobs(model, batch, entropy_grad=True)
         (values.sum() + entropies.sum()).backward()
         results.append((values, entropies, model.head.weight.grad.clone()))
@@ -103,16 +103,16 @@ def test_chunks_of_the_head_change_nothing(tiny_model_dir, monkeypatch):
 
 
 def test_without_a_support_no_mask_is_made():
-    """The cost is nothing where nobody asks: the batch holds no supports at all."""
+    """Unfiltered samples cost nothing: the batch holds no supports at all."""
     assert collate(random_samples(4)).supports is None
 
 
 def by_token(token_ids):
-    """Reward that tells most words apart: the mean of their last digit."""
+    """A reward that differs between most tokens: the mean of their last digit."""
     return float(np.mean([token % 10 for token in token_ids])) / 9
 
 
-def groups_of(policy, prompts, **params):
+def sample_groups(policy, prompts, **params):
     """Eight replies of two tokens for each prompt."""
     requests = [request(prompt, max_tokens=2, **params) for prompt in prompts for _ in range(8)]
     trajectories = []
@@ -139,15 +139,15 @@ async def job(adapter, siblings, number):
     return status
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3, "temperature": 0.7}])
-async def test_a_bandit_is_learnt_under_a_cut_support(tiny_model_dir, cut):
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3, "temperature": 0.7}])
+async def test_a_bandit_is_learned_from_filtered_replies(tiny_model_dir, filters):
     """Through adapter and engine, two steps a job, so that every second step is off policy."""
     adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    await adapter.initialize(settings(tiny_model_dir, **cut))
+    await adapter.initialize(settings(tiny_model_dir, **filters))
     try:
         means = []
         for number in range(25):
-            siblings = await asyncio.to_thread(groups_of, adapter.policy(), ["a", "b c", "d", "e f"], **cut)
+            siblings = await asyncio.to_thread(sample_groups, adapter.policy(), ["a", "b c", "d", "e f"], **filters)
             means.append(float(np.mean([t.reward for group in siblings for t in group])))
             siblings = [group for group in siblings if len({t.reward for t in group}) > 1]
             if not siblings:
@@ -165,11 +165,14 @@ async def test_greedy_tokens_are_left_out_and_said(tiny_model_dir):
     adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
     await adapter.initialize(settings(tiny_model_dir))
     try:
-        greedy = await asyncio.to_thread(groups_of, adapter.policy(), ["a"], temperature=0)
+        greedy = await asyncio.to_thread(sample_groups, adapter.policy(), ["a"], temperature=0)
         tokens = greedy[0][0].turns[0].tokens
         assert (tokens.restricted, tokens.supports, set(tokens.processed_logprobs)) == (True, None, {0.0})
         status = await job(adapter, greedy, 0)
-        assert (status.status, "16 sampled tokens may not be: drawn at temperature 0" in status.message) == (
+        assert (
+            status.status,
+            "16 sampled tokens cannot be trained: they were sampled at temperature 0" in status.message,
+        ) == (
             "failed",
             True,
         )
@@ -178,7 +181,7 @@ async def test_greedy_tokens_are_left_out_and_said(tiny_model_dir):
 
 
 def test_a_support_too_wide_to_record_is_left_out_token_by_token(tmp_path):
-    """A vocabulary of 2048 with a flat distribution: 0.9 of it is more than 1024 words, 0.2 is fewer."""
+    """A vocabulary of 2048 with a flat distribution: 0.9 of it is more than 1024 tokens, 0.2 is fewer."""
     folder = make_tiny_model(tmp_path / "wide", vocab_size=2048, initializer_range=0.02)
     with Engine.load(PolicyConfig(model=str(folder)), seed=0, device="cpu") as engine:
         wide, narrow = ask(engine.policy, [request(top_p=0.9, seed=1), request(top_p=0.2, seed=1)])
@@ -191,9 +194,11 @@ def test_a_support_too_wide_to_record_is_left_out_token_by_token(tmp_path):
         assert np.abs(engine.logprobs([sample])[0] - sample.sampling_logprobs).max() <= 1e-5
 
 
-def test_sampler_and_learner_agree_after_an_update(tiny_model_dir):
-    """One step on tokens of a cut support, and on the next replies both agree again; ratios began at 1."""
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+@pytest.mark.parametrize("fast_paths", [True, False])
+def test_sampler_and_learner_agree_after_an_update(tiny_model_dir, fast_paths):
+    """One step on tokens of a filtered reply, and both agree again on the next replies; ratios start at 1."""
+    config = PolicyConfig(model=str(tiny_model_dir), fast_paths=fast_paths)
+    with Engine.load(config, seed=0, device="cpu") as engine:
         for version in (1, 2):
             replies = ask(engine.policy, [request("x", top_p=0.8, temperature=0.9) for _ in range(8)])
             samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
@@ -209,10 +214,10 @@ def test_sampler_and_learner_agree_after_an_update(tiny_model_dir):
 
 def test_a_sample_with_and_one_without_supports_share_a_batch(tiny_model_dir):
     with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
-        plain, cut = (
-            sample_of(reply.tokens) if reply.tokens.supports is None else trained_samples(reply.tokens)[0]
+        plain, filtered = (
+            make_sample(reply.tokens) if reply.tokens.supports is None else trained_samples(reply.tokens)[0]
             for reply in ask(engine.policy, [request("y"), request("y", top_k=2)])
         )
-        for together in ([plain, cut], [cut, plain]):
+        for together in ([plain, filtered], [filtered, plain]):
             for sample, logprobs in zip(together, engine.logprobs(together), strict=True):
                 assert np.abs(logprobs - sample.sampling_logprobs).max() <= 1e-5

@@ -1,4 +1,4 @@
-"""Each loss through the whole learner: its gradient, and what must not change it (micro-batches, prefixes, order)."""
+"""Each loss through the whole learner: its gradient does not depend on micro-batches, prefixes or order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from reinforge.engine.losses.base import find_loss
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.learner import Learner, Progress
+from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
-from reinforge.engine.training.micro_batches import cut
-from reinforge.engine.training.shared_prefix import sharing_masks
+from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.types.sample import LossSpec
 from tests.samples import sibling_samples
 
@@ -36,8 +36,8 @@ WITHOUT_VALUE = {"cispo"}
 """Losses with a stopped gradient are not the integral of their gradient."""
 
 
-class KeepsGradients:
-    """An optimizer that moves nothing and remembers what it was given."""
+class RecordingOptimizer:
+    """An optimizer that changes no weight and records the gradients."""
 
     def __init__(self, parameters):
         self.parameters, self.param_groups, self.gradients = list(parameters), [{"peak": 0.0}], []
@@ -54,13 +54,13 @@ def make_learner(folder, max_tokens=100_000, share=False):
     model = CausalModel(load_module(folder, torch.float64))
     config = PolicyConfig(batch=BatchConfig(micro_batch_tokens=max_tokens))
     config.optimizer.max_grad_norm = 1e9
-    learner = Learner(model, config, 0, sharing_masks(model) if share else None)
-    learner.optimizer = KeepsGradients(learner.parameters.values())
+    learner = Learner(model, config, 0, make_sharing_masks(model) if share else None)
+    learner.optimizer = RecordingOptimizer(learner.parameters.values())
     return learner
 
 
 def off_policy_samples(folder, name):
-    """Siblings with old log-probs around the model's, a reference apart from it, and pairs for losses of pairs."""
+    """Siblings with old log-probs near the model's, a different reference, and pairs for preference losses."""
     samples = sibling_samples()
     rng = np.random.default_rng(1)
     for sample, logprobs in zip(samples, sample_logprobs(make_learner(folder).model, samples, 10_000), strict=True):
@@ -79,7 +79,7 @@ def off_policy_samples(folder, name):
 
 
 def step(learner, samples, spec):
-    """Returns loss, metrics and gradient of one step that moves nothing."""
+    """Returns loss, metrics and gradient of one step that changes no weight."""
     loss = find_loss(spec)
     metrics = learner.step(samples, lambda *a: loss(*a, **spec.params), 0.0, entropy_grad="entropy_coef" in spec.params)
     return metrics, learner.optimizer.gradients
@@ -98,7 +98,7 @@ def test_how_a_step_is_computed_changes_nothing(tiny_model_dir, name):
         (60, True, mixed),
         (9999, True, samples),
     ):
-        assert len(cut(chosen, max_tokens, share=share)) > 1 or max_tokens > 1000
+        assert len(make_micro_batches(chosen, max_tokens, share=share)) > 1 or max_tokens > 1000
         found, others = step(make_learner(tiny_model_dir, max_tokens, share), chosen, LOSSES[name])
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
         for ours, theirs in zip(others, gradients, strict=True):
@@ -107,7 +107,7 @@ def test_how_a_step_is_computed_changes_nothing(tiny_model_dir, name):
 
 @pytest.mark.parametrize("name", ["dr_grpo", "dpo"])
 def test_a_loss_of_one_number_a_sample_is_a_weighted_mean_over_samples(tiny_model_dir, name):
-    """sum_s w_s l_s / sum_s w_s over the whole step, however it was cut; metrics of samples are plain means."""
+    """sum_s w_s l_s / sum_s w_s over the whole step, whatever the micro-batches; metrics of samples are plain means."""
     samples = off_policy_samples(tiny_model_dir, name)
     learner = make_learner(tiny_model_dir, 60)
     found, _ = step(learner, samples, LOSSES[name])
@@ -146,8 +146,8 @@ def test_cispo_has_the_gradient_of_weighted_reinforce(tiny_model_dir):
     metrics, gradients = step(learner, samples, LossSpec("cispo", {"clip_high": 0.3}))
     for sample, logprobs in zip(samples, sample_logprobs(learner.model, samples, 10_000), strict=True):
         bounded = np.minimum(np.exp(logprobs - sample.old_logprobs), 1.3)
-        drawn_too_seldom = np.minimum(np.exp(sample.old_logprobs - sample.sampling_logprobs), 2.0)
-        sample.advantages = -sample.advantages * bounded * drawn_too_seldom
+        importance = np.minimum(np.exp(sample.old_logprobs - sample.sampling_logprobs), 2.0)
+        sample.advantages = -sample.advantages * bounded * importance
 
     def weighted(batch, logprobs_BT):
         return SimpleNamespace(loss=batch.advantages * logprobs_BT, metrics={})
@@ -158,7 +158,7 @@ def test_cispo_has_the_gradient_of_weighted_reinforce(tiny_model_dir):
 
 
 def test_padding_is_never_read(tiny_model_dir):
-    """A long companion of weight almost nothing pads the others; their loss stays."""
+    """A long sample of almost no weight pads the others; their loss stays the same."""
     samples = off_policy_samples(tiny_model_dir, "grpo")
     long = replace(samples[0], **{
         field: np.concatenate([getattr(samples[0], field), np.zeros(40, getattr(samples[0], field).dtype)])
@@ -172,13 +172,13 @@ def test_padding_is_never_read(tiny_model_dir):
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-def test_pairs_are_never_parted_by_the_plan(tiny_model_dir):
+def test_pairs_are_never_split_between_steps(tiny_model_dir):
     samples = off_policy_samples(tiny_model_dir, "dpo")
     learner = make_learner(tiny_model_dir)
-    learner.config.batch.steps_per_job, learner.config.batch.passes = 3, 2
-    plan = learner.plan(samples, epoch=0)
+    learner.config.batch.steps_per_job, learner.config.batch.num_iterations = 3, 2
+    plan = learner.plan_steps(samples, epoch=0)
     assert len(plan) == 6
     for indices in plan:
         ids = [samples[i].pair_id for i in indices]
         assert sorted(ids) == sorted(2 * list(set(ids)))
-    assert learner.update(samples, LOSSES["dpo"], Progress(0, 1)).num_updates == 6
+    assert learner.update(samples, LOSSES["dpo"], JobProgress(0, 1)).num_updates == 6

@@ -1,1 +1,1 @@
-"""Talk to a training backend."""
+"""Trainer adapters: each one submits jobs to a training backend and serves the policy if the backend does."""

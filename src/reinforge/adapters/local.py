@@ -1,4 +1,4 @@
-"""The embedded backend as a trainer adapter: jobs run in this process, on the same weights that the agent calls."""
+"""The embedded backend as a trainer adapter: jobs run in this process, on the weights that the agent calls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
-from reinforge.adapters.training import StepsRefused, Training
+from reinforge.adapters.training import JobRunner, StepsSkipped
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, OutOfMemory, Problem, ReinforgeError, StorageError
-from reinforge.files import damage, write_folder
-from reinforge.interfaces import Algorithm, PolicyServer, TrainerAdapter
+from reinforge.files import find_damage, write_folder
+from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.llms import adapters_of
-from reinforge.rollout.threads import in_daemon_thread
+from reinforge.rollout.llms import find_adapters
+from reinforge.rollout.threads import run_in_daemon_thread
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -31,26 +31,26 @@ BACKEND = "local"
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
-    """Trains in this process; model, optimizer and batches are the blocks of `finetuning.policy`."""
+    """Trains in this process; model, optimizer and batches are configured in `finetuning.policy`."""
 
     fine_tune_from_scratch: bool = Field(
         default=False,
-        description="Each job begins with the weights that the run began with, not with those of the job before; for "
-        "algorithms that imitate or compare, such as expert_iteration and malt.",
+        description="Start each job from the run's first weights instead of the previous job's; for algorithms that "
+        "imitate samples or compare pairs, such as expert_iteration and malt.",
     )
 
 
 @dataclass(slots=True)
 class _Job:
-    """One job of this process; `world` is why it failed where the machine failed it, not the job itself."""
+    """One job of this process; `machine_error` is set if it failed for lack of memory or storage."""
 
     ref: TrainingJobRef
     status: TrainingJobStatus
     done: asyncio.Event
-    world: ReinforgeError | None = None
+    machine_error: ReinforgeError | None = None
 
-    def move(self, status: TrainingStatusEnum, message: str, metadata: dict[str, Any] | None = None) -> None:
-        """Goes to another status; the table of transitions holds."""
+    def set_status(self, status: TrainingStatusEnum, message: str, metadata: dict[str, Any] | None = None) -> None:
+        """Changes the status, if the table of transitions allows it."""
         if status not in JOB_TRANSITIONS[self.status.status]:
             raise BackendError(f"a job cannot go from {self.status.status} to {status}")
         update = {"status": status, "message": message, "metadata": metadata}
@@ -60,18 +60,18 @@ class _Job:
 
 
 class LocalAdapter(TrainerAdapter):
-    """Runs one job after the other on the embedded engine.
+    """Runs jobs one after the other on the embedded engine.
 
     Args:
-        adapter_config: Its configuration.
-        algorithm: Which tokens earn which credit, and the name of the loss.
+        adapter_config: The adapter's configuration.
+        algorithm: Assigns advantages and names the loss.
         model: Folder or id of the model; replaces `finetuning.policy.model`.
-        adapters: Names of the LoRA adapters that are trained apart, as `llms` names them; none: one policy.
-        folder_of: Where the weights go that a job makes, by its key: they are served once `restore` loads them, and a
-            job whose folder is there has been done. None: they are served from the next `publish` on.
+        adapters: Names of the LoRA adapters that are trained separately, as in `llms`; none: one policy.
+        job_folder: Returns the folder for a job's weights, by job key. They are served once `restore` loads them, and
+            a job whose folder exists is complete. None: new weights are served from the next `publish` on.
 
     Attributes:
-        algorithm: May be set anew between jobs; the first one says what the engine keeps.
+        algorithm: May be replaced between jobs; the first one decides what the engine keeps in memory.
     """
 
     serves_policy = True
@@ -83,69 +83,69 @@ class LocalAdapter(TrainerAdapter):
         algorithm: Algorithm,
         model: str | None = None,
         adapters: Sequence[str] = (),
-        folder_of: Callable[[str], Path] | None = None,
+        job_folder: Callable[[str], Path] | None = None,
     ):
         super().__init__(adapter_config)
-        self.model, self.adapters, self.folder_of = model, tuple(adapters), folder_of
+        self.model, self.adapters, self.job_folder = model, tuple(adapters), job_folder
         self.engine: Engine | None = None
-        self._training = Training(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
+        self._runner = JobRunner(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
         self._jobs: dict[str, _Job] = {}
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def algorithm(self) -> Algorithm:
-        """Which tokens earn which credit, and the name of the loss."""
-        return self._training.algorithm
+        """Assigns advantages and names the loss."""
+        return self._runner.algorithm
 
     @algorithm.setter
     def algorithm(self, algorithm: Algorithm) -> None:
-        self._training.algorithm = algorithm
+        self._runner.algorithm = algorithm
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Loads the model, once.
 
         Raises:
-            ConfigError: The model cannot be used, with every reason at once.
+            ConfigError: The model cannot be used; lists every problem.
         """
         await super().initialize(run_config)
         if self.engine is not None:
             return
-        if problems := self.preflight(run_config):
+        if problems := self.validate(run_config):
             raise ConfigError(problems)
-        from reinforge.engine import Engine  # torch is loaded here and nowhere before
+        from reinforge.engine import Engine  # imports torch, which nothing before needs
 
         policy = self._policy_config(run_config)
-        self.engine = await in_daemon_thread(
+        self.engine = await run_in_daemon_thread(
             lambda: Engine.load(
                 policy,
                 seed=run_config.seed,
                 device=run_config.device,
                 deterministic=run_config.deterministic,
                 keep_reference=self.algorithm.needs.ref_logprobs,
-                keep_initial=self.adapter_config.fine_tune_from_scratch or self.folder_of is not None,
+                keep_initial=self.adapter_config.fine_tune_from_scratch or self.job_folder is not None,
                 critic=self.algorithm.needs.values,
-                adapters=self.adapters if len(self.adapters) > 1 else (),  # one is the policy under a name
+                adapters=self.adapters if len(self.adapters) > 1 else (),  # a single one is the policy itself
             ),
             "engine-load",
         )
 
-    def preflight(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns everything about the model that can be refused before it is loaded; needs no torch."""
+    def validate(self, run_config: FinetuneConfig) -> list[Problem]:
+        """Returns the problems of model and settings that show before the model is loaded; needs no torch."""
         from reinforge.engine.model.preflight import check_adapters, check_policy
 
         policy = self._policy_config(run_config)
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
         if self.adapter_config.fine_tune_from_scratch and not self.algorithm.offline:
-            message = f"{type(self.algorithm).__name__} weighs tokens by the weights that drew them"
-            fix = "leave it out, or use an algorithm that imitates or compares, such as expert_iteration"
+            message = f"{type(self.algorithm).__name__} needs samples from the weights that a job starts with"
+            fix = "remove it, or use an algorithm that imitates samples or compares pairs, such as expert_iteration"
             where = f"trainer_adapters.{run_config.trainer_adapter}.fine_tune_from_scratch"
             problems.append(Problem(where, message, fix))
         if policy.model is None:
             fix = "give a folder, a hub id or bundled:NAME"
             return [Problem("finetuning.policy.model", "no model is named", fix), *problems]
         if (Path(policy.model) / HOSTED_MODEL).is_file():
-            message = f"{policy.model} names a model that a service holds; its weights are not here"
+            message = f"{policy.model} refers to a model of a remote service, so its weights are not available here"
             return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai"), *problems]
         return [*check_policy(policy), *problems]
 
@@ -153,7 +153,7 @@ class LocalAdapter(TrainerAdapter):
         return run_config.policy.model_copy(update={"model": self.model or run_config.policy.model})
 
     def policy(self) -> PolicyServer | None:
-        """Returns the policy that shares its weights with the learner, by names if it has any; None: not loaded yet."""
+        """Returns the policy that shares its weights with the learner, by name if it has names; None before loading."""
         if self.engine is None or not self.adapters:
             return self.engine.policy if self.engine is not None else None
         return NamedPolicies(dict(zip(self.adapters, self.engine.policies.values(), strict=True)))
@@ -163,8 +163,8 @@ class LocalAdapter(TrainerAdapter):
         return self.engine is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; the same job key gives the same job, which is not trained twice."""
-        key = trajectories.resolved_job_key()
+        """Starts a job; a job key that was submitted before returns its job and is not trained again."""
+        key = trajectories.resolve_job_key()
         if key not in self._jobs:
             ref = TrainingJobRef(
                 run_id=trajectories.run_id, backend=BACKEND, metadata={"job_key": key, "epoch": trajectories.epoch}
@@ -173,9 +173,9 @@ class LocalAdapter(TrainerAdapter):
                 run_id=ref.run_id, backend=BACKEND, status=TrainingStatusEnum.PENDING, progress=0.0
             )
             job = self._jobs[key] = _Job(ref, status, asyncio.Event())
-            folder = self.folder_of(key) if self.folder_of is not None else None
-            if folder is not None and damage(folder) is None:
-                job.move(TrainingStatusEnum.COMPLETED, "trained before")
+            folder = self.job_folder(key) if self.job_folder is not None else None
+            if folder is not None and find_damage(folder) is None:
+                job.set_status(TrainingStatusEnum.COMPLETED, "already trained")
                 return ref
             task = asyncio.create_task(self._run(job, trajectories, folder))
             self._tasks.add(task)
@@ -183,66 +183,68 @@ class LocalAdapter(TrainerAdapter):
         return self._jobs[key].ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns where a job stands; a pure read."""
+        """Returns a job's status, without side effects."""
         return self._job(ref).status
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
-        """Waits for a job's end; nothing is polled, so waiting costs nothing but the job.
+        """Waits until a job has ended, without polling.
 
         Raises:
-            OutOfMemory, StorageError: The machine could not do it; the same job may well succeed elsewhere.
+            OutOfMemory, StorageError: The machine ran out of memory or storage; the job may succeed on another one.
         """
         job = self._job(ref)
         await job.done.wait()
-        if job.world is not None:
-            raise job.world
+        if job.machine_error is not None:
+            raise job.machine_error
         return job.status
 
     async def save(self, folder: Path, version: int) -> bool:
-        """Writes a checkpoint in the Hugging Face layout, with the optimizer's state beside it.
+        """Writes a checkpoint in the Hugging Face layout, with the optimizer state next to it.
 
-        Of several adapters each has a folder of its own below it, which PEFT loads.
+        Each of several adapters has its own subfolder, which PEFT loads.
         """
-        engine = self._loaded()
-        await in_daemon_thread(lambda: _write(engine, folder, version), "engine-save")
+        engine = self._require_engine()
+        await run_in_daemon_thread(lambda: _write(engine, folder, version), "engine-save")
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:
-        """Loads a checkpoint's weights and serves them as `version`; of several adapters all, or none."""
-        await self._serve(version, lambda engine, name: engine.load_weights(_place(folder, engine, name), name))
+        """Loads a checkpoint's weights and serves them as `version`: those of all adapters, or none."""
+        await self._serve(
+            version, lambda engine, name: engine.load_weights(_get_adapter_folder(folder, engine, name), name)
+        )
         return True
 
     async def cleanup(self) -> None:
-        """Stops the job in flight and gives the model back."""
+        """Stops the running job and releases the model."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.engine is not None:
             engine, self.engine = self.engine, None
-            await in_daemon_thread(engine.close, "engine-close")
+            await run_in_daemon_thread(engine.close, "engine-close")
 
     def _job(self, ref: TrainingJobRef) -> _Job:
         key = (ref.metadata or {}).get("job_key", "")
         if key not in self._jobs:
-            raise BackendError(f'the local backend knows no job with key "{key}"')
+            raise BackendError(f'the local backend has no job with the key "{key}"')
         return self._jobs[key]
 
-    def _loaded(self) -> Engine:
+    def _require_engine(self) -> Engine:
         if self.engine is None:
-            raise BackendError("the local adapter is not initialised")
+            raise BackendError("the local adapter is not initialized; call initialize() first")
         return self.engine
 
     async def reset(self, version: int) -> None:
         """Serves the weights that the engine was loaded with as `version`.
 
         Raises:
-            EngineError: They are not kept: the adapter has no `folder_of`, and trains on from job to job.
+            EngineError: Those weights are not kept, because the adapter has no `job_folder`.
         """
         await self._serve(version, lambda engine, name: engine.reset(name))
 
     async def _serve(self, version: int, load: Callable[[Engine, str], None]) -> None:
-        """Serves other weights; of several adapters all, or none."""
-        engine, policy = self._loaded(), self.policy()
+        """Loads and serves other weights: those of all adapters, or none."""
+        engine, policy = self._require_engine(), self.policy()
 
         def load_all() -> None:
             engine.begin_job(*engine.policies)
@@ -254,58 +256,58 @@ class LocalAdapter(TrainerAdapter):
                 raise
             engine.end_job()
 
-        await in_daemon_thread(load_all, "engine-restore")
-        assert policy is not None  # it is loaded
+        await run_in_daemon_thread(load_all, "engine-restore")
+        assert policy is not None  # the engine is loaded
         await policy.publish(version)
 
     async def _run(self, job: _Job, trajectories: TrajectoryCollection, folder: Path | None) -> None:
-        """Runs one job; whatever goes wrong is the job's failure, with its reason.
+        """Runs one job; every error becomes the job's failure, with its reason.
 
         Args:
             job: The job.
-            trajectories: What it trains on.
-            folder: Where the weights go, if not into what is served.
+            trajectories: The training data.
+            folder: Folder for the new weights; None: they are served from the next `publish` on.
         """
         async with self._one_at_a_time:
-            job.move(TrainingStatusEnum.RUNNING, "training")
+            job.set_status(TrainingStatusEnum.RUNNING, "training")
             try:
-                engine = self._loaded()
-                keep = None if folder is None else partial(_keep, engine, folder)
-                metadata = await in_daemon_thread(
-                    lambda: self._training.run(engine, trajectories, self.run_config, keep), "engine-job"
+                engine = self._require_engine()
+                save = None if folder is None else partial(_save_job, engine, folder)
+                metadata = await run_in_daemon_thread(
+                    lambda: self._runner.run(engine, trajectories, self.run_config, save), "engine-job"
                 )
             except asyncio.CancelledError:
-                job.move(TrainingStatusEnum.CANCELED, "the run was stopped")
+                job.set_status(TrainingStatusEnum.CANCELED, "the run was stopped")
                 raise
-            except Exception as error:  # noqa: BLE001  every failure of a job ends as its status, with the reason
+            except Exception as error:  # noqa: BLE001  any error becomes the job's status, with its reason
                 text = str(error) if isinstance(error, ReinforgeError) else f"{type(error).__name__}: {error}"
-                job.world = error if isinstance(error, StorageError | OutOfMemory) else None
-                told = error.told if isinstance(error, StepsRefused) else {}
-                job.move(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **told})
+                job.machine_error = error if isinstance(error, StorageError | OutOfMemory) else None
+                metadata = error.metadata if isinstance(error, StepsSkipped) else {}
+                job.set_status(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **metadata})
             else:
-                job.move(TrainingStatusEnum.COMPLETED, "trained", metadata)
+                job.set_status(TrainingStatusEnum.COMPLETED, "trained", metadata)
 
 
-def _keep(engine: Engine, folder: Path) -> None:
-    """Writes what a job made, whole or not at all."""
+def _save_job(engine: Engine, folder: Path) -> None:
+    """Writes a job's weights, completely or not at all."""
     version = engine.policy.version + 1
     write_folder(folder, lambda staged: _write(engine, staged, version), version=version)
 
 
 def _write(engine: Engine, folder: Path, version: int) -> None:
     for name in engine.policies:
-        engine.write(_place(folder, engine, name), version, name)
+        engine.write(_get_adapter_folder(folder, engine, name), version, name)
 
 
-def _place(folder: Path, engine: Engine, name: str) -> Path:
-    """Returns where an adapter lies in a checkpoint: in a folder of its own, where there are several."""
+def _get_adapter_folder(folder: Path, engine: Engine, name: str) -> Path:
+    """Returns an adapter's folder in a checkpoint: a subfolder, if there are several adapters."""
     return folder / name if len(engine.policies) > 1 else folder
 
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)
-async def local_adapter(config: LocalAdapterConfig, builder: Any) -> AsyncIterator[LocalAdapter]:
-    """Yields the local adapter and gives its model back at the end."""
-    adapters = list(dict.fromkeys(adapters_of(builder.config.llms).values()))
+async def local_adapter(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
+    """Yields the local adapter and releases its model at the end."""
+    adapters = list(dict.fromkeys(find_adapters(builder.config.llms).values()))
     adapter = LocalAdapter(config, await builder.get_algorithm(), await builder.get_model_path(), adapters)
     try:
         yield adapter

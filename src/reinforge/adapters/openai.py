@@ -1,7 +1,7 @@
-"""OpenAI's fine-tuning service as a trainer adapter: rows are sent, jobs are polled, the fine-tuned model is served.
+"""OpenAI's fine-tuning API as a trainer adapter: upload a file, create a job, poll it, serve the fine-tuned model.
 
-submit               rows -> one file, one job, however often it is asked for and wherever the process dies
-wait_until_complete  an error of a poll is no failure of the job; a time budget ends every wait
+submit               one file and one job per collection, even if it is called again or the process dies
+wait_until_complete  polls; a failed poll does not fail the job, and `max_wait_s` ends the wait
 policy()             samples from the base model, then from the newest fine-tuned one
 """
 
@@ -18,17 +18,17 @@ from pydantic import SecretStr
 
 from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.adapters.openai_model import BACKEND, HOSTED_MODEL, HostedModel
-from reinforge.adapters.openai_rows import Rows, preference_rows, supervised_rows
-from reinforge.adapters.openai_settings import METHODS, model_problems, refused_settings
+from reinforge.adapters.openai_rows import TrainingFile, build_preference_file, build_supervised_file
+from reinforge.adapters.openai_settings import METHODS, find_model_problems, find_unsupported_settings
 from reinforge.algorithms.preference import Preference
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed, Problem, TrajectoryError
 from reinforge.files import to_json
-from reinforge.interfaces import Algorithm, TrainerAdapter
+from reinforge.interfaces import Algorithm, Builder, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.openai_config import OpenAILLMConfig, endpoint_of, entry_of, warn_of_key
+from reinforge.rollout.openai_config import OpenAILLMConfig, find_entry_name, resolve_endpoint, warn_about_api_key
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import TrajectoryCollection
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from reinforge.adapters.openai_jobs import HostedJobs
     from reinforge.adapters.openai_policy import HostedPolicy
 
-MAX_METADATA = 512
+MAX_METADATA_LENGTH = 512
 
 
 class OpenAIAdapter(TrainerAdapter):
-    """Sends what the algorithm takes of each collection as one job.
+    """Trains on each collection with one fine-tuning job.
 
     Args:
-        adapter_config: Its configuration.
-        algorithm: Which trajectories are learnt: SFT, RejectionSampling or DPO; may be set anew between jobs.
-        url: The service, up to /v1.
+        adapter_config: The configuration.
+        algorithm: Selects what to train on: SFT, RejectionSampling, Preference; may be replaced between jobs.
+        url: URL of the service up to /v1.
         key: Sent as a bearer token.
     """
 
@@ -65,18 +65,18 @@ class OpenAIAdapter(TrainerAdapter):
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Connects to the service, once, and makes sure that it takes the key.
+        """Connects to the service on the first call, and checks that it accepts the key.
 
         Raises:
-            ConfigError: A setting cannot be honoured; every one is named.
-            BackendError: The service does not answer, or refuses the key.
+            ConfigError: The run has settings that the API does not support; every one is named.
+            BackendError: The service does not answer, or rejects the key.
         """
         await super().initialize(run_config)
         if self._jobs is not None:
             return
-        if problems := self.preflight(run_config):
+        if problems := self.validate(run_config):
             raise ConfigError(problems)
-        from reinforge.adapters.openai_jobs import HostedJobs  # aiohttp is loaded here and nowhere before
+        from reinforge.adapters.openai_jobs import HostedJobs  # imports aiohttp, which nothing before this needs
         from reinforge.adapters.openai_policy import HostedPolicy
         from reinforge.adapters.openai_service import FineTuningService
         from reinforge.rollout.openai_client import OpenAIChat
@@ -84,57 +84,59 @@ class OpenAIAdapter(TrainerAdapter):
 
         config = self.adapter_config
         endpoint = OpenAIEndpoint(config, self.url, self._key)
-        base, model = self._models(run_config)
+        base, model = self._resolve_models(run_config)
         chat = OpenAILLMConfig(model_name=model, extra_body=config.extra_body)
         self._jobs = HostedJobs(FineTuningService(endpoint), config, run_config.seed)
         self._policy = HostedPolicy(
-            OpenAIChat(chat, self.url, endpoint=endpoint, checks_name=True), base, ready_s=config.ready_s
+            OpenAIChat(chat, self.url, endpoint=endpoint, verify_model_name=True), base, ready_s=config.ready_s
         )
         try:
-            await self._jobs.service.check()
+            await self._jobs.service.check_access()
         except BackendError:
             await self.cleanup()
             raise
 
-    def preflight(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns every setting that the service cannot honour; asks nobody."""
+    def validate(self, run_config: FinetuneConfig) -> list[Problem]:
+        """Returns every setting that the API does not support; makes no request."""
         return [
-            *model_problems(self.adapter_config.base_model, run_config),
-            *refused_settings(run_config, self.algorithm),
+            *find_model_problems(self.adapter_config.base_model, run_config),
+            *find_unsupported_settings(run_config, self.algorithm),
         ]
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
-        """Returns what took effect, for a person: name and value."""
-        config, (base, model) = self.adapter_config, self._models(run_config)
-        begins = base if model == base else f"{model}, made of {base}"
-        told = ", ".join(f"{name} {value}" for name, value in self._hyperparameters().items())
+        """Returns the settings that take effect, as (name, value) to display."""
+        config, (base, model) = self.adapter_config, self._resolve_models(run_config)
+        first = base if model == base else f"{model}, fine-tuned from {base}"
+        start = "the base model" if config.fine_tune_from_scratch else "the previous job's model"
+        hyperparameters = ", ".join(f"{name} {value}" for name, value in self._get_hyperparameters().items())
         return [
-            ("service", f"{self.url} is sent every prompt of the agent, and the rows that are trained"),
-            ("model", f"{begins}; each job goes on from {'it' if config.fine_tune_from_scratch else 'the one before'}"),
-            ("job", f"{METHODS[type(self.algorithm)]}, {told}; at most {config.max_wait_s:g} s"),
+            ("service", f"{self.url} (receives all prompts of the agent and the training files)"),
+            ("model", f"{first}; each job starts from {start}"),
+            ("job", f"{METHODS[type(self.algorithm)]}, {hyperparameters}; at most {config.max_wait_s:g} s"),
         ]
 
     def policy(self) -> HostedPolicy | None:
-        """Returns the model that is served; None before `initialize`."""
+        """Returns the served model; None before `initialize`."""
         return self._policy
 
     async def is_healthy(self) -> bool:
-        """Returns True if the service answers and takes the key."""
+        """Returns True if the service answers and accepts the key."""
         try:
-            await self._connected().service.check()
+            await self._require_jobs().service.check_access()
         except BackendError:
             return False
         return True
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; the same job key gives the same job, in another process too.
+        """Starts a job; the same job key returns the same job, also from another process.
 
-        Too few rows, or pairs that cannot be compared, are a failed job with the reason; nothing is sent then.
+        With too few rows, or pairs that the API cannot compare, nothing is sent; the job's status is failed, with the
+        reason.
 
         Raises:
-            BackendError: The service does not take it.
+            BackendError: The service rejects the file or the job.
         """
-        key = trajectories.resolved_job_key()
+        key = trajectories.resolve_job_key()
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._refs:
                 self._refs[key] = await self._submit(key, trajectories)
@@ -143,155 +145,156 @@ class OpenAIAdapter(TrainerAdapter):
     async def _submit(self, key: str, trajectories: TrajectoryCollection) -> TrainingJobRef:
         metadata: dict[str, Any] = {"job_key": key, "epoch": trajectories.epoch}
         try:
-            rows = self._rows(trajectories)
-            self._refuse_too_few(rows)
+            file = self._build_training_file(trajectories)
+            self._check_min_examples(file)
         except (JobFailed, TrajectoryError) as error:
-            refused = {**metadata, "refused": str(error)}
-            return TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=refused)
-        body = self._body(key)
-        content = rows.content
+            metadata["refused"] = str(error)
+            return TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
+        body, content = self._build_request(key), file.content
         identity = [trajectories.run_id, key, hashlib.sha256(content).hexdigest(), body]
-        own = {
-            "reinforge_run": trajectories.run_id[:MAX_METADATA],
+        job_metadata = {
+            "reinforge_run": trajectories.run_id[:MAX_METADATA_LENGTH],
             "reinforge_job": hashlib.sha256(to_json(identity).encode()).hexdigest(),
-            "reinforge_model_group": (trajectories.model_group or "")[:MAX_METADATA],
+            "reinforge_model_group": (trajectories.model_group or "")[:MAX_METADATA_LENGTH],
         }
-        jobs = self._connected()
-        sent = {
+        jobs = self._require_jobs()
+        request = {
             **body,
-            "training_file": await jobs.service.file_of(content),
-            "metadata": {k: v for k, v in own.items() if v},
+            "training_file": await jobs.service.upload_once(content),
+            "metadata": {name: value for name, value in job_metadata.items() if value},
         }
-        job = await jobs.service.job_of(own["reinforge_job"], sent)
-        metadata |= {"job_id": job.id, "num_rows": len(rows.lines), "training_file": sent["training_file"]}
-        if rows.left_out:
-            metadata["left_out"] = rows.left_out
+        job = await jobs.service.create_job_once(job_metadata["reinforge_job"], request)
+        metadata |= {"job_id": job.id, "num_rows": len(file.lines), "training_file": request["training_file"]}
+        if file.left_out:
+            metadata["left_out"] = file.left_out
         ref = TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
-        jobs.note(ref, job)
+        jobs.record(ref, job)
         return ref
 
-    def _rows(self, trajectories: TrajectoryCollection) -> Rows:
-        """Returns what the algorithm takes of a collection, as rows."""
+    def _build_training_file(self, trajectories: TrajectoryCollection) -> TrainingFile:
+        """Returns the training file of what the algorithm selects from a collection."""
         algorithm, groups = self.algorithm, trajectories.groups
         if isinstance(algorithm, Preference):
-            return preference_rows(groups, algorithm)
-        assert isinstance(algorithm, SFT | RejectionSampling)  # preflight refuses every other
-        return supervised_rows(chain.from_iterable(algorithm.keep(group.trajectories) for group in groups))
+            return build_preference_file(groups, algorithm)
+        assert isinstance(algorithm, SFT | RejectionSampling)  # `validate` reports every other algorithm
+        selected = (algorithm.select_trajectories(group.trajectories) for group in groups)
+        return build_supervised_file(chain.from_iterable(selected))
 
-    def _refuse_too_few(self, rows: Rows) -> None:
-        least, count = self.adapter_config.min_examples, len(rows.lines)
+    def _check_min_examples(self, file: TrainingFile) -> None:
+        least, count = self.adapter_config.min_examples, len(file.lines)
         if count >= least:
             return
-        told = "".join(f", {number} left out ({reason})" for reason, number in rows.left_out.items())
+        left_out = "".join(f", {number} left out ({reason})" for reason, number in file.left_out.items())
         raise JobFailed(
-            f"too little to train: {count} rows of the {least} that a job takes at least (min_examples){told}; nothing "
-            "was sent. Collect more (examples_per_epoch, num_generations), or keep more (min_reward, best_k, pairs)"
+            f"not enough training data: found {count} rows{left_out}, but a job needs at least {least} (min_examples); "
+            "nothing was sent. Collect more (examples_per_epoch, num_generations), or keep more (min_reward, best_k, "
+            "pairs)"
         )
 
-    def _hyperparameters(self) -> dict[str, Any]:
+    def _get_hyperparameters(self) -> dict[str, Any]:
         config = self.adapter_config
-        found: dict[str, Any] = {
+        hyperparameters: dict[str, Any] = {
             "n_epochs": config.n_epochs,
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
         if isinstance(self.algorithm, Preference):
-            found["beta"] = self.algorithm.config.beta
-        return found
+            hyperparameters["beta"] = self.algorithm.config.beta
+        return hyperparameters
 
-    def _body(self, key: str) -> dict[str, Any]:
-        """Returns what a job is made by, but for its file and its metadata."""
-        config, policy = self.adapter_config, self._served()
+    def _build_request(self, key: str) -> dict[str, Any]:
+        """Returns the request that creates a job, without its file and metadata."""
+        config, policy = self.adapter_config, self._require_policy()
         method = METHODS[type(self.algorithm)]
         seed = config.seed if config.seed is not None else stable_seed(self.run_config.seed, "job", key) % 2**31
         return {
             "model": policy.base_model if config.fine_tune_from_scratch else policy.newest_model,
-            "method": {"type": method, method: {"hyperparameters": self._hyperparameters()}},
+            "method": {"type": method, method: {"hyperparameters": self._get_hyperparameters()}},
             "seed": seed,
             **({"suffix": config.suffix} if config.suffix else {}),
         }
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns where a job stands; while the service does not answer, where it stood, and that it does not.
+        """Returns the status of a job; while the service does not answer, the last known one, with a message.
 
         Raises:
-            BackendUnavailable: The service does not answer, and has never told this process of the job.
-            BackendError: The service knows no such job, or says a status that nobody knows.
+            BackendUnavailable: The service does not answer, and this process knows no earlier status.
+            BackendError: The service has no such job, or reports an unknown status.
         """
-        return await self._connected().status(ref)
+        return await self._require_jobs().status(ref)
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Waits for a job's end, at most `max_wait_s`; what it made is served from the next `publish` on.
+        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model.
 
         Args:
             ref: The job.
-            poll_interval: Seconds between looks; None: `poll_interval_s`.
+            poll_interval: Seconds between polls; None: `poll_interval_s`.
 
         Raises:
-            BackendError: The service knows no such job, refuses the key, or says a status that nobody knows.
+            BackendError: The service has no such job, rejects the key, or reports an unknown status.
         """
-        status = await self._connected().wait(ref, poll_interval)
-        made = (status.metadata or {}).get("fine_tuned_model")
-        if status.produced_model and made is not None:
-            self._served().stage(made)
+        status = await self._require_jobs().wait(ref, poll_interval)
+        model = (status.metadata or {}).get("fine_tuned_model")
+        if status.produced_model and model is not None:
+            self._require_policy().stage(model)
         return status
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Cancels a job at the service and returns how it ended: it may have been done before.
+        """Cancels a job at the service and returns its final status; the job may have ended before.
 
         Raises:
-            BackendError: It could not be cancelled.
+            BackendError: The job could not be cancelled.
         """
-        return await self._connected().cancel(ref)
+        return await self._require_jobs().cancel(ref)
 
     async def save(self, folder: Path, version: int) -> bool:
-        """Writes the name of the newest model: the weights stay at the service."""
-        policy = self._served()
+        """Writes the name of the newest model; its weights stay at the service."""
+        policy = self._require_policy()
         HostedModel(policy.newest_model, policy.base_model, self.url).write(folder)
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:
-        """Serves the model that a folder names as `version`, once it answers."""
-        policy = self._served()
+        """Serves the model that a folder names as `version`, once it is available."""
+        policy = self._require_policy()
         policy.stage(HostedModel.read(folder).model)
         await policy.publish(version)
         return True
 
     async def cleanup(self) -> None:
-        """Closes the connections; a job in flight goes on unless `cancel_on_stop`."""
+        """Closes the connections; an unfinished job keeps running unless `cancel_on_stop` is set."""
         if self._jobs is None:
             return
         jobs, self._jobs, self._policy = self._jobs, None, None
-        await jobs.leave()
+        await jobs.release()
         await jobs.service.endpoint.close()
 
-    def _models(self, run_config: FinetuneConfig) -> tuple[str, str]:
-        """Returns the base model and the one to begin with, which differ where a folder names a fine-tuned one."""
+    def _resolve_models(self, run_config: FinetuneConfig) -> tuple[str, str]:
+        """Returns the base model and the first model; they differ if `policy.model` is the folder of a hosted model."""
         named = run_config.policy.model
         if named is not None and (Path(named) / HOSTED_MODEL).is_file():
-            found = HostedModel.read(Path(named))
-            return found.base_model, found.model
+            hosted = HostedModel.read(Path(named))
+            return hosted.base_model, hosted.model
         base = self.adapter_config.base_model or named
-        assert base is not None  # preflight was asked before
+        assert base is not None  # checked by `validate`
         return base, base
 
-    def _connected(self) -> HostedJobs:
+    def _require_jobs(self) -> HostedJobs:
         if self._jobs is None:
-            raise BackendError("the OpenAI adapter is not initialised")
+            raise BackendError("the OpenAI adapter is not connected; call `initialize` first")
         return self._jobs
 
-    def _served(self) -> HostedPolicy:
+    def _require_policy(self) -> HostedPolicy:
         if self._policy is None:
-            raise BackendError("the OpenAI adapter is not initialised")
+            raise BackendError("the OpenAI adapter is not connected; call `initialize` first")
         return self._policy
 
 
 @register_trainer_adapter(config_type=OpenAIAdapterConfig)
-async def openai_adapter(config: OpenAIAdapterConfig, builder: Any) -> AsyncIterator[OpenAIAdapter]:
-    """Yields the adapter, not yet connected, and closes its connections at the end."""
-    url, key = endpoint_of(config)
-    path = ("trainer_adapters", entry_of(builder.config.trainer_adapters, config))
-    warn_of_key(config, url, path, builder)
+async def openai_adapter(config: OpenAIAdapterConfig, builder: Builder) -> AsyncIterator[OpenAIAdapter]:
+    """Yields the adapter, which connects in `initialize`, and closes its connections at the end."""
+    url, key = resolve_endpoint(config)
+    path = ("trainer_adapters", find_entry_name(builder.config.trainer_adapters, config))
+    warn_about_api_key(config, url, path, builder)
     adapter = OpenAIAdapter(config, await builder.get_algorithm(), url, key)
     try:
         yield adapter

@@ -1,4 +1,4 @@
-"""The name of a model that a service holds, in place of weights: what a checkpoint and `model/` keep of it."""
+"""The name of a hosted model: what a checkpoint and `model/` store in place of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from reinforge.errors import StorageError, boundary
-from reinforge.files import replace_file, writing
+from reinforge.files import replace_file, storage_boundary
 
 BACKEND = "openai"
 HOSTED_MODEL = "openai_model.json"
@@ -16,11 +16,11 @@ HOSTED_MODEL = "openai_model.json"
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
-    """A model that a service holds.
+    """A model hosted by a service.
 
     Attributes:
-        model: Its name.
-        base_model: The model that the run began with.
+        model: The model's name at the service.
+        base_model: The model that the run started from.
         service: URL of the service.
     """
 
@@ -33,13 +33,13 @@ class HostedModel:
         """Returns the model that a folder names.
 
         Raises:
-            StorageError: It names none.
+            StorageError: The folder has no readable `openai_model.json`.
         """
         with boundary(StorageError, f"read {folder / HOSTED_MODEL}"):
             return cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> None:
-        """Writes the name into a folder, which may be new."""
-        with writing(folder / HOSTED_MODEL):
+        """Writes `openai_model.json` into a folder, which is created if needed."""
+        with storage_boundary(folder / HOSTED_MODEL):
             folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / HOSTED_MODEL, json.dumps(asdict(self), indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""A hosted model as the policy: replies come through `/chat/completions`, without tokens.
+"""A hosted model as the policy: replies come from `/chat/completions`, without token ids.
 
-    version 0            the model that the run began with
-    a job has succeeded  its `fine_tuned_model` is staged: `save` writes its name, `publish` serves it
-    version 1            the fine-tuned model; each reply must say that it is that model's
+    version 0        the model that the run started from
+    a job succeeds   its `fine_tuned_model` is staged: `save` writes its name, `publish` serves it
+    version 1        the fine-tuned model; every reply must name that model
 
-A name stands for weights here, so the fingerprint is a hash of it.
+A model's name stands for its weights here, so the fingerprint is a hash of the name.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.interfaces import ContextOverflow, PolicyServer
+from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow
+from reinforge.interfaces import PolicyServer
 from reinforge.rollout.openai_client import OpenAIChat
-from reinforge.rollout.openai_http import Refused
+from reinforge.rollout.openai_http import RequestRejected
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 
-TOO_LONG = "context_length_exceeded"
-NOT_THERE = 404
-PROBE = ModelRequest([{"role": "user", "content": "1 2 3"}], SamplingParams(max_tokens=1))
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+NOT_FOUND = 404
+READINESS_REQUEST = ModelRequest([{"role": "user", "content": "1 2 3"}], SamplingParams(max_tokens=1))
 MAX_PAUSE_S = 10.0
 
 
 class HostedPolicy(PolicyServer):
-    """Samples from the model that is served now.
+    """Samples from the served model.
 
     Args:
-        chat: The model that the run begins with; refuses replies of any other.
-        base_model: Its base.
-        ready_s: Seconds that a new model may take until it answers.
+        chat: The model that the run starts from; it rejects replies of other models.
+        base_model: The base model of `chat`.
+        ready_s: Seconds to wait until a new model is available.
     """
 
     def __init__(self, chat: OpenAIChat, base_model: str, *, ready_s: float = 600.0):
@@ -44,22 +44,22 @@ class HostedPolicy(PolicyServer):
 
     @property
     def version(self) -> int:
-        """How many jobs made the model that is served."""
+        """The number of jobs behind the served model."""
         return self._version
 
     @property
     def model_name(self) -> str:
-        """The base model's name, which stays while fine-tuned ones follow each other, for `target_model`."""
+        """The base model's name, the same for every fine-tuned model of the run, for `target_model`."""
         return self.base_model
 
     @property
     def served_model(self) -> str:
-        """The name of the model that replies are asked of now."""
+        """The name of the model that currently replies."""
         return self._chat.model_name
 
     @property
     def newest_model(self) -> str:
-        """The model of the newest job that succeeded, served or only staged."""
+        """The model of the newest successful job, whether served or still staged."""
         return self._staged or self.served_model
 
     def stage(self, model: str) -> None:
@@ -67,60 +67,65 @@ class HostedPolicy(PolicyServer):
         self._staged = model
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply.
+        """Samples one reply.
 
         Raises:
             ContextOverflow: The prompt does not fit the context.
-            BackendError: The service does not answer, or another model does.
+            BackendError: The service does not answer, or another model replied.
         """
         version = self._version
         try:
             reply = await self._chat.sample(request)
-        except Refused as error:
-            if TOO_LONG in str(error):
+        except RequestRejected as error:
+            if CONTEXT_LENGTH_EXCEEDED in str(error):
                 raise ContextOverflow(str(error)) from error
             raise
         return replace(reply, policy_version=version)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Scores nothing: a hosted model is not asked by tokens.
+        """Raises: the API of hosted models does not score token ids.
 
         Raises:
             BackendError: Always.
         """
-        raise BackendError(f"{self.served_model} is hosted: it neither takes token ids nor tells log-probs of them")
+        raise BackendError(
+            f"{self.served_model}: a model behind a chat API cannot score token ids; use a model of `_type: local`"
+        )
 
     async def encode(self, request: ModelRequest, reply: Message) -> ChatPrompt:
-        """Returns the prompt of a reply that nobody sampled; how it becomes tokens is the service's to say."""
+        """Returns the prompt of a given reply as messages; the service tokenizes them."""
         messages = tuple({key: value for key, value in each.items() if key != "weight"} for each in request.messages)
         return ChatPrompt(messages, tuple(request.tools) if request.tools else None, -1)
 
     async def publish(self, version: int) -> None:
-        """Serves the staged model as `version`, once it answers.
+        """Serves the staged model as `version`, once it is available.
 
         Raises:
-            BackendUnavailable: It does not within `ready_s`.
-            BackendError: Another model answers in its name.
+            BackendUnavailable: It is not available within `ready_s`.
+            BackendError: Another model replied under its name.
         """
         if self._staged is not None and self._staged != self.served_model:
-            chat = self._chat.named(self._staged)
-            await self._wait_until_it_answers(chat)
+            chat = self._chat.for_model(self._staged)
+            await self._wait_until_ready(chat)
             self._chat = chat
         self._staged, self._version = None, version
 
-    async def _wait_until_it_answers(self, chat: OpenAIChat) -> None:
-        """Returns once a model that was made a moment ago is deployed."""
+    async def _wait_until_ready(self, chat: OpenAIChat) -> None:
+        """Returns once a new model replies."""
         deadline, pause_s = time.monotonic() + self.ready_s, 0.1
         while True:
             try:
-                await chat.sample(PROBE)
+                await chat.sample(READINESS_REQUEST)
                 return
             except BackendError as error:
-                may_pass = isinstance(error, BackendUnavailable) or getattr(error, "status", None) == NOT_THERE
-                if not may_pass:
+                is_deploying = isinstance(error, BackendUnavailable) or getattr(error, "status", None) == NOT_FOUND
+                if not is_deploying:
                     raise
                 if time.monotonic() >= deadline:
-                    message = f"the model {chat.model_name} does not answer {self.ready_s:g} s after its job: {error}"
+                    message = (
+                        f"{chat.model_name} is still not available {self.ready_s:g} s after its job ended (ready_s): "
+                        f"{error}; raise ready_s, or resume later"
+                    )
                     raise BackendUnavailable(message) from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -1,14 +1,14 @@
-"""The rows of a fine-tuning file: what exactly was asked and answered, and which of it is learnt.
+"""The rows of a training file: the exact prompts and replies, with weight 1 on the replies to train.
 
-    asked [user q] -> "a";  asked [user q, assistant a, user r] -> "b"
+    prompt [user q] -> "a";  prompt [user q, assistant a, user r] -> "b"
         => one row: messages [q, a (weight 1), r, b (weight 1)]
-    asked [user s] -> "c"    (the history was rewritten)
+    prompt [user s] -> "c"    (the history was rewritten)
         => a second row: [s, c (weight 1)]
-    a sibling of reward 1 said "a", one of reward 0 "x"
+    siblings "a" of reward 1 and "x" of reward 0
         => {"input": {"messages": [q]}, "preferred_output": [a], "non_preferred_output": [x]}
 
-What others said, and what the policy said before a tree's node, is context: weight 0. A reply that was cut at
-`max_tokens` is context too, since the service would teach the model to stop there. Equal rows count once.
+Messages of other models, and the policy's own messages before a tree's node, are context with weight 0. So is a reply
+truncated at `max_tokens`, because the service would train the model to stop there. Duplicate rows are written once.
 """
 
 from __future__ import annotations
@@ -20,43 +20,47 @@ from typing import Any
 from reinforge.algorithms.preference import Preference
 from reinforge.errors import TrajectoryError
 from reinforge.files import to_json
-from reinforge.rollout.episode import message_of
+from reinforge.rollout.episode import build_message
 from reinforge.types.request import ChatPrompt, Message
 from reinforge.types.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryGroup
 
-CUT = "length"
+TRUNCATED = "length"
 
 
 @dataclass(slots=True)
-class Rows:
-    """The lines of one file.
+class TrainingFile:
+    """A training file in JSONL.
 
     Attributes:
-        lines: One JSON object each.
-        num_duplicates: Rows left out since they are there already.
-        num_cut: Replies that are not learnt since they were cut at `max_tokens`.
-        num_same: Pairs left out since both replies are the same.
+        lines: The rows, one JSON object each.
+        num_duplicates: Rows left out because they are duplicates.
+        num_truncated: Replies not trained because they were truncated at `max_tokens`.
+        num_identical: Pairs left out because both replies are the same.
     """
 
     lines: list[str] = field(default_factory=list)
     num_duplicates: int = 0
-    num_cut: int = 0
-    num_same: int = 0
+    num_truncated: int = 0
+    num_identical: int = 0
     _known: set[str] = field(default_factory=set)
 
     @property
     def content(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         return "".join(f"{line}\n" for line in self.lines).encode()
 
     @property
     def left_out(self) -> dict[str, int]:
-        """What was left out, by reason, as far as anything was."""
-        counts = {"duplicates": self.num_duplicates, "cut at max_tokens": self.num_cut, "equal pairs": self.num_same}
+        """How much was left out, by reason; reasons with 0 are omitted."""
+        counts = {
+            "duplicates": self.num_duplicates,
+            "truncated at max_tokens": self.num_truncated,
+            "identical pairs": self.num_identical,
+        }
         return {reason: count for reason, count in counts.items() if count}
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds rows, each once."""
+        """Adds rows, without duplicates."""
         for line in map(to_json, rows):
             self.num_duplicates += line in self._known
             if line not in self._known:
@@ -65,112 +69,114 @@ class Rows:
 
 
 @dataclass(slots=True)
-class _Conversation:
-    """A history without a break, while it grows; `learnt` are the places of the replies to learn."""
+class _RowBuilder:
+    """A row that is still growing: one unbroken history, with the positions of the replies to train."""
 
     messages: list[Message]
     tools: tuple[dict[str, Any], ...] | None
-    learnt: list[int] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
 
-    def goes_on_in(self, prompt: ChatPrompt) -> bool:
+    def is_prefix_of(self, prompt: ChatPrompt) -> bool:
         return prompt.tools == self.tools and list(prompt.messages[: len(self.messages)]) == self.messages
 
-    def row(self) -> dict[str, Any]:
-        shown = [
-            {**message, "weight": int(place in self.learnt)} if message["role"] == "assistant" else message
-            for place, message in enumerate(self.messages[: self.learnt[-1] + 1])
+    def build(self) -> dict[str, Any]:
+        messages = [
+            {**message, "weight": int(position in self.trained)} if message["role"] == "assistant" else message
+            for position, message in enumerate(self.messages[: self.trained[-1] + 1])
         ]
-        return {"messages": shown, **({"tools": list(self.tools)} if self.tools else {})}
+        return {"messages": messages, **({"tools": list(self.tools)} if self.tools else {})}
 
 
-def supervised_rows(trajectories: Iterable[Trajectory]) -> Rows:
-    """Returns a row for each history of each trajectory in which something is learnt."""
-    rows = Rows()
+def build_supervised_file(trajectories: Iterable[Trajectory]) -> TrainingFile:
+    """Returns the training file of the supervised method: one row for each history with a reply to train."""
+    file = TrainingFile()
     for trajectory in trajectories:
-        conversations, num_cut = _conversations_of(trajectory)
-        rows.num_cut += num_cut
-        rows.add(each.row() for each in conversations if each.learnt)
-    return rows
+        rows, num_truncated = _split_into_rows(trajectory)
+        file.num_truncated += num_truncated
+        file.add(row.build() for row in rows if row.trained)
+    return file
 
 
-def preference_rows(groups: Iterable[TrajectoryGroup], algorithm: Preference) -> Rows:
-    """Returns a row for each pair of siblings' replies, and for each pair that a trajectory holds.
+def build_preference_file(groups: Iterable[TrajectoryGroup], algorithm: Preference) -> TrainingFile:
+    """Returns the training file of the DPO method: one row for each pair of siblings and each stored pair.
 
     Args:
-        groups: The siblings.
-        algorithm: Makes the pairs.
+        groups: Groups of siblings; a trajectory may also store pairs (`DPOItem`).
+        algorithm: Pairs the siblings.
 
     Raises:
-        TrajectoryError: The two of a pair are not one reply each to the same prompt.
+        TrajectoryError: A pair is not two single replies to the same prompt.
     """
-    rows = Rows()
+    file = TrainingFile()
     for group in groups:
-        _add_siblings(rows, algorithm.pairs_of(group), f"group {group.group_id}")
-        _add_given(rows, (item for trajectory in group.trajectories for item in trajectory.pairs))
-    return rows
+        _add_sibling_pairs(file, algorithm.select_pairs(group), f"group {group.group_id}")
+        _add_stored_pairs(file, (item for trajectory in group.trajectories for item in trajectory.pairs))
+    return file
 
 
-def _add_siblings(rows: Rows, pairs: Iterable[tuple[Trajectory, Trajectory]], where: str) -> None:
-    for chosen, other in pairs:
-        (prompt, preferred), (other_prompt, non_preferred) = (_reply_of(each, where) for each in (chosen, other))
+def _add_sibling_pairs(file: TrainingFile, pairs: Iterable[tuple[Trajectory, Trajectory]], where: str) -> None:
+    for chosen, rejected in pairs:
+        (prompt, preferred), (other_prompt, non_preferred) = (
+            _get_single_reply(trajectory, where) for trajectory in (chosen, rejected)
+        )
         if (prompt.messages, prompt.tools) != (other_prompt.messages, other_prompt.tools):
             raise TrajectoryError(
-                f"{where}: its replies answer different prompts, so neither can be preferred to the other; give "
-                "siblings the same start, or use another algorithm"
+                f"{where}: the replies of a pair answer different prompts, so the API cannot compare them; start "
+                "siblings from the same prompt, or use another algorithm"
             )
-        _add_pair(rows, prompt, preferred, non_preferred)
+        _add_pair(file, prompt, preferred, non_preferred)
 
 
-def _add_given(rows: Rows, items: Iterable[DPOItem]) -> None:
+def _add_stored_pairs(file: TrainingFile, items: Iterable[DPOItem]) -> None:
     for item in items:
-        asked = [{"role": "user", "content": item.prompt}] if isinstance(item.prompt, str) else item.prompt
-        messages = tuple(each if isinstance(each, dict) else each.model_dump() for each in asked)
-        replies = ({"role": "assistant", "content": said} for said in (item.chosen_response, item.rejected_response))
-        _add_pair(rows, ChatPrompt(messages), *replies)
+        prompt = [{"role": "user", "content": item.prompt}] if isinstance(item.prompt, str) else item.prompt
+        messages = tuple(each if isinstance(each, dict) else each.model_dump() for each in prompt)
+        replies = ({"role": "assistant", "content": text} for text in (item.chosen_response, item.rejected_response))
+        _add_pair(file, ChatPrompt(messages), *replies)
 
 
-def _add_pair(rows: Rows, prompt: ChatPrompt, preferred: Message, non_preferred: Message) -> None:
+def _add_pair(file: TrainingFile, prompt: ChatPrompt, preferred: Message, non_preferred: Message) -> None:
     if preferred == non_preferred:
-        rows.num_same += 1
-    elif prompt.finish_reason == CUT:
-        rows.num_cut += 1
+        file.num_identical += 1
+    elif prompt.finish_reason == TRUNCATED:
+        file.num_truncated += 1
     else:
-        asked: dict[str, Any] = {"messages": list(prompt.messages)}
+        context: dict[str, Any] = {"messages": list(prompt.messages)}
         if prompt.tools:
-            asked["tools"] = list(prompt.tools)
-        rows.add([{"input": asked, "preferred_output": [preferred], "non_preferred_output": [non_preferred]}])
+            context["tools"] = list(prompt.tools)
+        file.add([{"input": context, "preferred_output": [preferred], "non_preferred_output": [non_preferred]}])
 
 
-def _reply_of(trajectory: Trajectory, where: str) -> tuple[ChatPrompt, Message]:
-    """Returns the one reply of a trajectory, with what it answered."""
-    found = _learnt(trajectory)
-    if len(found) != 1:
+def _get_single_reply(trajectory: Trajectory, where: str) -> tuple[ChatPrompt, Message]:
+    """Returns the only trained reply of a trajectory, with its prompt."""
+    turns = _find_trained_turns(trajectory)
+    if len(turns) != 1:
         raise TrajectoryError(
-            f"{where}: the service compares one reply with another, and a trajectory of the pair holds {len(found)} "
-            "trained turns; train a single turn (a tree's node, target_functions), or use rejection_sampling"
+            f"{where}: a trajectory of a pair has {len(turns)} trained turns, but the fine-tuning API compares single "
+            "replies; train a single turn (a tree's node, target_functions), or use rejection_sampling"
         )
-    turn, prompt = found[0]
-    return prompt, message_of(turn)
+    turn, prompt = turns[0]
+    return prompt, build_message(turn)
 
 
-def _learnt(trajectory: Trajectory) -> list[tuple[EpisodeItem, ChatPrompt]]:
+def _find_trained_turns(trajectory: Trajectory) -> list[tuple[EpisodeItem, ChatPrompt]]:
     return [(turn, turn.prompt) for turn in trajectory.turns if turn.prompt is not None and turn.is_trained]
 
 
-def _conversations_of(trajectory: Trajectory) -> tuple[Sequence[_Conversation], int]:
-    """Returns a trajectory's histories, and how many replies are context since they were cut."""
-    found: list[_Conversation] = []
-    num_cut = 0
+def _split_into_rows(trajectory: Trajectory) -> tuple[Sequence[_RowBuilder], int]:
+    """Returns a trajectory's histories as rows, and the number of truncated replies, which are not trained."""
+    rows: list[_RowBuilder] = []
+    num_truncated = 0
     for turn in trajectory.turns:
         prompt = turn.prompt
         if prompt is None:
             continue
-        if not found or not found[-1].goes_on_in(prompt):
-            found.append(_Conversation([], prompt.tools))
-        conversation = found[-1]
-        conversation.messages = [*prompt.messages, message_of(turn)]
-        if turn.is_trained and prompt.finish_reason == CUT:
-            num_cut += 1
+        if not rows or not rows[-1].is_prefix_of(prompt):
+            rows.append(_RowBuilder([], prompt.tools))
+        row = rows[-1]
+        row.messages = [*prompt.messages, build_message(turn)]
+        if turn.is_trained and prompt.finish_reason == TRUNCATED:
+            num_truncated += 1
         elif turn.is_trained:
-            conversation.learnt.append(len(conversation.messages) - 1)
-    return found, num_cut
+            row.trained.append(len(row.messages) - 1)
+    return rows, num_truncated

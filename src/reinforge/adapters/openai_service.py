@@ -1,8 +1,8 @@
-"""OpenAI's fine-tuning service: files and jobs, each made once however often it is asked for.
+"""Client of OpenAI's fine-tuning API: each file is uploaded once and each job created once, even after a crash.
 
-A file's name holds the SHA-256 of its content, so an equal one that is there is used again. A job's metadata holds a
-hash of what it is, and before one is made the service is asked for it: a reply that was lost, or a process that died
-before it could note the id, does not make a second one.
+A file's name contains the SHA-256 of its content, so an existing copy is reused. A job's metadata contains a hash that
+identifies it. Before a job is created, the service is searched for that hash, so a lost response, or a process that
+died before it stored the job's id, does not lead to a second job.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from typing import Any
 from urllib.parse import quote
 
 from reinforge.errors import BackendError
-from reinforge.rollout.openai_http import OpenAIEndpoint, Refused, TryAgain, what_is_said
-from reinforge.types.job import TrainingStatusEnum, job_status
+from reinforge.rollout.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
+from reinforge.types.job import TrainingStatusEnum, parse_job_status
 
 logger = logging.getLogger(__name__)
 
 JOBS = "/fine_tuning/jobs"
 JOB_KEY = "reinforge_job"
-"""Key of the metadata that finds a job again."""
-PAGE = 100
+"""Metadata key of the hash that identifies a job."""
+JOBS_PER_PAGE = 100
+
+
+KEY_REJECTED = (401, 403)
+NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
 class HostedJob:
-    """A job as the service tells it.
+    """A fine-tuning job as the service reports it.
 
     Attributes:
-        id: The service's name of it.
-        word: Its status, in the service's word.
-        status: The same in ours.
-        fine_tuned_model: What it made, or None.
-        error: The service's code and message, or None.
+        id: The job's id at the service.
+        raw_status: The status in the service's own term, such as "validating_files".
+        status: The same as a `TrainingStatusEnum`.
+        fine_tuned_model: The name of the new model, or None.
+        error: The service's error code and message, or None.
         trained_tokens: Tokens trained, or None.
-        metadata: What it was made with.
+        metadata: The metadata that the job was created with.
     """
 
     id: str
-    word: str
+    raw_status: str
     status: TrainingStatusEnum
     fine_tuned_model: str | None
     error: str | None
@@ -50,106 +54,106 @@ class HostedJob:
     metadata: Mapping[str, str]
 
     @property
-    def is_lost(self) -> bool:
-        """True if nothing will come of it any more."""
+    def ended_without_model(self) -> bool:
+        """True if the job failed or was cancelled."""
         return self.status in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 
 
 class FineTuningService:
-    """The service behind an endpoint.
+    """The fine-tuning API of one endpoint.
 
     Args:
-        endpoint: Its connections.
+        endpoint: The connection.
     """
 
     def __init__(self, endpoint: OpenAIEndpoint):
         self.endpoint = endpoint
 
-    async def check(self) -> None:
-        """Makes sure that the service answers and takes the key.
+    async def check_access(self) -> None:
+        """Checks that the service answers and accepts the key.
 
         Raises:
-            BackendError: It does not, with what it says.
+            BackendError: It does not; the message includes the service's.
         """
-        await self.endpoint.retried(lambda: self._answer("GET", JOBS, query={"limit": "1"}))
+        await self.endpoint.retry(lambda: self._request_json("GET", JOBS, query={"limit": "1"}))
 
-    async def file_of(self, content: bytes) -> str:
-        """Returns the id of the file with this content; it is sent only if it is not there.
+    async def upload_once(self, content: bytes) -> str:
+        """Returns the id of the file with this content, and uploads it if the service does not have it.
 
         Raises:
-            BackendError: It cannot be sent.
+            BackendError: The upload failed.
         """
         name = f"reinforge-{hashlib.sha256(content).hexdigest()}.jsonl"
 
-        async def find_or_send() -> str:
-            async for file in self._pages("/files", {"purpose": "fine-tune", "limit": "10000"}):
+        async def find_or_upload() -> str:
+            async for file in self._iterate_pages("/files", {"purpose": "fine-tune", "limit": "10000"}):
                 if file.get("filename") == name and file.get("bytes") == len(content) and file.get("status") != "error":
                     return str(file["id"])
-            sent = await self._answer("POST", "/files", file=(name, content, {"purpose": "fine-tune"}))
+            sent = await self._request_json("POST", "/files", file=(name, content, {"purpose": "fine-tune"}))
             return str(sent["id"])
 
-        return await self.endpoint.retried(find_or_send)
+        return await self.endpoint.retry(find_or_upload)
 
-    async def job_of(self, key: str, body: Mapping[str, Any]) -> HostedJob:
-        """Returns the job of a key; it is made only if the service has none of which anything can come.
+    async def create_job_once(self, key: str, body: Mapping[str, Any]) -> HostedJob:
+        """Returns the job with a key, and creates it unless one exists that has not failed or been cancelled.
 
         Args:
-            key: Hash of what the job is.
-            body: What it is made by; its metadata holds the key.
+            key: The hash that identifies the job.
+            body: The request that creates the job; its metadata contains the key.
 
         Raises:
-            BackendError: It cannot be made.
+            BackendError: The job could not be created.
         """
 
-        async def find_or_make() -> HostedJob:
-            async for told in self._pages(JOBS, {"limit": str(PAGE), f"metadata[{JOB_KEY}]": key}):
-                found = self._job(told)
-                if found.metadata.get(JOB_KEY) == key and not found.is_lost:
-                    logger.info("the service has the job %s (%s) already; it is used", found.id, found.word)
-                    return found
-            made = self._job(await self._answer("POST", JOBS, body=body))
-            if made.metadata.get(JOB_KEY) != key:
+        async def find_or_create() -> HostedJob:
+            async for entry in self._iterate_pages(JOBS, {"limit": str(JOBS_PER_PAGE), f"metadata[{JOB_KEY}]": key}):
+                job = self._parse_job(entry)
+                if job.metadata.get(JOB_KEY) == key and not job.ended_without_model:
+                    logger.info("found the fine-tuning job %s (%s); not creating another", job.id, job.raw_status)
+                    return job
+            created = self._parse_job(await self._request_json("POST", JOBS, body=body))
+            if created.metadata.get(JOB_KEY) != key:
                 logger.warning(
-                    "%s keeps no metadata of jobs: should its answer be lost, a job may be made twice",
+                    "%s does not store the metadata of jobs: if a response is lost, the job may be created twice",
                     self.endpoint.url,
                 )
-            return made
+            return created
 
-        return await self.endpoint.retried(find_or_make)
+        return await self.endpoint.retry(find_or_create)
 
-    async def look_at(self, id_: str) -> HostedJob:
-        """Returns a job by one call, which is not tried again.
+    async def retrieve_job(self, id_: str) -> HostedJob:
+        """Returns a job from a single request without retries.
 
         Raises:
-            TryAgain: No usable answer.
-            BackendError: The service knows no such job, or says a status that nobody knows.
+            RetryableError: The request failed in a way that may be temporary.
+            BackendError: The service has no such job, or reports an unknown status.
         """
-        return self._job(await self._answer("GET", f"{JOBS}/{quote(id_, safe='')}"))
+        return self._parse_job(await self._request_json("GET", f"{JOBS}/{quote(id_, safe='')}"))
 
     async def cancel(self, id_: str) -> HostedJob:
-        """Cancels a job and returns how it ended: it may have been done before.
+        """Cancels a job and returns it; the job may have ended before.
 
         Raises:
-            BackendError: It could not be cancelled.
+            BackendError: The job could not be cancelled.
         """
         path = f"{JOBS}/{quote(id_, safe='')}"
 
         async def cancel() -> HostedJob:
             try:
-                return self._job(await self._answer("POST", f"{path}/cancel"))
-            except Refused:
-                found = self._job(await self._answer("GET", path))
-                if found.status.is_terminal:
-                    return found
+                return self._parse_job(await self._request_json("POST", f"{path}/cancel"))
+            except RequestRejected:
+                job = self._parse_job(await self._request_json("GET", path))
+                if job.status.is_terminal:
+                    return job
                 raise
 
-        return await self.endpoint.retried(cancel)
+        return await self.endpoint.retry(cancel)
 
-    async def _pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Yields the entries of every page, the newest first."""
+    async def _iterate_pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        """Yields the entries of every page, newest first."""
         after: dict[str, str] = {}
         while True:
-            page = await self._answer("GET", path, query={**query, **after})
+            page = await self._request_json("GET", path, query={**query, **after})
             entries = page.get("data") or []
             for entry in entries:
                 yield entry
@@ -157,31 +161,55 @@ class FineTuningService:
                 return
             after = {"after": str(entries[-1]["id"])}
 
-    async def _answer(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-        """Returns the JSON object that one call answers; anything else is what a proxy says, and may pass."""
-        text = await self.endpoint.once(method, path, **arguments)
+    async def _request_json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        """Returns the JSON object in the response to one request; anything else may be a proxy's and is retryable."""
+        try:
+            text = await self.endpoint.send(method, path, **arguments)
+        except RequestRejected as error:
+            fix = _find_fix(error.status, method, path)
+            if fix is None:
+                raise
+            raise RequestRejected(f"{error}; {fix}", error.status) from None
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            said = self.endpoint.clean(what_is_said(text))
-            raise TryAgain(f"{self.endpoint.url}{path}: the answer is no JSON object: {said}")
+            shown = self.endpoint.redact(extract_error_message(text))
+            raise RetryableError(f"{self.endpoint.url}{path}: expected a JSON object, found: {shown}")
         return answer
 
-    def _job(self, told: Mapping[str, Any]) -> HostedJob:
+    def _parse_job(self, entry: Mapping[str, Any]) -> HostedJob:
         try:
-            id_, word = str(told["id"]), str(told["status"])
+            id_, raw_status = str(entry["id"]), str(entry["status"])
         except KeyError as missing:
-            raise BackendError(f"{self.endpoint.url}{JOBS}: the answer is no job: it has no {missing}") from None
-        tokens, error = told.get("trained_tokens"), told.get("error") or {}
-        said = ": ".join(str(error[key]) for key in ("code", "message") if error.get(key))
+            message = f"expected a fine-tuning job, found an object without {missing}"
+            raise BackendError(f"{self.endpoint.url}{JOBS}: {message}; check base_url") from None
+        tokens, error = entry.get("trained_tokens"), entry.get("error") or {}
+        error_text = ": ".join(str(error[key]) for key in ("code", "message") if error.get(key))
+        try:
+            status = parse_job_status(raw_status)
+        except BackendError as unknown:
+            raise BackendError(f"{self.endpoint.url}{JOBS}/{id_}: {unknown}") from None
         return HostedJob(
             id=id_,
-            word=word,
-            status=job_status(word),
-            fine_tuned_model=told.get("fine_tuned_model"),
-            error=self.endpoint.clean(said) or None,
+            raw_status=raw_status,
+            status=status,
+            fine_tuned_model=entry.get("fine_tuned_model"),
+            error=self.endpoint.redact(error_text) or None,
             trained_tokens=tokens if isinstance(tokens, int) else None,
-            metadata=told.get("metadata") or {},
+            metadata=entry.get("metadata") or {},
         )
+
+
+def _find_fix(status: int, method: str, path: str) -> str | None:
+    """Returns what the user can do about a rejected request; None if the service's own message has to suffice."""
+    if status in KEY_REJECTED:
+        return "check the trainer adapter's api_key, or OPENAI_API_KEY"
+    if status == NOT_FOUND and path in (JOBS, "/files"):
+        return "check base_url: this service may have no fine-tuning API"
+    if status == NOT_FOUND:
+        return "the job may have been deleted, or created with the key of another account"
+    if method == "POST" and path == JOBS:
+        return "check the trainer adapter's base_model, suffix and hyperparameters"
+    return None

@@ -1,4 +1,4 @@
-"""Which settings of a run OpenAI's fine-tuning service can honour; every other one is refused by name."""
+"""The settings of a run that OpenAI's fine-tuning API does not support: each is reported by name."""
 
 from __future__ import annotations
 
@@ -25,92 +25,94 @@ METHODS: dict[type[Algorithm], str] = {
     DPO: "dpo",
     MALT: "dpo",
 }
-"""Algorithm -> the service's method. Exactly these classes: a subclass may give credit that no service knows of."""
+"""Algorithm -> method of the fine-tuning API. Only these exact classes: a subclass may assign credit differently."""
 MAX_TEMPERATURE = 2.0
 
-LEAVE_OUT = "leave it out: the service decides it"
-INSTEAD = {
+LEAVE_OUT = "leave it out; the service chooses it"
+REPLACEMENTS = {
     "optimizer.learning_rate": "set the trainer adapter's learning_rate_multiplier",
     "batch.batch_size": "set the trainer adapter's batch_size",
-    "batch.passes": "set the trainer adapter's n_epochs",
-    "batch.steps_per_job": "set the trainer adapter's n_epochs and batch_size (--smoke sets steps_per_job: two "
-    "examples are fewer than the service takes)",
+    "batch.num_iterations": "set the trainer adapter's n_epochs",
+    "batch.steps_per_job": "set the trainer adapter's n_epochs and batch_size; run without --smoke, which sets "
+    "steps_per_job and collects fewer rows than the service accepts",
 }
 
 
-def refused_settings(config: FinetuneConfig, algorithm: Algorithm) -> list[Problem]:
-    """Returns the settings that cannot be honoured, with what to write instead."""
-    problems = [*_of_algorithm(config, algorithm)]
-    for path, value in _changed(config.policy, PolicyConfig()):
+def find_unsupported_settings(config: FinetuneConfig, algorithm: Algorithm) -> list[Problem]:
+    """Returns the settings that the API does not support, with the fix for each."""
+    problems = [*_find_algorithm_problems(config, algorithm)]
+    for path, value in _iterate_changed(config.policy, PolicyConfig()):
         if path != "model":
-            message = f"{_told(value)}: the fine-tuning service has no such setting"
-            problems.append(Problem(f"finetuning.policy.{path}", message, INSTEAD.get(path, LEAVE_OUT)))
+            message = f"{_format_value(value)}: the fine-tuning API has no such setting"
+            problems.append(Problem(f"finetuning.policy.{path}", message, REPLACEMENTS.get(path, LEAVE_OUT)))
     if config.deterministic:
-        message = "a hosted model gives no such promise"
+        message = "true: a hosted model's replies are not reproducible"
         problems.append(Problem("finetuning.deterministic", message, "leave it out, or use `_type: local`"))
     if config.device != "auto":
-        message = f"{config.device}: nothing is computed on this machine"
+        message = f"{config.device}: the model runs at the service, not on this machine"
         problems.append(Problem("finetuning.device", message, "leave it out"))
-    for path, value in _changed(config.sampling, SamplingConfig()):
+    for path, value in _iterate_changed(config.sampling, SamplingConfig()):
         if path in ("top_k", "min_p"):
-            message = f"{value}: OpenAI's chat completions have no such argument"
+            message = f"{value}: the chat completions API has no such argument"
             problems.append(Problem(f"finetuning.sampling.{path}", message, "leave it out, or use top_p"))
     if config.sampling.temperature > MAX_TEMPERATURE:
-        message = f"{config.sampling.temperature:g}: chat completions take at most {MAX_TEMPERATURE:g}"
-        problems.append(Problem("finetuning.sampling.temperature", message, "lower it"))
-    if config.limits.max_refused_steps != LimitsConfig().max_refused_steps:
-        message = "the service does not tell its optimizer steps"
-        problems.append(Problem("finetuning.limits.max_refused_steps", message, "leave it out"))
+        message = f"{config.sampling.temperature:g}: the chat completions API allows 0 to {MAX_TEMPERATURE:g}"
+        problems.append(Problem("finetuning.sampling.temperature", message, f"set it to {MAX_TEMPERATURE:g} or less"))
+    if config.limits.max_skipped_steps != LimitsConfig().max_skipped_steps:
+        message = f"{config.limits.max_skipped_steps}: the service does not report its optimizer steps"
+        problems.append(Problem("finetuning.limits.max_skipped_steps", message, "leave it out"))
     return problems
 
 
-def model_problems(base_model: str | None, config: FinetuneConfig) -> list[Problem]:
+def find_model_problems(base_model: str | None, config: FinetuneConfig) -> list[Problem]:
     """Returns what is wrong with the names of the model.
 
     Args:
-        base_model: The trainer adapter's.
-        config: The run's; `policy.model` may name a model that a run left in a folder.
+        base_model: The trainer adapter's `base_model`.
+        config: The run's settings; `policy.model` may be a folder in which a run saved the name of its model.
     """
     path, named = "finetuning.policy.model", config.policy.model
     if named is None:
-        fix = "name one of the service's there, or as the trainer adapter's base_model"
+        fix = "set it, or the trainer adapter's base_model, to a model of the service, such as gpt-4.1-mini"
         return [] if base_model else [Problem(path, "no model is named", fix)]
     if (Path(named) / HOSTED_MODEL).is_file():
         return []
     if Path(named).is_dir() or named.startswith("bundled:"):
-        return [Problem(path, f"{named} is a model on this machine", "name one of the service's, such as gpt-4.1-mini")]
+        message = f"{named} is a model on this machine, which the service cannot train"
+        return [Problem(path, message, "name a model of the service, such as gpt-4.1-mini, or use `_type: local`")]
     if base_model not in (None, named):
-        return [Problem(path, f"is {named}, and the trainer adapter's base_model is {base_model}", "leave one out")]
+        message = f"{named}, but the trainer adapter's base_model is {base_model}"
+        return [Problem(path, message, "remove one of the two")]
     return []
 
 
-def _of_algorithm(config: FinetuneConfig, algorithm: Algorithm) -> Iterator[Problem]:
+def _find_algorithm_problems(config: FinetuneConfig, algorithm: Algorithm) -> Iterator[Problem]:
     path, name = "finetuning.algorithm", type(algorithm).__name__
     if type(algorithm) not in METHODS:
-        known = "sft, rejection_sampling, expert_iteration (supervised), dpo and malt"
-        yield Problem(path, f"{name}: the fine-tuning service trains by {known}", f"use one of {known}")
-    if isinstance(algorithm, ExpertIteration) and algorithm.draws:
-        message = "weighted_sampling: what is drawn twice counts twice, and the service's rows have no weights"
-        yield Problem(f"{path}.rollout_selection_method", message, "use threshold, or `_type: local`")
+        supported = "sft, rejection_sampling, expert_iteration, dpo or malt"
+        yield Problem(path, f"{name}: the fine-tuning API does not support it", f"use {supported}, or `_type: local`")
+    if isinstance(algorithm, ExpertIteration) and algorithm.is_weighted:
+        message = "weighted_sampling: it repeats trajectories, but a training file lists each row once"
+        yield Problem(f"{path}.rollout_selection_method", message, "set it to threshold, or use `_type: local`")
     if isinstance(algorithm, DPO):
         for name in ("label_smoothing", "sft_coef", "length_normalised"):
             value, default = getattr(algorithm.config, name), DPOConfig.model_fields[name].default
             if value != default:
-                message = f"{value}: the service's DPO has no such setting"
+                message = f"{value}: the fine-tuning API's DPO has no such setting"
                 yield Problem(f"{path}.{name}", message, "leave it out")
 
 
-def _changed(config: BaseModel, default: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the settings that differ from their defaults, by path."""
+def _iterate_changed(config: BaseModel, default: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the path and value of each setting that differs from its default."""
     for name in type(config).model_fields:
-        value, usual = getattr(config, name), getattr(default, name)
-        if value == usual:
+        value, default_value = getattr(config, name), getattr(default, name)
+        if value == default_value:
             continue
-        if isinstance(usual, BaseModel) and isinstance(value, BaseModel):
-            yield from _changed(value, usual, f"{path}{name}.")
+        if isinstance(default_value, BaseModel) and isinstance(value, BaseModel):
+            yield from _iterate_changed(value, default_value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "set" if isinstance(value, BaseModel) else str(value)

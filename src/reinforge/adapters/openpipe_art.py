@@ -1,6 +1,6 @@
-"""The reference's settings for a remote OpenPipe ART server: read and checked, and refused when a run starts.
+"""NeMo Agent Toolkit's settings for a remote OpenPipe ART server: validated, but refused when a run starts.
 
-So a file of the reference is told everything else that is wrong with it, and what to write in place of this block.
+Such a file still gets a report of its other problems, and the settings to use in place of this block.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from pydantic import Field
 
 from reinforge.config.schema import Block, TrainerAdapterConfig
 from reinforge.errors import ConfigError, Problem
+from reinforge.interfaces import Builder
 from reinforge.registry import register_trainer_adapter
 
 
 class ARTBackendConfig(Block):
-    """Where the ART server is and what it trains."""
+    """Address of the ART server and what it trains."""
 
     ip: str = Field(description="Address of the server.")
     port: int = Field(description="Port of the server.")
-    name: str = Field(default="trainer_run", description="Name of the model that is trained.")
+    name: str = Field(default="trainer_run", description="Name of the trained model.")
     project: str = Field(default="trainer_project", description="Project that the model belongs to.")
-    base_model: str = Field(default="Qwen/Qwen2.5-7B-Instruct", description="Hub id of the model to begin with.")
-    api_key: str = Field(default="default", description="Key of the server's inference endpoint.")
+    base_model: str = Field(default="Qwen/Qwen2.5-7B-Instruct", description="Hub id of the base model.")
+    api_key: str = Field(default="default", description="API key of the server's inference endpoint.")
     delete_old_checkpoints: bool = Field(default=False, description="Keep only the newest checkpoint.")
-    init_args: dict[str, Any] | None = Field(default=None, description="Arguments of the model's loading.")
-    engine_args: dict[str, Any] | None = Field(default=None, description="Arguments of the inference engine.")
-    server_config: dict[str, Any] | None = Field(default=None, description="Arguments of the inference server.")
+    init_args: dict[str, Any] | None = Field(default=None, description="Arguments for loading the model.")
+    engine_args: dict[str, Any] | None = Field(default=None, description="Arguments for the inference engine.")
+    server_config: dict[str, Any] | None = Field(default=None, description="Arguments for the inference server.")
 
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art_trainer_adapter"):
     """A remote ART server; not supported in this version."""
 
     backend: ARTBackendConfig = Field(description="The server.")
-    training: dict[str, Any] | None = Field(default=None, description="Training arguments of the server.")
+    training: dict[str, Any] | None = Field(default=None, description="Arguments for training on the server.")
 
 
 @register_trainer_adapter(config_type=ARTTrainerAdapterConfig)
-async def art_trainer_adapter(config: ARTTrainerAdapterConfig, builder: Any) -> AsyncIterator[Any]:
+async def art_trainer_adapter(config: ARTTrainerAdapterConfig, builder: Builder) -> AsyncIterator[Any]:
     """Refuses to run.
 
     Raises:
@@ -48,7 +49,7 @@ async def art_trainer_adapter(config: ARTTrainerAdapterConfig, builder: Any) -> 
         Problem(
             "_type",
             f"remote ART servers are not supported in this version ({config.backend.ip}:{config.backend.port})",
-            "use trainer_adapters._type: local; the model goes to finetuning.policy.model",
+            "use trainer_adapters._type: local and set the model in finetuning.policy.model",
         )
     )
     yield

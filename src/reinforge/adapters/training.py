@@ -1,4 +1,4 @@
-"""What one job does on the embedded engine: build samples, score, credit and update, for each model group in turn.
+"""Runs one job on the embedded engine: builds samples, scores, assigns advantages and updates, adapter by adapter.
 
 groups of     prover  verifier  prover   =>  adapter prover: groups 0, 2;  adapter verifier: group 1
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reinforge.algorithms.samples import num_left_out, num_of_other_choices, weigh_agents
+from reinforge.algorithms.samples import count_tokens_of_other_choices, count_untrainable_tokens, weight_by_agent
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import JobFailed
 from reinforge.interfaces import Algorithm
@@ -26,33 +26,33 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 if TYPE_CHECKING:
     from reinforge.engine import Engine
 
-MAX_NAMED = 5
-DIRECTION_SAMPLES = (8, 256)
-"""Of a job's samples an eighth, at least and at most so many, are scored again after it to see which way their
-log-probs moved: a forward pass of all of them would cost a third of the update."""
+MAX_LISTED_EPISODES = 5
+PROBE_SAMPLES = (8, 256)
+"""Fewest and most of the samples that are scored again after a job to see which way their log-probs moved. An eighth of
+a job's samples is used: a forward pass over all of them would cost a third of the update."""
 
 
-class StepsRefused(JobFailed):
-    """Numbers were not finite; `told` is what the job's record keeps of it."""
+class StepsSkipped(JobFailed):
+    """Too many optimizer steps were skipped; `metadata` is for the job's record."""
 
-    def __init__(self, message: str, told: dict[str, Any]):
+    def __init__(self, message: str, metadata: dict[str, Any]):
         super().__init__(message)
-        self.told = told
+        self.metadata = metadata
 
 
-class NothingToLearn(JobFailed):
-    """What was collected for one adapter cannot move it."""
+class NoTrainingSignal(JobFailed):
+    """The trajectories of one adapter carry no training signal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one job trains one adapter on.
+class AdapterBatch:
+    """The training data of one adapter in one job.
 
     Attributes:
-        name: The adapter; empty: it has no name, being the only one.
-        groups: What was collected for it.
-        samples: What the algorithm took of those.
-        epoch: From 0.
+        name: The adapter's name; empty for a single policy.
+        groups: The trajectories collected for the adapter.
+        samples: The samples that the algorithm built from them.
+        epoch: The epoch, from 0.
     """
 
     name: str
@@ -62,31 +62,31 @@ class Part:
 
     @property
     def adapter(self) -> str | None:
-        """The adapter as the engine knows it."""
+        """The adapter's name for the engine; None for a single policy."""
         return self.name or None
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class AdapterResult:
     """What a job did to one adapter.
 
     Attributes:
-        report: Of the engine.
-        skipped: Episodes in refused optimizer steps.
-        moved: Sum of advantage x change of log-prob over the watched tokens.
-        num_watched: How many those are.
+        report: The engine's report.
+        skipped_episodes: Ids of the episodes in skipped optimizer steps.
+        logprob_gain: Sum of advantage x change of log-prob over the trained tokens of the probe samples.
+        num_probe_tokens: Number of those tokens.
     """
 
     report: UpdateReport
-    skipped: list[str]
-    moved: float
-    num_watched: int
+    skipped_episodes: list[str]
+    logprob_gain: float
+    num_probe_tokens: int
 
     def as_dict(self, **counts: int) -> dict[str, Any]:
-        """Returns the metrics of the job's record; `direction` is positive if the job did its work.
+        """Returns metrics for the job's record; `direction` is positive if log-probs moved with the advantages.
 
         Args:
-            counts: Further ones.
+            counts: Further counts to include.
         """
         report = self.report
         return {
@@ -95,194 +95,206 @@ class Trained:
             "num_samples": report.num_samples,
             "num_tokens": report.num_tokens,
             **counts,
-            "direction": self.moved / max(1, self.num_watched),
-            **({"skipped_episodes": self.skipped} if self.skipped else {}),
+            "direction": self.logprob_gain / max(1, self.num_probe_tokens),
+            **({"skipped_episodes": self.skipped_episodes} if self.skipped_episodes else {}),
             **report.metrics,
         }
 
 
-class Training:
+class JobRunner:
     """Runs jobs on an engine, one after the other.
 
     Args:
-        algorithm: Which tokens earn which credit, and the name of the loss.
-        from_scratch: Each job begins with the weights that the engine was loaded with.
+        algorithm: Assigns advantages and names the loss.
+        from_scratch: Start each job from the weights that the engine was loaded with.
     """
 
     def __init__(self, algorithm: Algorithm, *, from_scratch: bool = False):
         self.algorithm, self.from_scratch = algorithm, from_scratch
-        self._refused_in_a_row: Counter[str] = Counter()
+        self._num_skipped_in_a_row: Counter[str] = Counter()
 
     def run(
         self,
         engine: Engine,
         trajectories: TrajectoryCollection,
         config: FinetuneConfig,
-        keep: Callable[[], None] | None = None,
+        save: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Trains on a collection and returns the job's metrics; of several adapters also each one's, as `groups`.
+        """Trains on a collection and returns the job's metrics, with those of each of several adapters as `groups`.
 
-        An adapter without anything to learn from keeps its weights. Where one fails, none has changed.
+        An adapter without training signal keeps its weights. If one adapter fails, none is changed.
 
         Args:
-            engine: What is trained.
-            trajectories: On what.
-            config: The run's.
-            keep: Writes the weights that came of it, which are then put back to what they were; None: they stay, and
-                are served from the next `publish` on.
+            engine: The engine to train.
+            trajectories: The training data.
+            config: The run's configuration.
+            save: Saves the new weights, after which the engine is rolled back to the old ones; None: the engine keeps
+                the new weights and serves them from the next `publish` on.
 
         Raises:
-            JobFailed: Nothing could be trained, or too many steps were refused.
+            JobFailed: There was no training signal, or too many steps were skipped.
         """
-        parts = parts_of(trajectories, list(engine.policies))
-        samples = {name: self.algorithm.build_samples(groups) for name, groups in parts.items()}
+        groups_by_adapter = split_by_adapter(trajectories, list(engine.policies))
+        samples = {name: self.algorithm.build_samples(groups) for name, groups in groups_by_adapter.items()}
         if not any(samples.values()):
-            raise JobFailed(self._why_nothing(trajectories))
-        done: dict[str, Trained] = {}
+            raise JobFailed(self._explain_no_samples(trajectories))
+        results: dict[str, AdapterResult] = {}
         idle: dict[str, str] = {}
         engine.begin_job(*engine.policies)
         try:
-            for name, groups in parts.items():
-                part = Part(name if len(engine.policies) > 1 else "", groups, samples[name], trajectories.epoch or 0)
+            for name, groups in groups_by_adapter.items():
+                label = name if len(engine.policies) > 1 else ""
+                batch = AdapterBatch(label, groups, samples[name], trajectories.epoch or 0)
                 try:
-                    done[name] = self._train(engine, part, config)
-                except NothingToLearn as reason:
+                    results[name] = self._train(engine, batch, config)
+                except NoTrainingSignal as reason:
                     idle[name] = str(reason)
-            if not done:
-                raise JobFailed("; ".join(idle.values() if len(parts) == 1 else (f"{n}: {r}" for n, r in idle.items())))
-            if keep is not None:
-                keep()
+            if not results:
+                reasons = [
+                    reason if len(groups_by_adapter) == 1 else f"{name}: {reason}" for name, reason in idle.items()
+                ]
+                raise JobFailed("; ".join(reasons))
+            if save is not None:
+                save()
         except BaseException:
             engine.rollback()
             raise
-        if keep is None:
+        if save is None:
             engine.end_job()
         else:
             engine.rollback()
-        found = totals_of(list(done.values())).as_dict(
-            num_tokens_left_out=num_left_out(trajectories.groups),
-            num_tokens_of_other_choices=num_of_other_choices(trajectories.groups),
+        metrics = sum_results(list(results.values())).as_dict(
+            num_tokens_left_out=count_untrainable_tokens(trajectories.groups),
+            num_tokens_of_other_choices=count_tokens_of_other_choices(trajectories.groups),
         )
         if len(engine.policies) > 1:
-            waits = {name: {"num_updates": 0, "reason": idle.get(name, "no group")} for name in engine.policies}
-            found["groups"] = {**waits, **{name: trained.as_dict() for name, trained in done.items()}}
-        return found
+            skipped = {name: {"num_updates": 0, "reason": idle.get(name, "no group")} for name in engine.policies}
+            metrics["groups"] = {**skipped, **{name: result.as_dict() for name, result in results.items()}}
+        return metrics
 
-    def _why_nothing(self, trajectories: TrajectoryCollection) -> str:
-        left_out = num_left_out(trajectories.groups)
-        unrecorded = (
-            f"; {left_out:,} sampled tokens may not be: drawn at temperature 0, or from more than {MAX_SUPPORT} "
-            "that finetuning.sampling's top_p, top_k or min_p kept"
+    def _explain_no_samples(self, trajectories: TrajectoryCollection) -> str:
+        num_untrainable = count_untrainable_tokens(trajectories.groups)
+        untrainable = (
+            f"; {num_untrainable:,} sampled tokens cannot be trained: they were sampled at temperature 0, or top_p, "
+            f"top_k or min_p (finetuning.sampling) kept more than {MAX_SUPPORT} tokens"
         )
         return (
-            f"nothing to train: of {trajectories.num_trajectories} trajectories {type(self.algorithm).__name__} "
-            "took none: no turn has token ids that may be trained, or none is good enough (min_reward, min_margin)"
-            f"{unrecorded if left_out else ''}"
+            f"nothing to train: {type(self.algorithm).__name__} uses none of {trajectories.num_trajectories} "
+            "trajectories: no turn has trainable token ids, or no reward is good enough (min_reward, min_margin)"
+            f"{untrainable if num_untrainable else ''}"
         )
 
-    def _train(self, engine: Engine, part: Part, config: FinetuneConfig) -> Trained:
+    def _train(self, engine: Engine, batch: AdapterBatch, config: FinetuneConfig) -> AdapterResult:
         """Trains one adapter within the open job."""
-        samples = part.samples
+        samples = batch.samples
         if not samples:
-            raise NothingToLearn(f"nothing to train: {type(self.algorithm).__name__} took none of its trajectories")
-        weigh_agents(samples)
-        engine.score(samples, self.algorithm.needs, part.adapter)
+            raise NoTrainingSignal(f"nothing to train: {type(self.algorithm).__name__} uses none of its trajectories")
+        weight_by_agent(samples)
+        engine.score(samples, self.algorithm.needs, batch.adapter)
         for sample, advantages in zip(samples, self.algorithm.credit(samples), strict=True):
             sample.advantages = advantages
         if not any(np.any(sample.advantages) for sample in samples):
-            raise NothingToLearn("nothing to learn: every token's credit is zero")
+            raise NoTrainingSignal("nothing to learn: all advantages are zero")
         if not any(sample.weight > 0 for sample in samples):
-            raise NothingToLearn("nothing to learn: every sample's weight is zero (overlong_filtering, agent_weights)")
-        start, end = progress_of(part.epoch, config.num_epochs)
+            raise NoTrainingSignal("nothing to learn: all sample weights are zero (overlong_filtering, agent_weights)")
+        start, end = compute_progress(batch.epoch, config.num_epochs)
         if self.from_scratch:
-            engine.reset(part.adapter)
-        watched = _watched(engine, part, config.seed, drawn_by_these=not self.from_scratch)
+            engine.reset(batch.adapter)
+        probes = _choose_probes(engine, batch, config.seed, sampled_by_current=not self.from_scratch)
         report = engine.update(
-            samples, self.algorithm.loss, progress_start=start, progress_end=end, epoch=part.epoch, adapter=part.adapter
+            samples,
+            self.algorithm.loss,
+            progress_start=start,
+            progress_end=end,
+            epoch=batch.epoch,
+            adapter=batch.adapter,
         )
-        skipped = episodes_of(part.groups, samples, report.skipped_samples)
-        self._refuse_broken(part.name, report, skipped, config.limits.max_refused_steps)
-        return Trained(report, skipped, *_direction(engine, part, watched))
+        skipped = find_episode_ids(batch.groups, samples, report.skipped_samples)
+        self._check_skipped_steps(batch.name, report, skipped, config.limits.max_skipped_steps)
+        return AdapterResult(report, skipped, *_measure_logprob_gain(engine, batch, probes))
 
-    def _refuse_broken(self, name: str, report: UpdateReport, skipped: list[str], limit: int) -> None:
-        """Stops where no step could be made, or too many in a row could not, those of jobs before included.
+    def _check_skipped_steps(self, name: str, report: UpdateReport, skipped: list[str], limit: int) -> None:
+        """Fails the job if all its steps were skipped, or `limit` in a row, counting those of earlier jobs.
 
         Raises:
-            StepsRefused: The job is to be rolled back, with the episodes of the refused steps.
+            StepsSkipped: The job must be rolled back; has the episodes of the skipped steps.
         """
         longest = 0
         for step in range(report.num_updates + report.num_skipped_steps):
-            self._refused_in_a_row[name] = self._refused_in_a_row[name] + 1 if step in report.skipped_steps else 0
-            longest = max(longest, self._refused_in_a_row[name])
+            self._num_skipped_in_a_row[name] = (
+                self._num_skipped_in_a_row[name] + 1 if step in report.skipped_steps else 0
+            )
+            longest = max(longest, self._num_skipped_in_a_row[name])
         if report.num_updates and longest < limit:
             return
-        why = f"{longest} optimizer steps in a row were refused (finetuning.limits.max_refused_steps: {limit})"
+        reason = f"{longest} optimizer steps in a row were skipped (finetuning.limits.max_skipped_steps: {limit})"
         if report.num_updates == 0:
-            why = f"no optimizer step was made: {report.num_skipped_steps} were refused"
-        named = ", ".join(skipped[:MAX_NAMED]) + (
-            f" and {len(skipped) - MAX_NAMED} more" if skipped[MAX_NAMED:] else ""
-        )
-        raise StepsRefused(
-            f"{f'{name}: ' if name else ''}{why}, since numbers were not finite (run.log says which); the weights are "
-            f"those from before the job. The refused steps held the episodes {named}; all are in the job's record in "
-            "run.sqlite",
+            reason = f"no optimizer step was made: {report.num_skipped_steps} were skipped"
+        num_more = len(skipped) - MAX_LISTED_EPISODES
+        listed = ", ".join(skipped[:MAX_LISTED_EPISODES]) + (f" and {num_more} more" if num_more > 0 else "")
+        raise StepsSkipped(
+            f"{f'{name}: ' if name else ''}{reason}, because numbers were not finite (run.log has the details); the "
+            f"weights from before the job are restored. Episodes in the skipped steps: {listed}; the job's record in "
+            "run.sqlite lists them all",
             {"num_skipped_steps": report.num_skipped_steps, "skipped_episodes": skipped},
         )
 
 
-def parts_of(trajectories: TrajectoryCollection, names: Sequence[str]) -> dict[str, list[TrajectoryGroup]]:
-    """Returns the groups that train each adapter, in the order of the names; those without any are left out.
+def split_by_adapter(trajectories: TrajectoryCollection, names: Sequence[str]) -> dict[str, list[TrajectoryGroup]]:
+    """Returns the groups that train each adapter, in the order of the names; adapters without groups are left out.
 
     Args:
-        trajectories: What was collected; who is trained on a group is its `model_group`, or else the collection's, or
-            else the first. One policy is trained on all.
-        names: Of the adapters.
+        trajectories: The collection. A group trains the adapter of its `model_group`, or else of the collection's, or
+            else the first adapter. A single policy trains on all groups.
+        names: The adapters' names.
 
     Raises:
-        JobFailed: A group is of an adapter that is not there.
+        JobFailed: A group names an adapter that does not exist.
     """
     if len(names) == 1:
         return {names[0]: trajectories.groups}
-    parts: dict[str, list[TrajectoryGroup]] = {name: [] for name in names}
+    groups_by_adapter: dict[str, list[TrajectoryGroup]] = {name: [] for name in names}
     for group in trajectories.groups:
         name = group.model_group or trajectories.model_group or names[0]
-        if name not in parts:
-            raise JobFailed(f"the group {group.group_id} is to train {name}, and there are only {', '.join(names)}")
-        parts[name].append(group)
-    return {name: groups for name, groups in parts.items() if groups}
+        if name not in groups_by_adapter:
+            raise JobFailed(
+                f"group {group.group_id} trains the adapter {name}, but the adapters are {', '.join(names)}"
+            )
+        groups_by_adapter[name].append(group)
+    return {name: groups for name, groups in groups_by_adapter.items() if groups}
 
 
-def totals_of(done: Sequence[Trained]) -> Trained:
-    """Returns what a job did to all its adapters: sums, and means over their steps."""
-    if len(done) == 1:
-        return done[0]
-    reports = [trained.report for trained in done]
-    return Trained(
+def sum_results(results: Sequence[AdapterResult]) -> AdapterResult:
+    """Returns the result of a job over all its adapters: sums of counts, and means of metrics over steps."""
+    if len(results) == 1:
+        return results[0]
+    reports = [result.report for result in results]
+    return AdapterResult(
         UpdateReport(
             num_updates=sum(report.num_updates for report in reports),
             num_skipped_steps=sum(report.num_skipped_steps for report in reports),
             num_samples=sum(report.num_samples for report in reports),
             num_tokens=sum(report.num_tokens for report in reports),
-            metrics=_means([(report.metrics, report.num_updates) for report in reports]),
+            metrics=_average([(report.metrics, report.num_updates) for report in reports]),
         ),
-        skipped=list(dict.fromkeys(chain.from_iterable(trained.skipped for trained in done))),
-        moved=sum(trained.moved for trained in done),
-        num_watched=sum(trained.num_watched for trained in done),
+        skipped_episodes=list(dict.fromkeys(chain.from_iterable(result.skipped_episodes for result in results))),
+        logprob_gain=sum(result.logprob_gain for result in results),
+        num_probe_tokens=sum(result.num_probe_tokens for result in results),
     )
 
 
-def _means(metrics: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    names = dict.fromkeys(name for found, _ in metrics for name in found)
-    having = {name: [(found[name], count) for found, count in metrics if name in found] for name in names}
-    return {name: sum(x * n for x, n in pairs) / sum(n for _, n in pairs) for name, pairs in having.items()}
+def _average(metrics: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    names = dict.fromkeys(name for values, _ in metrics for name in values)
+    weighted = {name: [(values[name], count) for values, count in metrics if name in values] for name in names}
+    return {name: sum(x * n for x, n in pairs) / sum(n for _, n in pairs) for name, pairs in weighted.items()}
 
 
-def watched_samples(samples: list[TrainingSample], rng: random.Random) -> list[TrainingSample]:
-    """Returns some of a job's samples, in whole groups where they fit: siblings share the cost of their prompt.
+def choose_probe_samples(samples: list[TrainingSample], rng: random.Random) -> list[TrainingSample]:
+    """Returns some of a job's samples, in whole groups where possible: siblings share the cost of their prompt.
 
     Example: 64 samples in groups of 8 -> the 8 of one group; 20 samples of one group -> 8 of them.
     """
-    least, most = DIRECTION_SAMPLES
+    least, most = PROBE_SAMPLES
     count = min(most, max(least, len(samples) // 8))
     groups: dict[str, list[TrainingSample]] = {}
     for sample in samples:
@@ -291,8 +303,10 @@ def watched_samples(samples: list[TrainingSample], rng: random.Random) -> list[T
     return list(chain.from_iterable(order))[:count]
 
 
-def episodes_of(groups: Sequence[TrajectoryGroup], samples: list[TrainingSample], indices: Sequence[int]) -> list[str]:
-    """Returns the ids of the episodes that samples are of, each once; `GROUP#INDEX` of one without an id."""
+def find_episode_ids(
+    groups: Sequence[TrajectoryGroup], samples: list[TrainingSample], indices: Sequence[int]
+) -> list[str]:
+    """Returns the episode ids of some samples, without duplicates; `GROUP#INDEX` for an episode without an id."""
     episodes = [
         trajectory.episode_id or f"{group.group_id}#{index}"
         for group in groups
@@ -301,38 +315,42 @@ def episodes_of(groups: Sequence[TrajectoryGroup], samples: list[TrainingSample]
     return list(dict.fromkeys(episodes[samples[index].trajectory_index] for index in indices))
 
 
-def _watched(engine: Engine, part: Part, seed: int, *, drawn_by_these: bool) -> list[tuple[TrainingSample, FloatArray]]:
-    """Returns samples whose log-probs are looked at again after the job, with what they are before it.
+def _choose_probes(
+    engine: Engine, batch: AdapterBatch, seed: int, *, sampled_by_current: bool
+) -> list[tuple[TrainingSample, FloatArray]]:
+    """Returns probe samples with their log-probs before the job; they are scored again after it.
 
     Args:
-        engine: What is trained.
-        part: Of the job.
-        seed: The run's.
-        drawn_by_these: The weights that the job begins with are those that drew what was sampled.
+        engine: The engine.
+        batch: The adapter's training data.
+        seed: The run's seed.
+        sampled_by_current: True if the weights at the start of the job sampled the data.
     """
-    samples = [sample for sample in part.samples if sample.weight > 0]
-    chosen = watched_samples(samples, stable_random(seed, "direction", part.epoch))
+    samples = [sample for sample in batch.samples if sample.weight > 0]
+    chosen = choose_probe_samples(samples, stable_random(seed, "direction", batch.epoch))
     if not are_finite(chosen):
         chosen = [sample for sample in chosen if are_finite([sample])]
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
-    if not drawn_by_these or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: nobody sampled these
-        before = engine.logprobs(chosen, part.adapter)
+    if not sampled_by_current or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: given, not sampled
+        before = engine.logprobs(chosen, batch.adapter)
     return list(zip(chosen, before, strict=True))
 
 
-def _direction(engine: Engine, part: Part, watched: list[tuple[TrainingSample, FloatArray]]) -> tuple[float, int]:
+def _measure_logprob_gain(
+    engine: Engine, batch: AdapterBatch, probes: list[tuple[TrainingSample, FloatArray]]
+) -> tuple[float, int]:
     """Returns the sum of advantage x change of log-prob over trained tokens, and the number of tokens."""
-    moved, count = 0.0, 0
-    after = engine.logprobs([sample for sample, _ in watched], part.adapter)
-    for (sample, before), now in zip(watched, after, strict=True):
+    gain, count = 0.0, 0
+    after = engine.logprobs([sample for sample, _ in probes], batch.adapter)
+    for (sample, before), now in zip(probes, after, strict=True):
         assert sample.advantages is not None
-        moved += float(np.sum(sample.advantages * (now - before) * sample.loss_mask, dtype=np.float64))
+        gain += float(np.sum(sample.advantages * (now - before) * sample.loss_mask, dtype=np.float64))
         count += sample.num_trained
-    return moved, count
+    return gain, count
 
 
-def progress_of(epoch: int, num_epochs: int) -> tuple[float, float]:
-    """Returns the shares of the run that are done before and after an epoch's job, for the schedule.
+def compute_progress(epoch: int, num_epochs: int) -> tuple[float, float]:
+    """Returns the shares of the run done before and after an epoch's job, for the learning rate schedule.
 
     Example: epoch 1 of 4 -> (0.25, 0.5).
     """

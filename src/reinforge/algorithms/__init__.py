@@ -1,1 +1,1 @@
-"""Which tokens earn which credit, and the name of the loss; no tensors here."""
+"""Algorithms: assign advantages to tokens and name a loss. No tensors here."""

@@ -2,20 +2,21 @@
 
     l_t = -sg[min(r_t, 1 + clip_high)] A_i log p(t),    mean over all tokens
 
-GRPO's clip silences the tokens that changed most, often the rare ones that turn an argument; here their weight is
-bounded instead.
+GRPO's clip removes the gradient of the tokens that changed most, often the rare ones that turn an argument. CISPO
+limits their weight instead.
 
-Differs from the paper: it does not print its `clip_high`; ours lets a weight grow to 5.
+Differs from the paper: the paper does not state its `clip_high`; here weights are limited to 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import LossSpec
 
@@ -24,35 +25,35 @@ class CISPOConfig(PolicyGradientConfig, name="cispo"):
     """Settings of CISPO."""
 
     clip_low: float | None = Field(
-        default=None, gt=0, lt=1, description="The weight is clipped below at 1 - clip_low; null: not at all."
+        default=None, gt=0, lt=1, description="The weight is clipped below at 1 - clip_low; null: not clipped below."
     )
     clip_high: float = Field(
         default=4.0,
         gt=0,
-        description="The weight is clipped above at 1 + clip_high; far wider than GRPO's 0.2, since it bounds a weight "
-        "and silences nothing.",
+        description="The weight is clipped above at 1 + clip_high; far wider than GRPO's 0.2, as clipped tokens keep "
+        "their gradient.",
     )
-    aggregation: Literal["sequence", "token"] = Field(
-        default="token", description="Mean over each trajectory first, or over all tokens alike."
+    loss_aggregation: Literal["sequence", "token"] = Field(
+        default="token", description="Average over each trajectory first, or over all tokens at once."
     )
-    scale_advantages: Scale = True
+    scale_rewards: Scale = True
     kl_estimator: KlEstimator = "k3"
 
 
 class CISPO(PolicyGradient):
-    """Scaled credit, REINFORCE with clipped weights."""
+    """Scaled group-relative advantages, REINFORCE with clipped importance weights."""
 
     config: CISPOConfig
 
     def __init__(self, config: CISPOConfig | None = None):
         super().__init__(config or CISPOConfig())
 
-    def loss_of(self) -> LossSpec:
+    def build_loss(self) -> LossSpec:
         """Returns CISPO's loss."""
-        return self.spec("cispo", ["clip_low", "clip_high"])
+        return self.build_loss_spec("cispo", ["clip_low", "clip_high"])
 
 
 @register_algorithm(config_type=CISPOConfig)
-async def cispo(config: CISPOConfig, builder: Any) -> AsyncIterator[CISPO]:
+async def cispo(config: CISPOConfig, builder: Builder) -> AsyncIterator[CISPO]:
     """Yields CISPO."""
     yield CISPO(config)

@@ -1,7 +1,7 @@
-"""Which groups an epoch trains on: pure rules over groups, epoch and settings.
+"""Chooses the groups that an epoch trains on: pure functions of groups, epoch and settings.
 
-Order: groups without signal go first, in or out of a curriculum; then the share of the curriculum, easiest (or
-hardest) first; then the share of trajectories kept in each group.
+Groups without signal are dropped first, with or without a curriculum. Then the curriculum keeps its share of the
+groups, easiest (or hardest) first, and each group keeps a share of its trajectories.
 """
 
 from __future__ import annotations
@@ -15,72 +15,72 @@ from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.types.trajectory import TrajectoryGroup
 
 ZERO_VARIANCE = 1e-9
-"""Rewards that differ by less are equal; float noise of a weighted sum is no signal."""
+"""Rewards that differ by less count as equal: rounding in a weighted sum is not signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What SELECT kept and why the rest went.
+    """The groups that SELECT kept, and the dropped ones by reason.
 
     Attributes:
         kept: The groups to train on.
         zero_variance: Groups whose rewards are all equal.
         low_spread: Groups whose rewards differ by less than `min_reward_diff`.
         untrainable: Groups in which no turn has token ids.
-        not_taken: Groups of which the algorithm takes nothing, for instance since no reward is high enough.
+        unused: Groups in which the algorithm found no signal, for instance because no reward is high enough.
         outside: Groups outside the curriculum's share.
-        too_little: Why the algorithm would train on too little of what was kept; None: it would not.
+        skip_reason: Why the algorithm skips the kept groups, as there is too little in them; None: it trains on them.
     """
 
     kept: list[TrajectoryGroup] = field(default_factory=list)
     zero_variance: list[TrajectoryGroup] = field(default_factory=list)
     low_spread: list[TrajectoryGroup] = field(default_factory=list)
     untrainable: list[TrajectoryGroup] = field(default_factory=list)
-    not_taken: list[TrajectoryGroup] = field(default_factory=list)
+    unused: list[TrajectoryGroup] = field(default_factory=list)
     outside: list[TrajectoryGroup] = field(default_factory=list)
-    too_little: str | None = None
+    skip_reason: str | None = None
 
     @property
     def num_dropped(self) -> int:
-        """Groups that are not trained."""
-        dropped = (self.zero_variance, self.low_spread, self.untrainable, self.not_taken, self.outside)
+        """Number of groups that are not trained on."""
+        dropped = (self.zero_variance, self.low_spread, self.untrainable, self.unused, self.outside)
         return sum(map(len, dropped))
 
 
-def with_signal(
+def split_by_signal(
     groups: Sequence[TrajectoryGroup],
     min_reward_diff: float,
-    compares: bool,
-    teaches: Callable[[TrajectoryGroup], bool] | None = None,
+    needs_groups: bool,
+    has_signal: Callable[[TrajectoryGroup], bool] | None = None,
 ) -> Selection:
-    """Splits groups into those that can teach and those that cannot.
+    """Returns the groups with signal, and those without by reason.
 
     Args:
         groups: Every group of the epoch.
-        min_reward_diff: Smallest spread of rewards that counts as signal, in the unit of the reward.
-        compares: True if the algorithm compares siblings; else equal and close rewards are as good as others.
-        teaches: Whether the algorithm takes anything of a group; None: it does.
+        min_reward_diff: Smallest spread of rewards that counts as signal, in the reward's unit.
+        needs_groups: True if the algorithm compares siblings, so that equal rewards carry no signal.
+        has_signal: The algorithm's own test of a group; None: every group passes.
     """
     selection = Selection()
     for group in groups:
-        given = any(trajectory.pairs for trajectory in group.trajectories)  # compared already, whatever the rewards
-        if not given and not any(trajectory.is_trainable for trajectory in group.trajectories):
+        has_pairs = any(trajectory.pairs for trajectory in group.trajectories)  # ranked already, whatever the rewards
+        if not has_pairs and not any(trajectory.is_trainable for trajectory in group.trajectories):
             selection.untrainable.append(group)
-        elif not given and compares and group.reward_range <= ZERO_VARIANCE:
+        elif not has_pairs and needs_groups and group.reward_range <= ZERO_VARIANCE:
             selection.zero_variance.append(group)
-        elif not given and compares and group.reward_range < min_reward_diff - ZERO_VARIANCE:
+        elif not has_pairs and needs_groups and group.reward_range < min_reward_diff - ZERO_VARIANCE:
             selection.low_spread.append(group)
-        elif teaches is not None and not teaches(group):
-            selection.not_taken.append(group)
+        elif has_signal is not None and not has_signal(group):
+            selection.unused.append(group)
         else:
             selection.kept.append(group)
     return selection
 
 
-def percentile_at(config: CurriculumLearningConfig, epoch: int) -> float:
-    """Returns the share of groups that the curriculum includes at an epoch, from 0.
+def compute_included_share(config: CurriculumLearningConfig, epoch: int) -> float:
+    """Returns the share of groups that the curriculum includes in an epoch (counted from 0).
 
-    The first epoch uses the initial share; each full interval after it adds one increment, up to 1.
+    The first epoch uses the initial share; each full interval adds one increment, up to 1.
 
     Example: initial 0.3, increment 0.2, interval 5: epochs 0-4 -> 0.3, 5-9 -> 0.5, 10-14 -> 0.7, 15-19 -> 0.9.
     """
@@ -88,8 +88,8 @@ def percentile_at(config: CurriculumLearningConfig, epoch: int) -> float:
     return min(1.0, round(share, 9))
 
 
-def within_curriculum(
-    groups: Sequence[TrajectoryGroup], share: float, *, hardest_first: bool, num_spared: int = 0
+def split_by_share(
+    groups: Sequence[TrajectoryGroup], share: float, *, hardest_first: bool, num_skipped: int = 0
 ) -> tuple[list[TrajectoryGroup], list[TrajectoryGroup]]:
     """Returns (included, outside): the first `share` of the groups by mean reward, at least one.
 
@@ -97,24 +97,24 @@ def within_curriculum(
         groups: Groups with signal.
         share: In (0, 1].
         hardest_first: Lowest mean reward first (`sort_ascending`).
-        num_spared: Groups that were not collected since they would be outside; the share is of them too.
+        num_skipped: Groups that were not collected because they would be outside; they count towards the total.
     """
     ordered = sorted(groups, key=lambda group: group.mean_reward, reverse=not hardest_first)
-    count = _num_included(share, len(ordered) + num_spared)
+    count = _num_included(share, len(ordered) + num_skipped)
     return ordered[:count], ordered[count:]
 
 
-def outside_curriculum(
+def find_excluded(
     ids: Sequence[str], mean_rewards: Mapping[str, float], share: float, *, hardest_first: bool
 ) -> set[str]:
-    """Returns the examples whose group would be outside, going by what their last group was worth.
+    """Returns the examples whose group would be outside the share, judged by their last group's mean reward.
 
     Example: share 0.5, easiest first, {"a": 0.9, "b": 0.2, "c": 0.5}: of a, b, c, d the curriculum includes a and c;
-    b is outside; d is unknown and so never outside.
+    b is outside; d has no reward yet, so it is never outside.
 
     Args:
         ids: The examples of an epoch.
-        mean_rewards: Mean reward of each example's last group, if that group carried signal.
+        mean_rewards: Mean reward of each example's last group, if that group had signal.
         share: In (0, 1].
         hardest_first: Lowest mean reward first (`sort_ascending`).
     """
@@ -123,37 +123,37 @@ def outside_curriculum(
 
 
 @dataclass(slots=True)
-class Sparing:
-    """Which examples `collect_only_included` saves, going by what was collected before.
+class ExampleFilter:
+    """Skips examples that the curriculum would exclude anyway (`collect_only_included`).
 
     Attributes:
-        config: The curriculum; None or without the option: nothing is ever spared.
-        mean_rewards: Mean reward of each example's last group, if that group carried signal.
-        spared: The examples of this epoch that are not collected.
+        config: The curriculum; with None, or without the option, no example is skipped.
+        mean_rewards: Mean reward of each example's last group, if that group had signal.
+        skipped: The examples that this epoch does not collect.
     """
 
     config: CurriculumLearningConfig | None = None
     mean_rewards: dict[str, float] = field(default_factory=dict)
-    spared: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
 
-    def begin(self, ids: Sequence[str], epoch: int) -> list[str]:
-        """Returns the examples of an epoch to collect, and remembers the others as spared."""
-        self.spared = self.outside(ids, epoch)
-        return [id_ for id_ in ids if id_ not in self.spared]
+    def choose_examples(self, ids: Sequence[str], epoch: int) -> list[str]:
+        """Returns the examples to collect in an epoch; the others become `skipped`."""
+        self.skipped = self.find_skipped(ids, epoch)
+        return [id_ for id_ in ids if id_ not in self.skipped]
 
-    def outside(self, ids: Sequence[str], epoch: int) -> set[str]:
-        """Returns those of the examples whose group would be outside the epoch's share."""
+    def find_skipped(self, ids: Sequence[str], epoch: int) -> set[str]:
+        """Returns the examples whose group would be outside the epoch's share."""
         config = self.config
         if config is None or not config.enabled or not config.collect_only_included:
             return set()
-        share = percentile_at(config, epoch)
-        return outside_curriculum(ids, self.mean_rewards, share, hardest_first=config.sort_ascending)
+        share = compute_included_share(config, epoch)
+        return find_excluded(ids, self.mean_rewards, share, hardest_first=config.sort_ascending)
 
-    def learn(self, groups: Sequence[TrajectoryGroup], with_signal: Sequence[TrajectoryGroup]) -> None:
-        """Remembers what groups were worth; those without signal say nothing of how hard their example is."""
+    def record_rewards(self, groups: Sequence[TrajectoryGroup], kept: Sequence[TrajectoryGroup]) -> None:
+        """Records the mean rewards of the kept groups and forgets the others', which do not tell how hard they are."""
         for group in groups:
             self.mean_rewards.pop(group.group_id, None)
-        self.mean_rewards.update({group.group_id: group.mean_reward for group in with_signal})
+        self.mean_rewards.update({group.group_id: group.mean_reward for group in kept})
 
 
 def _num_included(share: float, total: int) -> int:
@@ -161,7 +161,7 @@ def _num_included(share: float, total: int) -> int:
 
 
 def subsample(group: TrajectoryGroup, share: float, rng: random.Random) -> TrajectoryGroup:
-    """Returns the group with a random `share` of its trajectories, at least two, in their order."""
+    """Returns the group with a random `share` of its trajectories, at least two, in their original order."""
     count = min(len(group.trajectories), max(2, round(share * len(group.trajectories))))
     kept = sorted(rng.sample(range(len(group.trajectories)), count))
     return TrajectoryGroup.model_construct(

@@ -1,16 +1,15 @@
 """Decoupled clip and dynamic sampling (DAPO, arXiv:2503.14476, eq. 8 to 13): GRPO for long answers.
 
-Four changes to GRPO: the upper end of the clip is wider than the lower (`clip_high`), the mean is over all tokens
-alike, groups without spread are replaced (the loop drops them, and `limits.min_groups` and `max_refills` collect
-others), and answers near the limit of length are penalised:
+Four changes to GRPO: the clip range is wider above than below (`clip_high`), the loss averages over all tokens, groups
+with equal rewards are replaced (the loop drops them, and `limits.min_groups` and `max_refills` collect others), and
+answers near the length limit are penalised:
 
-    R + 0                                 where n <= max_length - length_buffer
+    R                                                       for n <= max_length - length_buffer
     R - (n - max_length + length_buffer) / length_buffer    up to n = max_length
-    R - 1                                 beyond, n the sampled tokens of the trajectory
+    R - 1                                                   beyond; n is the trajectory's number of sampled tokens
 
-With `overlong_filtering` (section 3.4) trajectories that were cut off, whose outcome is `overlong`, teach nothing:
-their reward says that they were long, not that they were wrong. It still counts in what their siblings are compared
-with.
+With `overlong_filtering` (section 3.4), truncated trajectories (outcome `overlong`) are not trained on: their reward
+says that they were long, not that they were wrong. It still counts in the mean of their group.
 
 Differs from the paper: penalty and filter are off unless they are set.
 """
@@ -18,7 +17,6 @@ Differs from the paper: penalty and filter are off unless they are set.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -30,24 +28,30 @@ from reinforge.algorithms.policy_gradient import (
     PolicyGradient,
     Scale,
 )
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import Outcome, Trajectory, TrajectoryGroup
 
 
 class DAPOConfig(ClippedConfig, name="dapo"):
-    """Settings of DAPO; the defaults are the paper's, without its penalty of length."""
+    """Settings of DAPO; the defaults are the paper's, without its length penalty."""
 
     clip_high: ClipHigh = 0.28
-    aggregation: Aggregation = "token"
-    scale_advantages: Scale = True
+    loss_aggregation: Aggregation = "token"
+    scale_rewards: Scale = True
     kl_estimator: KlEstimator = "k3"
     max_length: int | None = Field(
-        default=None, ge=1, description="Sampled tokens of a trajectory from which the penalty is 1; null: no penalty."
+        default=None,
+        ge=1,
+        description="Number of sampled tokens at which the length penalty reaches 1; null: no penalty.",
     )
-    length_buffer: int = Field(default=64, ge=1, description="Tokens before max_length over which the penalty grows.")
+    length_buffer: int = Field(
+        default=64, ge=1, description="The penalty grows over this many tokens before max_length."
+    )
     overlong_filtering: bool = Field(
-        default=False, description="Trajectories whose outcome is overlong are compared with, and not trained."
+        default=False,
+        description="Do not train on trajectories whose outcome is overlong; they still count in their group's mean.",
     )
 
     @model_validator(mode="after")
@@ -58,20 +62,20 @@ class DAPOConfig(ClippedConfig, name="dapo"):
 
 
 class DAPO(PolicyGradient):
-    """Scaled credit less a penalty of length, clipped policy gradient, mean over tokens."""
+    """Scaled group-relative advantages with a length penalty, clipped policy gradient, mean over tokens."""
 
     config: DAPOConfig
 
     def __init__(self, config: DAPOConfig | None = None):
         super().__init__(config or DAPOConfig())
 
-    def teaches(self, group: TrajectoryGroup) -> bool:
-        """Returns False where every trajectory is filtered."""
-        return super().teaches(group) and not all(self._is_filtered(trajectory) for trajectory in group.trajectories)
+    def has_signal(self, group: TrajectoryGroup) -> bool:
+        """Returns False if every trajectory is filtered."""
+        return super().has_signal(group) and not all(self._is_filtered(trajectory) for trajectory in group.trajectories)
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of all groups, rewards less the penalty of length; filtered ones have no weight."""
-        groups = [self._penalised(group) for group in groups] if self.config.max_length else groups
+        """Returns the samples of all groups, with the penalty taken off rewards and weight 0 for filtered ones."""
+        groups = [self._penalise(group) for group in groups] if self.config.max_length else groups
         samples = super().build_samples(groups)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for sample in samples:
@@ -82,24 +86,27 @@ class DAPO(PolicyGradient):
     def _is_filtered(self, trajectory: Trajectory) -> bool:
         return self.config.overlong_filtering and trajectory.outcome is Outcome.OVERLONG
 
-    def _penalised(self, group: TrajectoryGroup) -> TrajectoryGroup:
+    def _penalise(self, group: TrajectoryGroup) -> TrajectoryGroup:
         limit, buffer = self.config.max_length or 0, self.config.length_buffer
         rewarded = [
             trajectory.model_copy(
-                update={"reward": trajectory.reward - overlong_penalty(num_sampled(trajectory), limit, buffer)}
+                update={
+                    "reward": trajectory.reward
+                    - compute_overlong_penalty(count_sampled_tokens(trajectory), limit, buffer)
+                }
             )
             for trajectory in group.trajectories
         ]
         return TrajectoryGroup.model_construct(group_id=group.group_id, trajectories=rewarded)
 
 
-def num_sampled(trajectory: Trajectory) -> int:
-    """Returns how many tokens the policy sampled in a trajectory."""
+def count_sampled_tokens(trajectory: Trajectory) -> int:
+    """Returns the number of tokens that the policy sampled in a trajectory."""
     return sum(len(turn.tokens.token_ids) for turn in trajectory.turns if turn.tokens is not None and turn.is_trained)
 
 
-def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
-    """Returns what an answer's length costs, in [0, 1].
+def compute_overlong_penalty(length: int, max_length: int, buffer: int) -> float:
+    """Returns the penalty for an answer's length, in [0, 1].
 
     Example: max_length 10, buffer 4: length 6 -> 0, 7 -> 0.25, 10 -> 1, 50 -> 1.
     """
@@ -107,6 +114,6 @@ def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
 
 
 @register_algorithm(config_type=DAPOConfig)
-async def dapo(config: DAPOConfig, builder: Any) -> AsyncIterator[DAPO]:
+async def dapo(config: DAPOConfig, builder: Builder) -> AsyncIterator[DAPO]:
     """Yields DAPO."""
     yield DAPO(config)

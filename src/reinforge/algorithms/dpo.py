@@ -2,21 +2,21 @@
 
     loss = -log sigma(beta h),    h = log p(y_w) / p_ref(y_w) - log p(y_l) / p_ref(y_l)
 
-Options: `label_smoothing` (conservative DPO, for labels that may be wrong), `sft_coef` (the likelihood of the preferred
-reply too, RPO, arXiv:2404.19733, eq. 1) and `length_normalised` (as in Tulu 3, arXiv:2411.15124).
+Options: `label_smoothing` (conservative DPO, for labels that may be wrong), `sft_coef` (adds the likelihood of the
+preferred reply: RPO, arXiv:2404.19733, eq. 1) and `length_normalised` (as in Tulu 3, arXiv:2411.15124).
 
-Differs from the paper: in a run the pairs are the policy's own samples, drawn anew each epoch and ranked by the reward;
-log-probs are at the temperature that the tokens were drawn at; the reference is the model that the run began with.
+Differs from the paper: in a run the pairs are the policy's own samples, collected each epoch and ranked by reward;
+log-probs use the sampling temperature; the reference is the model at the start of the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from pydantic import Field
 
 from reinforge.algorithms.preference import Preference, PreferenceConfig
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import LossSpec
 
@@ -25,7 +25,7 @@ class DPOConfig(PreferenceConfig, name="dpo"):
     """Settings of DPO; the defaults are the paper's."""
 
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of pairs that are taken to be the wrong way round."
+        default=0.0, ge=0, lt=0.5, description="Share of pairs assumed to be labelled the wrong way round."
     )
     sft_coef: float = Field(
         default=0.0, ge=0, description="Weight of the preferred reply's mean negative log-likelihood; RPO uses 1."
@@ -33,7 +33,7 @@ class DPOConfig(PreferenceConfig, name="dpo"):
 
 
 class DPO(Preference):
-    """Pairs of siblings, logistic loss of their margin."""
+    """Pairs of siblings with a logistic loss of their margin."""
 
     config: DPOConfig
 
@@ -44,6 +44,6 @@ class DPO(Preference):
 
 
 @register_algorithm(config_type=DPOConfig)
-async def dpo(config: DPOConfig, builder: Any) -> AsyncIterator[DPO]:
+async def dpo(config: DPOConfig, builder: Builder) -> AsyncIterator[DPO]:
     """Yields DPO."""
     yield DPO(config)

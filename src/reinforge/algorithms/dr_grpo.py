@@ -2,30 +2,30 @@
 
     A_i = R_i - mean(R),    loss_i = sum_t l_t / L with one constant L
 
-Dividing by the standard deviation favours questions that are almost always or almost never solved; dividing by a
-trajectory's own length makes long wrong answers cheap. This does neither.
+Dividing by the standard deviation favours questions that are almost always or almost never solved. Dividing by a
+trajectory's own length makes long wrong answers cheap. Dr. GRPO does neither.
 
-Differs from the paper: the mean is over samples, of which a trajectory whose history was rewritten has several.
+Differs from the paper: the mean is over samples; a trajectory whose history was rewritten has several.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, KlEstimator, PolicyGradient
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 
 
 class DrGRPOConfig(ClippedConfig, name="dr_grpo"):
     """Settings of Dr. GRPO."""
 
-    aggregation: Aggregation = "constant"
+    loss_aggregation: Aggregation = "constant"
     kl_estimator: KlEstimator = "k3"
 
 
 class DrGRPO(PolicyGradient):
-    """Centred credit, clipped policy gradient, sums divided by a constant."""
+    """Centred group-relative advantages, clipped policy gradient, sums divided by a constant."""
 
     config: DrGRPOConfig
 
@@ -34,6 +34,6 @@ class DrGRPO(PolicyGradient):
 
 
 @register_algorithm(config_type=DrGRPOConfig)
-async def dr_grpo(config: DrGRPOConfig, builder: Any) -> AsyncIterator[DrGRPO]:
+async def dr_grpo(config: DrGRPOConfig, builder: Builder) -> AsyncIterator[DrGRPO]:
     """Yields Dr. GRPO."""
     yield DrGRPO(config)

@@ -1,7 +1,7 @@
 """Group relative policy optimisation (GRPO, arXiv:2402.03300, eq. 3 and section 4.1.2).
 
-Credit of a trajectory is its reward relative to its siblings', the same for each of its tokens; the loss is PPO's
-clipped surrogate, averaged over the tokens of a trajectory and then over trajectories.
+All tokens of a trajectory share one advantage, its reward relative to its group. The loss is PPO's clipped surrogate,
+averaged over the tokens of each trajectory and then over trajectories.
 
     A_i = (R_i - mean(R)) / std(R)
 
@@ -11,21 +11,21 @@ Differs from the paper: `kl_coef` is 0 unless set (no reference model in memory)
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from reinforge.algorithms.policy_gradient import ClippedConfig, KlEstimator, PolicyGradient, Scale
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 
 
 class GRPOConfig(ClippedConfig, name="grpo"):
     """Settings of GRPO; the defaults are the paper's, without the KL term."""
 
-    scale_advantages: Scale = True
+    scale_rewards: Scale = True
     kl_estimator: KlEstimator = "k3"
 
 
 class GRPO(PolicyGradient):
-    """Credit relative to siblings, clipped policy gradient."""
+    """Group-relative advantages, clipped policy gradient."""
 
     config: GRPOConfig
 
@@ -34,6 +34,6 @@ class GRPO(PolicyGradient):
 
 
 @register_algorithm(config_type=GRPOConfig)
-async def grpo(config: GRPOConfig, builder: Any) -> AsyncIterator[GRPO]:
+async def grpo(config: GRPOConfig, builder: Builder) -> AsyncIterator[GRPO]:
     """Yields GRPO."""
     yield GRPO(config)

@@ -1,8 +1,8 @@
-"""Identity preference optimisation (IPO, arXiv:2310.12036, eq. 17): the margin is to be 1 / (2 beta), not without end.
+"""Identity preference optimisation (IPO, arXiv:2310.12036, eq. 17): the margin has a target of 1 / (2 beta).
 
     loss = (h - 1 / (2 beta))^2,    h as in DPO
 
-DPO drives the margin of a pair that is always ranked the same way towards infinity, whatever its beta; this does not.
+DPO drives the margin of a consistently ranked pair towards infinity, whatever its beta. IPO does not.
 
 Differs from the paper: pairs, temperature and reference are as in `dpo`; the paper's tau is called beta.
 """
@@ -10,11 +10,11 @@ Differs from the paper: pairs, temperature and reference are as in `dpo`; the pa
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from pydantic import Field
 
 from reinforge.algorithms.preference import Preference, PreferenceConfig
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import LossSpec
 
@@ -25,12 +25,12 @@ class IPOConfig(PreferenceConfig, name="ipo"):
     beta: float = Field(
         default=0.1,
         gt=0,
-        description="The target of the margin is 1 / (2 beta) nats: 5 at 0.1; with length_normalised nats a token.",
+        description="The margin's target is 1 / (2 beta) nats: 5 nats at 0.1; with length_normalised, nats per token.",
     )
 
 
 class IPO(Preference):
-    """Pairs of siblings, squared distance of their margin from its target."""
+    """Pairs of siblings with the squared distance of their margin from its target."""
 
     config: IPOConfig
 
@@ -41,6 +41,6 @@ class IPO(Preference):
 
 
 @register_algorithm(config_type=IPOConfig)
-async def ipo(config: IPOConfig, builder: Any) -> AsyncIterator[IPO]:
+async def ipo(config: IPOConfig, builder: Builder) -> AsyncIterator[IPO]:
     """Yields IPO."""
     yield IPO(config)

@@ -2,55 +2,56 @@
 
     delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
 
-over the trained tokens of a trajectory, one after the other through all of its turns; V behind the last token is 0.
-The trajectory's reward falls on its last token, the shaped reward of a turn on that turn's last token.
+over the trained tokens of a trajectory, in order through all of its turns; V after the last token is 0.
+The trajectory's reward is given at its last token, a turn's shaped reward at that turn's last token.
 
-Differs from the papers: a time step is a token, and what others say between two turns takes none; `gamma` is 1, since
-a longer reply is not worth less; `kl_coef` puts -kl_coef log(p_old / p_ref) of each token into its reward, as in
-arXiv:1909.08593, eq. 2. Values are not clipped unless `value_clip` is set: it depends on the rewards' scale and gained
-nothing (docs/lab-notes.md; arXiv:2006.05990 found the same).
+Differs from the papers: a time step is one trained token, so messages between two turns take none; `gamma` is 1, since
+a longer reply is not worth less; `kl_coef` adds -kl_coef log(p_old / p_ref) to each token's reward, as in
+arXiv:1909.08593, eq. 2. Values are not clipped unless `value_clip` is set: the clip depends on the scale of the rewards
+and did not help in our runs (arXiv:2006.05990 found the same).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from reinforge.algorithms.policy_gradient import TisCap, ref_kl
-from reinforge.algorithms.samples import samples_of_groups
+from reinforge.algorithms.samples import samples_from_groups
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import TrajectoryError
-from reinforge.interfaces import Algorithm, Needs
+from reinforge.interfaces import Algorithm, Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
+from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryGroup
 
 
 class PPOConfig(AlgorithmConfig, name="ppo"):
-    """Settings of PPO; the critic's own are in `finetuning.policy.critic`."""
+    """Settings of PPO; the critic's settings are in `finetuning.policy.critic`."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
-    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount of each token.")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
     gae_lambda: float = Field(
-        default=0.95, ge=0, le=1, description="1: credit by what really came; 0: by the critic's next value."
+        default=0.95, ge=0, le=1, description="1: advantages from actual returns; 0: from the critic's next value."
     )
-    normalize_advantages: bool = Field(default=True, description="Mean 0 and deviation 1 over the tokens of a job.")
+    normalize_advantages: bool = Field(
+        default=True, description="Normalize to mean 0 and standard deviation 1 over a job's tokens."
+    )
     value_clip: float | None = Field(
-        default=None, gt=0, description="Values move at most this far in a job, in the reward's unit; null: freely."
+        default=None, gt=0, description="Most that a value may move in a job, in the reward's unit; null: no limit."
     )
     value_coef: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
-    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference in the reward.")
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy, which is raised.")
+    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference model, in the reward.")
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     tis_cap: TisCap = 2.0
 
 
 class PPO(Algorithm):
-    """Credit by a critic, clipped policy gradient; needs no siblings."""
+    """Advantages from a critic, clipped policy gradient; needs no siblings."""
 
     def __init__(self, config: PPOConfig | None = None):
         self.config = config or PPOConfig()
@@ -59,17 +60,17 @@ class PPO(Algorithm):
         self.loss = LossSpec("ppo", {name: getattr(self.config, name) for name in names})
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of all groups; every token counts the same."""
-        return samples_of_groups(groups)
+        """Returns the samples of all groups; all tokens weigh the same."""
+        return samples_from_groups(groups)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns each sample's advantages `[T]` and sets its `returns` `[T]`, what its values should have been."""
+        """Returns each sample's advantages `[T]` and sets its `returns` `[T]`, the targets of its values."""
         config = self.config
         for _, members in groupby(samples, key=lambda sample: sample.trajectory_index):
             trajectory = list(members)
-            values_N = np.concatenate([values_of(s)[s.loss_mask] for s in trajectory])
-            rewards_N = token_rewards(trajectory, config.kl_coef)
-            advantages_N = generalized_advantages(rewards_N, values_N, config.gamma, config.gae_lambda)
+            values_N = np.concatenate([require_values(s)[s.loss_mask] for s in trajectory])
+            rewards_N = compute_token_rewards(trajectory, config.kl_coef)
+            advantages_N = compute_gae(rewards_N, values_N, config.gamma, config.gae_lambda)
             start = 0
             for sample in trajectory:
                 part = slice(start, start + sample.num_trained)
@@ -77,31 +78,31 @@ class PPO(Algorithm):
                 sample.advantages[sample.loss_mask] = advantages_N[part]
                 sample.returns[sample.loss_mask] = advantages_N[part] + values_N[part]
                 start = part.stop
-        found = [sample.advantages for sample in samples if sample.advantages is not None]
-        return normalized(samples, found) if config.normalize_advantages else found
+        advantages = [sample.advantages for sample in samples if sample.advantages is not None]
+        return normalize_advantages(samples, advantages) if config.normalize_advantages else advantages
 
 
-def values_of(sample: TrainingSample) -> FloatArray:
-    """Returns the critic's values.
+def require_values(sample: TrainingSample) -> FloatArray:
+    """Returns a sample's values from the critic.
 
     Raises:
-        TrajectoryError: The engine has given none.
+        TrajectoryError: The engine has not computed them.
     """
     if sample.values is None:
-        raise TrajectoryError("PPO needs the critic's values: let the engine score the samples before credit")
+        raise TrajectoryError("PPO needs the critic's values; call engine.score(samples, needs) before credit")
     return sample.values
 
 
-def token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.0) -> FloatArray:
-    """Returns the reward of each trained token of one trajectory, `[N]`, through its samples in order.
+def compute_token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.0) -> FloatArray:
+    """Returns the reward of each trained token of one trajectory, `[N]`, over its samples in order.
 
     Turn 0 with 2 tokens and shaped reward 0.5, turn 1 with 1 token and -0.1, reward 1  =>  [0, 0.5, 0.9]
 
-    A turn that is not trained gives its reward to the last trained token before it; if there is none, nobody earned it.
+    The reward of a turn that is not trained goes to the last trained token before it; without one it is dropped.
 
     Args:
-        samples: One trajectory's.
-        kl_coef: Weight of log(p_old / p_ref), which is taken away from each token.
+        samples: The samples of one trajectory.
+        kl_coef: Weight of log(p_old / p_ref), which is subtracted at each token.
     """
     turns_N = np.concatenate([sample.turn_ids[sample.loss_mask] for sample in samples])
     rewards_N = np.zeros(len(turns_N), np.float32)
@@ -115,7 +116,7 @@ def token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.0) -> Fl
     return rewards_N
 
 
-def generalized_advantages(
+def compute_gae(
     rewards_N: FloatArray,
     values_N: FloatArray,
     gamma: float,
@@ -128,10 +129,10 @@ def generalized_advantages(
 
     Args:
         rewards_N: Reward of each token.
-        values_N: The critic's value before each.
-        gamma: Discount of each token.
-        gae_lambda: 1: credit by what really came; 0: by the critic's next value.
-        after: Advantage and value of what follows the last token; nothing does at an episode's end.
+        values_N: The critic's value before each token.
+        gamma: Discount per token.
+        gae_lambda: 1: advantages from actual returns; 0: from the critic's next value.
+        after: Advantage and value after the last token; 0 at the end of an episode.
     """
     advantages_N = np.zeros(len(rewards_N), np.float64)
     following, next_value = after
@@ -142,13 +143,13 @@ def generalized_advantages(
     return advantages_N.astype(np.float32)
 
 
-def normalized(samples: Sequence[TrainingSample], advantages: Sequence[FloatArray]) -> list[FloatArray]:
-    """Returns advantages with mean 0 and deviation 1 over the trained tokens of all samples."""
+def normalize_advantages(samples: Sequence[TrainingSample], advantages: Sequence[FloatArray]) -> list[FloatArray]:
+    """Returns advantages with mean 0 and standard deviation 1 over the trained tokens of all samples."""
     trained = [a[s.loss_mask] for s, a in zip(samples, advantages, strict=True)]
-    found_N = np.concatenate(trained) if trained else np.zeros(0, np.float32)
-    if not len(found_N):
+    values_N = np.concatenate(trained) if trained else np.zeros(0, np.float32)
+    if not len(values_N):
         return list(advantages)
-    mean, deviation = found_N.mean(dtype=np.float64), found_N.std(dtype=np.float64)
+    mean, deviation = values_N.mean(dtype=np.float64), values_N.std(dtype=np.float64)
     return [
         np.where(s.loss_mask, (a - mean) / (deviation + 1e-8), 0).astype(np.float32)
         for s, a in zip(samples, advantages, strict=True)
@@ -156,6 +157,6 @@ def normalized(samples: Sequence[TrainingSample], advantages: Sequence[FloatArra
 
 
 @register_algorithm(config_type=PPOConfig)
-async def ppo(config: PPOConfig, builder: Any) -> AsyncIterator[PPO]:
+async def ppo(config: PPOConfig, builder: Builder) -> AsyncIterator[PPO]:
     """Yields PPO."""
     yield PPO(config)

@@ -1,9 +1,10 @@
-"""REINFORCE++ (arXiv:2501.03262, eq. 8 to 10): credit normalised over the whole batch, no critic, no groups needed.
+"""REINFORCE++ (arXiv:2501.03262, eq. 8 to 10): advantages normalized over the batch, without critic or groups.
 
     A_t = R - kl_coef sum_{i >= t} log p_old(i) / p_ref(i),    then (A - mean) / std over all trained tokens
 
-With `baseline: group` (the paper's "w/ baseline") the siblings' mean is taken off R first, and the KL goes into the
-loss as k2. A group's own deviation depends on the reward that it divides, which biases GRPO; the batch's hardly does.
+With `baseline: group` (the paper's "w/ baseline") the group's mean is first subtracted from R, and the KL goes into the
+loss as k2. A group's standard deviation depends on the reward that it divides, which biases GRPO; the batch's hardly
+does.
 
 Differs from the paper: turns are not discounted, and `kl_coef` is 0 unless set.
 """
@@ -11,13 +12,14 @@ Differs from the paper: turns are not discounted, and `kl_coef` is 0 unless set.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from reinforge.algorithms.advantages import batch_normalised
+from reinforge.algorithms.advantages import normalize_over_batch
 from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient, ref_kl
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 
@@ -27,16 +29,16 @@ class ReinforcePPConfig(ClippedConfig, name="reinforce_pp"):
 
     baseline: Literal["none", "group"] = Field(
         default="none",
-        description="none: rewards as they are, KL in the reward; group: less the siblings' mean, KL in the loss.",
+        description="none: plain rewards, KL in the reward; group: subtract the group's mean, KL in the loss.",
     )
-    aggregation: Aggregation = "token"
+    loss_aggregation: Aggregation = "token"
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         default="k2", description="baseline group: the estimator in the loss; the KL in the reward is k1."
     )
 
 
 class ReinforcePP(PolicyGradient):
-    """Credit normalised over the batch, clipped policy gradient."""
+    """Advantages normalized over the batch, clipped policy gradient."""
 
     config: ReinforcePPConfig
 
@@ -45,27 +47,27 @@ class ReinforcePP(PolicyGradient):
         self.needs_groups = config.baseline == "group"
         super().__init__(config)
 
-    def loss_of(self) -> LossSpec:
-        """Returns the clipped policy gradient, with the KL where it is not in the reward."""
-        spec = super().loss_of()
+    def build_loss(self) -> LossSpec:
+        """Returns the clipped policy-gradient loss, with the KL unless it is in the reward."""
+        spec = super().build_loss()
         return spec if self.needs_groups else LossSpec(spec.name, {**spec.params, "kl_coef": 0.0})
 
-    def compare(self, reward: float, siblings: Sequence[float]) -> float:
-        """Returns the reward, less the siblings' mean where that is the baseline."""
-        return super().compare(reward, siblings) if self.needs_groups else reward
+    def compute_advantage(self, reward: float, group_rewards: Sequence[float]) -> float:
+        """Returns the reward, minus the group's mean if that is the baseline."""
+        return super().compute_advantage(reward, group_rewards) if self.needs_groups else reward
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns advantages normalised over the trained tokens of all samples."""
+        """Returns advantages normalized over the trained tokens of all samples."""
         credits = super().credit(samples)
         if self.config.kl_coef and not self.needs_groups:
-            self._take_off_kl(samples, credits)
+            self._subtract_kl(samples, credits)
         trained = [credit[sample.loss_mask] for sample, credit in zip(samples, credits, strict=True)]
-        for sample, credit, values in zip(samples, credits, batch_normalised(trained), strict=True):
+        for sample, credit, values in zip(samples, credits, normalize_over_batch(trained), strict=True):
             credit[sample.loss_mask] = values
         return credits
 
-    def _take_off_kl(self, samples: Sequence[TrainingSample], credits: Sequence[FloatArray]) -> None:
-        """Takes the KL of each token and all later ones of its trajectory off its credit."""
+    def _subtract_kl(self, samples: Sequence[TrainingSample], credits: Sequence[FloatArray]) -> None:
+        """Subtracts from each token's advantage the KL of this and all later tokens of its trajectory."""
         later: dict[int, float] = {}
         for sample, credit in reversed(list(zip(samples, credits, strict=True))):
             to_go = np.cumsum(ref_kl(sample)[::-1])[::-1] + later.get(sample.trajectory_index, 0.0)
@@ -74,6 +76,6 @@ class ReinforcePP(PolicyGradient):
 
 
 @register_algorithm(config_type=ReinforcePPConfig)
-async def reinforce_pp(config: ReinforcePPConfig, builder: Any) -> AsyncIterator[ReinforcePP]:
+async def reinforce_pp(config: ReinforcePPConfig, builder: Builder) -> AsyncIterator[ReinforcePP]:
     """Yields REINFORCE++."""
     yield ReinforcePP(config)

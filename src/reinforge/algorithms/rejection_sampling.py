@@ -2,47 +2,49 @@
 
     loss = -mean_t log p(t) over the tokens of the kept trajectories
 
-Differs from the paper: each epoch goes on from the weights of the one before, on that epoch's own samples.
+Differs from the paper: each epoch continues from the previous epoch's weights, on its own samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from reinforge.algorithms.samples import on_mask, samples_of_groups, without_duplicates
+from reinforge.algorithms.samples import drop_duplicate_samples, fill_trained_tokens, samples_from_groups
 from reinforge.config.schema import AlgorithmConfig
-from reinforge.interfaces import Algorithm
+from reinforge.interfaces import Algorithm, Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
-DropDuplicates = Annotated[bool, Field(description="Rows of one agent that are equal to the token are trained once.")]
+DropDuplicates = Annotated[
+    bool, Field(description="Train identical samples of an agent (equal to the token) only once.")
+]
 
 
 class ImitationConfig(AlgorithmConfig):
-    """What all can be told that imitate a choice of their own trajectories."""
+    """Settings of every algorithm that imitates selected trajectories of its own."""
 
     drop_duplicates: DropDuplicates = False
 
 
 class RejectionSamplingConfig(ImitationConfig, name="rejection_sampling"):
-    """Settings of rejection sampling: the best of each group."""
+    """Settings of rejection sampling; the default keeps the best of each group."""
 
-    best_k: int | None = Field(default=1, ge=1, description="Siblings kept of each group, the best first; null: all.")
-    min_reward: float | None = Field(default=None, description="Least reward of what is kept; null: any.")
+    best_k: int | None = Field(default=1, ge=1, description="Number of best siblings to keep of each group; null: all.")
+    min_reward: float | None = Field(default=None, description="Minimum reward to keep a trajectory; null: any.")
 
     @model_validator(mode="after")
     def _rejects(self) -> RejectionSamplingConfig:
         if self.best_k is None and self.min_reward is None:
-            raise ValueError("with neither best_k nor min_reward nothing is rejected; use _type: sft for that")
+            raise ValueError("without best_k and min_reward nothing is rejected; set one of them, or use _type: sft")
         return self
 
 
 class RejectionSampling(Algorithm):
-    """Every token of what is kept counts one; without a least reward, groups without spread have no best."""
+    """Imitates the kept trajectories; without `min_reward`, groups with equal rewards have no best one."""
 
     config: ImitationConfig
     loss = LossSpec("cross_entropy")
@@ -53,32 +55,34 @@ class RejectionSampling(Algorithm):
         self.best_k, self.min_reward = config.best_k, config.min_reward
         self.needs_groups = config.min_reward is None
 
-    def teaches(self, group: TrajectoryGroup) -> bool:
-        """Returns False where nothing is good enough."""
-        return bool(self.keep(group.trajectories))
+    def has_signal(self, group: TrajectoryGroup) -> bool:
+        """Returns False if no trajectory is good enough."""
+        return bool(self.select_trajectories(group.trajectories))
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of what is kept."""
-        samples = samples_of_groups(
+        """Returns the samples of the selected trajectories."""
+        samples = samples_from_groups(
             [
-                TrajectoryGroup.model_construct(group_id=group.group_id, trajectories=self.keep(group.trajectories))
+                TrajectoryGroup.model_construct(
+                    group_id=group.group_id, trajectories=self.select_trajectories(group.trajectories)
+                )
                 for group in groups
             ]
         )
-        return without_duplicates(samples) if self.config.drop_duplicates else samples
+        return drop_duplicate_samples(samples) if self.config.drop_duplicates else samples
 
-    def keep(self, siblings: Sequence[Trajectory]) -> list[Trajectory]:
-        """Returns the siblings to imitate; of equal rewards the earlier one is better."""
+    def select_trajectories(self, siblings: Sequence[Trajectory]) -> list[Trajectory]:
+        """Returns the siblings to imitate, best first; ties go to the earlier one."""
         floor = self.min_reward
         good = [t for t in siblings if t.is_trainable and (floor is None or t.reward >= floor)]
         return sorted(good, key=lambda trajectory: -trajectory.reward)[: self.best_k]
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns 1 on every trained token."""
-        return [on_mask(sample, 1.0) for sample in samples]
+        return [fill_trained_tokens(sample, 1.0) for sample in samples]
 
 
 @register_algorithm(config_type=RejectionSamplingConfig)
-async def rejection_sampling(config: RejectionSamplingConfig, builder: Any) -> AsyncIterator[RejectionSampling]:
+async def rejection_sampling(config: RejectionSamplingConfig, builder: Builder) -> AsyncIterator[RejectionSampling]:
     """Yields rejection sampling."""
     yield RejectionSampling(config)

@@ -1,51 +1,50 @@
-"""REINFORCE leave-one-out (RLOO, arXiv:2402.14740, section 2.4): a reward less the mean of the other siblings'.
+"""REINFORCE leave-one-out (RLOO, arXiv:2402.14740, section 2.4): a reward minus the mean of its siblings' rewards.
 
     A_i = R_i - mean_{j != i} R_j,    R = r - kl_coef log p(y) / p_ref(y),    loss_i = -A_i log p(y_i)
 
-The whole reply is one action, so its tokens' losses are summed, not averaged.
+The whole reply is one action, so the losses of its tokens are summed, not averaged.
 
-Differs from the paper: sums are divided by `constant_length`, which scales the gradient and changes nothing else;
-samples that later steps of a job see stale are corrected by PPO's clipped ratio, whose gradient in the first step is
-REINFORCE's.
+Differs from the paper: sums are divided by `constant_length`, which only scales the gradient; samples that are stale in
+later steps of a job are corrected by PPO's clipped ratio, whose gradient in the first step equals REINFORCE's.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
-from reinforge.algorithms.advantages import leave_one_out
+from reinforge.algorithms.advantages import leave_one_out_advantage
 from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient, ref_kl
-from reinforge.algorithms.samples import on_mask
+from reinforge.algorithms.samples import fill_trained_tokens
+from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 
 
 class RLOOConfig(ClippedConfig, name="rloo"):
-    """Settings of RLOO; the KL is taken off the reward: k1, summed over the reply."""
+    """Settings of RLOO; the KL is subtracted from the reward (k1, summed over the reply)."""
 
-    aggregation: Aggregation = "constant"
+    loss_aggregation: Aggregation = "constant"
 
 
 class RLOO(PolicyGradient):
-    """Leave-one-out credit, summed over each reply."""
+    """Leave-one-out advantages, loss summed over each reply."""
 
     config: RLOOConfig
 
     def __init__(self, config: RLOOConfig | None = None):
         super().__init__(config or RLOOConfig())
 
-    def loss_of(self) -> LossSpec:
-        """Returns the clipped policy gradient; the KL is not in it."""
-        spec = super().loss_of()
+    def build_loss(self) -> LossSpec:
+        """Returns the clipped policy-gradient loss, without the KL."""
+        spec = super().build_loss()
         return LossSpec(spec.name, {**spec.params, "kl_coef": 0.0})
 
-    def compare(self, reward: float, siblings: Sequence[float]) -> float:
-        """Returns the reward less the mean of the other siblings'."""
-        return leave_one_out(reward, siblings)
+    def compute_advantage(self, reward: float, group_rewards: Sequence[float]) -> float:
+        """Returns the reward minus the mean of the other siblings' rewards."""
+        return leave_one_out_advantage(reward, group_rewards)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns leave-one-out advantages, of the reward and, being linear, of the KL apart."""
+        """Returns leave-one-out advantages; being linear, those of reward and KL are computed separately."""
         credits = super().credit(samples)
         if not self.config.kl_coef:
             return credits
@@ -55,12 +54,12 @@ class RLOO(PolicyGradient):
             group[sample.trajectory_index] = group.get(sample.trajectory_index, 0.0) + float(ref_kl(sample).sum())
         for sample, credit in zip(samples, credits, strict=True):
             group = totals[sample.group_id]
-            excess = leave_one_out(group[sample.trajectory_index], list(group.values()))
-            credit -= on_mask(sample, self.config.kl_coef * excess)
+            excess = leave_one_out_advantage(group[sample.trajectory_index], list(group.values()))
+            credit -= fill_trained_tokens(sample, self.config.kl_coef * excess)
         return credits
 
 
 @register_algorithm(config_type=RLOOConfig)
-async def rloo(config: RLOOConfig, builder: Any) -> AsyncIterator[RLOO]:
+async def rloo(config: RLOOConfig, builder: Builder) -> AsyncIterator[RLOO]:
     """Yields RLOO."""
     yield RLOO(config)

@@ -1,11 +1,11 @@
-"""From trajectories to training samples: turns whose prompt extends the tokens so far become one row of tokens.
+"""Makes training samples of trajectories; a turn whose prompt extends the tokens so far joins the same sample.
 
     prompt [1,2] -> [4]; prompt [1,2,4,8] -> [5]   =>  token_ids [1,2,4,8,5], loss_mask [0,0,1,0,1]
     prompt [9]   -> [7]  (history rewritten)       =>  a second sample [9,7], [0,1]
 
-Nothing is tokenised here: the ids are the sampler's own. A token whose support was cut (top-p, top-k, min-p) is trained
-over the words that it was drawn from; one whose words are not recorded is context, and counted: greedy decoding, a
-support of more than `MAX_SUPPORT` words, a policy server that does not tell.
+Nothing is tokenised here: the ids are the sampler's own. A token sampled with a filter (top-p, top-k, min-p) is trained
+over the tokens that the filter kept. If those were not recorded, the token becomes context and counts as untrainable:
+greedy decoding, more than `MAX_SUPPORT` kept tokens, or a policy server that does not report them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from reinforge.types.seeding import stable_random
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import OTHER_CHOICES, Trajectory, TrajectoryGroup
 
-SAID = {"role", "content", "prompt", "chosen_response", "rejected_response"}
-"""What two items must share to be equal."""
+COMPARED_FIELDS = {"role", "content", "prompt", "chosen_response", "rejected_response"}
+"""Fields of an episode item that are compared to find duplicates."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A sample while it grows."""
+    """A sample under construction."""
 
     token_ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Row:
     supports: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def extends_to(self, prompt: Sequence[int]) -> bool:
-        """True if the prompt begins with every token of the row."""
+        """Returns True if the prompt begins with all tokens of the row."""
         length = len(self.token_ids)
         return len(prompt) >= length and list(prompt[:length]) == self.token_ids
 
@@ -62,10 +62,10 @@ class _Row:
         if tokens.supports is None:
             self.add_context(tokens.token_ids)
             return
-        drawn = zip(tokens.token_ids, tokens.processed_logprobs, tokens.supports.sets, strict=True)
-        for token, logprob, words in drawn:
-            if len(words):
-                self.supports[len(self.token_ids)] = words
+        sampled = zip(tokens.token_ids, tokens.processed_logprobs, tokens.supports.sets, strict=True)
+        for token, logprob, kept in sampled:
+            if len(kept):
+                self.supports[len(self.token_ids)] = kept
                 self._add_sampled((token,), (logprob,), tokens, turn)
             else:
                 self.add_context((token,))
@@ -81,9 +81,10 @@ class _Row:
         self.versions += [tokens.policy_version] * count
         self.turns += [turn] * count
 
-    def sample(self) -> TrainingSample:
-        every_word, places = np.zeros(0, np.int32), range(len(self.token_ids))
-        supports = Supports.of(self.supports.get(place, every_word) for place in places) if self.supports else None
+    def build_sample(self) -> TrainingSample:
+        whole_vocabulary = np.zeros(0, np.int32)
+        kept = (self.supports.get(position, whole_vocabulary) for position in range(len(self.token_ids)))
+        supports = Supports.from_sets(kept) if self.supports else None
         return TrainingSample(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
             loss_mask=np.asarray(self.mask, dtype=np.bool_),
@@ -95,8 +96,8 @@ class _Row:
         )
 
 
-def to_samples(trajectory: Trajectory) -> list[TrainingSample]:
-    """Returns the samples of one trajectory, in order; turns that are not trained are context or left out."""
+def samples_from_trajectory(trajectory: Trajectory) -> list[TrainingSample]:
+    """Returns the samples of one trajectory, in order; untrained turns are context or left out."""
     rows: list[_Row] = []
     for index, turn in enumerate(trajectory.turns):
         tokens = turn.tokens
@@ -110,7 +111,7 @@ def to_samples(trajectory: Trajectory) -> list[TrainingSample]:
             row.add_reply(tokens, index)
         else:
             row.add_context(tokens.token_ids)
-    samples = [row.sample() for row in rows if any(row.mask)]
+    samples = [row.build_sample() for row in rows if any(row.mask)]
     for sample in samples:
         sample.reward = trajectory.reward
         sample.turn_rewards = trajectory.shaped_rewards
@@ -118,41 +119,41 @@ def to_samples(trajectory: Trajectory) -> list[TrainingSample]:
     return samples
 
 
-def samples_of_groups(groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
+def samples_from_groups(groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
     """Returns the samples of all groups, with `group_id`, `group_rewards` and `trajectory_index` set."""
     samples: list[TrainingSample] = []
     index = 0
     for group in groups:
         rewards = tuple(group.rewards)
         for trajectory in group.trajectories:
-            for sample in to_samples(trajectory):
+            for sample in samples_from_trajectory(trajectory):
                 sample.group_id, sample.group_rewards, sample.trajectory_index = group.group_id, rewards, index
                 samples.append(sample)
             index += 1
     return samples
 
 
-def num_left_out(groups: Sequence[TrajectoryGroup]) -> int:
-    """Returns how many sampled tokens of trained turns are context: what they were drawn from is not recorded."""
+def count_untrainable_tokens(groups: Sequence[TrajectoryGroup]) -> int:
+    """Returns the number of sampled tokens of trained turns whose kept tokens were not recorded."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-    found = [turn.tokens for turn in turns if turn.is_trained]
-    return sum(_num_unrecorded(tokens) for tokens in found if tokens is not None and tokens.restricted)
+    replies = [turn.tokens for turn in turns if turn.is_trained]
+    return sum(_count_unrecorded(tokens) for tokens in replies if tokens is not None and tokens.restricted)
 
 
-def _num_unrecorded(tokens: TokenLogprobs) -> int:
+def _count_unrecorded(tokens: TokenLogprobs) -> int:
     if tokens.supports is None:
         return len(tokens.token_ids)
     return int((tokens.supports.counts == 0).sum())
 
 
-def num_of_other_choices(groups: Sequence[TrajectoryGroup]) -> int:
-    """Returns how many tokens were sampled for choices that the agents did not go on with."""
-    told = (trajectory.metadata or {} for group in groups for trajectory in group.trajectories)
-    return sum(metadata.get(OTHER_CHOICES, 0) for metadata in told)
+def count_tokens_of_other_choices(groups: Sequence[TrajectoryGroup]) -> int:
+    """Returns the number of tokens sampled for completion choices that the agents did not use."""
+    trajectories = (trajectory for group in groups for trajectory in group.trajectories)
+    return sum((trajectory.metadata or {}).get(OTHER_CHOICES, 0) for trajectory in trajectories)
 
 
-def weigh_by_trajectory(samples: Sequence[TrainingSample]) -> None:
-    """Sets each sample's weight to 1 / (trained tokens of its trajectory): every trajectory counts the same."""
+def weight_by_trajectory(samples: Sequence[TrainingSample]) -> None:
+    """Sets each sample's weight to 1 / (trained tokens of its trajectory), so all trajectories count the same."""
     lengths: dict[int, int] = {}
     for sample in samples:
         lengths[sample.trajectory_index] = lengths.get(sample.trajectory_index, 0) + sample.num_trained
@@ -160,66 +161,68 @@ def weigh_by_trajectory(samples: Sequence[TrainingSample]) -> None:
         sample.weight = 1.0 / lengths[sample.trajectory_index]
 
 
-def weigh_agents(samples: Sequence[TrainingSample]) -> None:
-    """Scales weights so that each agent counts as its `agent_weight` says, however much it said and was chosen.
+def weight_by_agent(samples: Sequence[TrainingSample]) -> None:
+    """Scales weights so that each agent's share of the loss is its `agent_weight`, whatever its number of tokens.
 
-    What an agent counts is the sum of its samples' weights over their trained tokens, or over the samples where they
-    are pairs, whose loss is one number each. All together count what they did before; one agent alone stays as it is.
+    An agent's share is the sum of its samples' weights over their trained tokens, or over the samples if they are
+    pairs, whose loss is one number each. The total stays the same; a single agent's weights are unchanged.
 
     Example: a prover with 9 trained tokens and a verifier with 3, weights 1 -> 2/3 and 2: 6 and 6 of 12; with an
     `agent_weight` of 3 and 1: 1 and 1.
     """
     counts: dict[str, float] = {}
     for sample in samples:
-        counts[sample.agent] = counts.get(sample.agent, 0.0) + _count_of(sample)
-    wanted = {sample.agent: sample.agent_weight for sample in samples if counts[sample.agent] > 0}
-    if len(wanted) < 2 or not any(wanted.values()):
+        counts[sample.agent] = counts.get(sample.agent, 0.0) + _total_weight(sample)
+    shares = {sample.agent: sample.agent_weight for sample in samples if counts[sample.agent] > 0}
+    if len(shares) < 2 or not any(shares.values()):
         return
-    scale = sum(counts.values()) / sum(wanted.values())
+    scale = sum(counts.values()) / sum(shares.values())
     for sample in samples:
-        if sample.agent in wanted:
-            sample.weight *= wanted[sample.agent] / counts[sample.agent] * scale
+        if sample.agent in shares:
+            sample.weight *= shares[sample.agent] / counts[sample.agent] * scale
 
 
-def balanced(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[list[Trajectory]]:
-    """Returns as many groups as leave each agent its share: for backends that cannot weigh what they train on.
+def balance_agents(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[list[Trajectory]]:
+    """Returns a subset of the groups in which each agent has its share, for backends without sample weights.
 
-    Equal ones count once. Which of an agent's stay depends on the seed alone, and all stay in their order.
+    Duplicates count once. The seed alone decides which groups of an agent are kept; their order does not change.
 
     Example: a prover's 9 groups and a verifier's 3, weights 1 -> 3 and 3; with an `agent_weight` of 2 and 1 -> 6 and 3.
 
     Args:
-        groups: Of one agent each.
-        seed: The run's.
+        groups: Groups of one agent each.
+        seed: The run's seed.
     """
     by_agent: dict[str, dict[str, int]] = {}
     weights: dict[str, float] = {}
     for place, siblings in enumerate(groups):
         first = siblings[0]
         if first.agent_weight > 0:
-            said = str([(t.reward, [item.model_dump(include=SAID) for item in t.episode]) for t in siblings])
-            by_agent.setdefault(first.agent or "", {}).setdefault(said, place)
+            content = str(
+                [(t.reward, [item.model_dump(include=COMPARED_FIELDS) for item in t.episode]) for t in siblings]
+            )
+            by_agent.setdefault(first.agent or "", {}).setdefault(content, place)
             weights[first.agent or ""] = first.agent_weight
-    unit = min((len(found) / weights[agent] for agent, found in by_agent.items()), default=0.0)
+    unit = min((len(places) / weights[agent] for agent, places in by_agent.items()), default=0.0)
     kept: list[int] = []
-    for agent, found in by_agent.items():
-        count = min(len(found), max(1, round(unit * weights[agent])))
-        kept += stable_random(seed, "balance", agent).sample(list(found.values()), count)
+    for agent, places in by_agent.items():
+        count = min(len(places), max(1, round(unit * weights[agent])))
+        kept += stable_random(seed, "balance", agent).sample(list(places.values()), count)
     return [list(groups[place]) for place in sorted(kept)]
 
 
-def _count_of(sample: TrainingSample) -> float:
+def _total_weight(sample: TrainingSample) -> float:
     return sample.weight * (sample.num_trained if sample.pair_id is None else 1)
 
 
-def without_duplicates(samples: Sequence[TrainingSample], *, add_up: bool = False) -> list[TrainingSample]:
-    """Returns the samples that are equal to the token, of the same agent, once each; of pairs both must be equal.
+def drop_duplicate_samples(samples: Sequence[TrainingSample], *, add_up: bool = False) -> list[TrainingSample]:
+    """Returns the samples without duplicates: same agent, same tokens; of pairs, both samples must be equal.
 
-    Example: a prover says [4] to [1, 2] twice, a verifier says it too -> one sample of each.
+    Example: a prover answers [4] to [1, 2] twice, a verifier once -> one sample of each.
 
     Args:
-        samples: Of a job.
-        add_up: The one that stays weighs as much as all of them.
+        samples: Samples of a job.
+        add_up: The remaining sample gets the weight of all its duplicates.
     """
     rows: dict[str | int, list[TrainingSample]] = {}
     for number, sample in enumerate(samples):
@@ -234,6 +237,6 @@ def without_duplicates(samples: Sequence[TrainingSample], *, add_up: bool = Fals
     return [sample for row in kept.values() for sample in row]
 
 
-def on_mask(sample: TrainingSample, value: float) -> FloatArray:
-    """Returns `[T]`: `value` where the sample is trained, 0 elsewhere."""
+def fill_trained_tokens(sample: TrainingSample, value: float) -> FloatArray:
+    """Returns an array `[T]` with `value` at the sample's trained tokens and 0 elsewhere."""
     return np.where(sample.loss_mask, np.float32(value), np.float32(0))

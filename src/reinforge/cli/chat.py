@@ -1,4 +1,4 @@
-"""`reinforge chat RUN|PATH`: talk to the result."""
+"""`reinforge chat RUN|PATH`: a conversation with a model."""
 
 from __future__ import annotations
 
@@ -10,24 +10,38 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.report import DEBUG, guarded
+from reinforge.cli.options import DEBUG, OUTPUT_DIR, SAMPLING, GroupedCommand, option
+from reinforge.cli.report import INTERRUPTED, exit_on_error
 
 if TYPE_CHECKING:
     from reinforge.interfaces import PolicyServer
     from reinforge.types.request import Message, SamplingParams
 
-INTERRUPTED = 130
 EXIT, RESET = "/exit", "/reset"
 
 
-@click.command("chat", context_settings={"show_default": True})
+@click.command("chat", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("model", metavar="RUN|PATH")
-@click.option("--system", metavar="TEXT", help="What stands before the conversation.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, help="0 takes the most likely token.")
-@click.option("--max_tokens", "--max-tokens", type=click.IntRange(min=1), default=256, help="Longest reply in tokens.")
-@click.option("--seed", type=int, help="Makes replies repeatable.")
-@click.option("--output_dir", "--output-dir", default="./.reinforge/runs", help="Folder of the run folders.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Where it runs.")
+@option("system", metavar="TEXT", group=SAMPLING, help="System prompt.")
+@option(
+    "temperature",
+    metavar="NUMBER",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    group=SAMPLING,
+    help="Sampling temperature; 0: greedy decoding.",
+)
+@option(
+    "max_tokens",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=256,
+    group=SAMPLING,
+    help="Longest reply in tokens.",
+)
+@option("seed", metavar="N", type=int, group=SAMPLING, help="Seed, for reproducible replies; default: random.")
+@OUTPUT_DIR
+@option("device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Device of the model.")
 @DEBUG
 def command(
     model: str,
@@ -39,36 +53,36 @@ def command(
     device: str,
     debug: bool,
 ) -> None:
-    """Talk to the model of a run, of a folder or of a hub id, in the terminal or through a pipe.
+    """Chat with a model in the terminal or through a pipe: a run, a folder or a Hugging Face model id.
 
-    Each line is one turn; /reset begins a new conversation, /exit or the end of the input ends it.
+    Each line of input is one turn. /reset starts a new conversation; /exit or the end of the input quits.
 
     \b
     Example:
       reinforge chat 20260101-120000-ab12
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
     """
-    with guarded(as_json=False, debug=debug):
+    with exit_on_error(as_json=False, debug=debug):
         from reinforge.errors import ConfigError, Problem
         from reinforge.runs.saved_model import find_model
         from reinforge.types.request import SamplingParams
 
         found = find_model(model, Path(output_dir), "RUN|PATH")
         if found.adapters:
-            message = f"{found.path} holds several adapters, {', '.join(found.adapters)}, and one can talk at a time"
+            message = f"{found.path} has several adapters ({', '.join(found.adapters)}); chat uses one at a time"
             raise ConfigError(Problem("RUN|PATH", message, f"reinforge chat {found.path}/{found.adapters[0]}"))
         sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # a byte that is no text must not end the conversation
-        click.echo(f"{found}: /reset begins anew, /exit ends", err=True)
+            sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 must not end the conversation
+        click.echo(f"{found}: /reset starts a new conversation, /exit quits", err=True)
         try:
-            asyncio.run(_chat(found.path, device, system, sampling))
+            asyncio.run(_run_chat(found.path, device, system, sampling))
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
 
 
-async def _chat(path: str, device: str, system: str | None, sampling: SamplingParams) -> None:
-    """Loads the model and answers line by line."""
+async def _run_chat(path: str, device: str, system: str | None, sampling: SamplingParams) -> None:
+    """Loads the model and replies line by line."""
     from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
     from reinforge.algorithms.grpo import GRPO, GRPOConfig
     from reinforge.config.schema import FinetuneConfig
@@ -77,38 +91,38 @@ async def _chat(path: str, device: str, system: str | None, sampling: SamplingPa
     await adapter.initialize(FinetuneConfig.model_validate({"policy": {"model": path}, "device": device}))
     try:
         policy = adapter.policy()
-        assert policy is not None  # the local adapter serves one once it is initialised
-        await _talk(policy, [{"role": "system", "content": system}] if system else [], sampling)
+        assert policy is not None  # the local adapter has a policy once it is initialized
+        await _run_conversation(policy, [{"role": "system", "content": system}] if system else [], sampling)
     finally:
         await adapter.cleanup()
 
 
-async def _talk(policy: PolicyServer, opening: list[Message], sampling: SamplingParams) -> None:
-    from reinforge.interfaces import ContextOverflow
-    from reinforge.rollout.threads import in_daemon_thread
+async def _run_conversation(policy: PolicyServer, opening: list[Message], sampling: SamplingParams) -> None:
+    from reinforge.errors import ContextOverflow
+    from reinforge.rollout.threads import run_in_daemon_thread
     from reinforge.types.request import ModelRequest
 
     history = list(opening)
-    while (line := await in_daemon_thread(_read_line, "chat-input")) is not None:
+    while (line := await run_in_daemon_thread(_read_line, "chat-input")) is not None:
         if line.strip() == EXIT:
             return
         if line.strip() == RESET:
             history = list(opening)
         elif line.strip():
-            asked: list[Message] = [*history, {"role": "user", "content": line}]
+            messages: list[Message] = [*history, {"role": "user", "content": line}]
             try:
-                reply = await policy.sample(ModelRequest(asked, sampling))
+                reply = await policy.sample(ModelRequest(messages, sampling))
             except ContextOverflow as overflow:
-                click.echo(f"{overflow}; {RESET} begins anew", err=True)
+                click.echo(f"{overflow}; {RESET} starts a new conversation", err=True)
                 continue
-            history = [*asked, reply.message]
-            click.echo(plain_text(str(reply.message.get("content") or "")))
+            history = [*messages, reply.message]
+            click.echo(escape_controls(str(reply.message.get("content") or "")))
             if reply.finish_reason == "length":
-                click.echo(f"(cut at {reply.num_completion_tokens} tokens)", err=True)
+                click.echo(f"(cut off at {reply.num_completion_tokens} tokens)", err=True)
 
 
 def _read_line() -> str | None:
-    """Returns the next line, or None at the input's end; a terminal is asked with a prompt."""
+    """Returns the next line of input, or None at its end; shows a prompt on a terminal."""
     if sys.stdin.isatty():
         try:
             return input("> ")
@@ -118,9 +132,9 @@ def _read_line() -> str | None:
     return line.rstrip("\r\n") if line else None
 
 
-def plain_text(text: str) -> str:
-    """Returns text that cannot steer a terminal: `\x1b[31m` is shown as those characters, and so are bidi marks.
+def escape_controls(text: str) -> str:
+    """Returns text that cannot control a terminal: `\x1b[31m` is printed as those characters, as are bidi marks.
 
-    Line breaks, tabs and the joiner inside emoji stay.
+    Keeps line breaks, tabs and the joiner inside emoji.
     """
     return "".join(c if c.isprintable() or c in "\n\t\u200d" else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""`reinforge check FILE`: everything that a run would meet, without running it."""
+"""`reinforge check FILE`: validates a run without starting it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,35 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded
+from reinforge.cli.options import CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption
+from reinforge.cli.report import exit_on_error
 
 
-@click.command("check", context_settings={"show_default": True})
-@click.argument("file", callback=existing_file)
-@click.option("--sample", "num_samples", type=click.IntRange(min=0), default=0, help="Examples to try the rewards on.")
+@click.command("check", cls=GroupedCommand, context_settings={"show_default": True})
+@CONFIG_FILE
+@click.option(
+    "--sample",
+    "num_samples",
+    cls=GroupedOption,
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Test the rewards on N training examples.",
+)
 @OVERRIDE
 @JSON
 @DEBUG
 def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
-    """Check configuration, data, components, rewards and disk of a run. Starts nothing and loads no model.
+    """Validate configuration, data, components, rewards and disk space of a run, without loading a model.
 
-    With --sample N every evaluator scores the dataset's own expected answer and an empty one for N examples.
+    With --sample N, every evaluator scores the expected answer and an empty answer of N examples.
 
     \b
     Example:
       reinforge check run.yml
       reinforge check run.yml --sample 3 -o finetuning.seed 1
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.errors import ConfigError
         from reinforge.trainer.setup.check import check_config
@@ -38,8 +47,8 @@ def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...]
             raise SystemExit(0 if report.ok else ConfigError.exit_code)
         for row in report.rewards:
             click.echo(
-                f"  {row.evaluator} on {row.example_id}: expected answer {_shown(row.on_expected)}, "
-                f"empty answer {_shown(row.on_empty)}"
+                f"  {row.evaluator} on {row.example_id}: expected answer {_format_score(row.on_expected)}, "
+                f"empty answer {_format_score(row.on_empty)}"
             )
         if report.problems:
             raise ConfigError(report.problems)
@@ -53,5 +62,5 @@ def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...]
         click.echo(f"{file} is valid")
 
 
-def _shown(score: float | str) -> str:
+def _format_score(score: float | str) -> str:
     return score if isinstance(score, str) else f"{score:g}"

@@ -1,4 +1,4 @@
-"""`reinforge components [KIND]`: what a configuration may name, with fields, defaults and origin."""
+"""`reinforge components [KIND]`: lists every `_type`, with its settings, defaults and module."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from typing import Any
 
 import click
 
-from reinforge.cli.report import DEBUG, JSON, guarded
+from reinforge.cli.options import DEBUG, JSON, GroupedCommand
+from reinforge.cli.report import exit_on_error
 
 
-@click.command("components")
+@click.command("components", cls=GroupedCommand)
 @click.argument("kind", required=False)
 @JSON
 @DEBUG
 def command(kind: str | None, as_json: bool, debug: bool) -> None:
-    """List what a configuration may name as a `_type`: fields, defaults, and the module that it comes from.
+    """List every `_type` that a configuration can use, with its settings, their defaults, and its module.
 
-    A plugin that could not be imported is named with its own error.
+    KIND is one of llm, workflow, dataset, evaluator, trajectory_builder, trainer_adapter, trainer, algorithm, model.
+    Plugins that failed to import are listed with their error.
 
     \b
     Example:
       reinforge components
       reinforge components evaluator
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.errors import did_you_mean
         from reinforge.registry import KINDS, REGISTRY
 
         if kind is not None and kind not in KINDS:
             hint = did_you_mean(kind, KINDS) or ";"
-            raise click.UsageError(f'there is no kind "{kind}"{hint} kinds: {", ".join(KINDS)}')
-        listed = [_described(component) for component in REGISTRY.components(kind)]
+            raise click.UsageError(f'unknown kind "{kind}"{hint} allowed: {", ".join(KINDS)}')
+        listed = [_describe_component(component) for component in REGISTRY.components(kind)]
         errors = REGISTRY.plugin_errors()
         if as_json:
             click.echo(json.dumps({"components": listed, "plugin_errors": errors}, ensure_ascii=False))
@@ -44,16 +46,16 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
             what = "  (a protocol)" if component["is_protocol"] else ""
             click.echo(f"  {component['name']:<28} {component['origin']}{what}")
             for line in component["fields"]:
-                default = "required" if line["default"] is None else _on_one_line(str(line["default"]))
+                default = "required" if line["default"] is None else _first_line(str(line["default"]))
                 click.echo(f"      {line['path']} = {default}   {line['description']}")
         for name, why in errors.items():
-            click.echo(f'plugin "{name}" could not be imported: {why}', err=True)
+            click.echo(f'plugin "{name}" failed to import: {why}', err=True)
 
 
-def _described(component: Any) -> dict[str, Any]:
+def _describe_component(component: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from reinforge.config.describe import field_lines
+    from reinforge.config.describe import iterate_fields
     from reinforge.multiagent.protocol import DialogueConfig
 
     return {
@@ -62,11 +64,11 @@ def _described(component: Any) -> dict[str, Any]:
         "origin": component.origin,
         "config_type": component.config_type.__name__,
         "is_protocol": issubclass(component.config_type, DialogueConfig),
-        "fields": [asdict(line) for line in field_lines(component.config_type)],
+        "fields": [asdict(line) for line in iterate_fields(component.config_type)],
     }
 
 
-def _on_one_line(text: str) -> str:
-    """Returns a default's first line; a prompt of many lines is in the schema whole."""
+def _first_line(text: str) -> str:
+    """Returns the first line of a default; the JSON schema has multi-line prompts in full."""
     first, *rest = text.splitlines() or [""]
     return f"{first} …" if rest else first

@@ -7,66 +7,77 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded
+from reinforge.cli.options import CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption
+from reinforge.cli.report import exit_on_error
 
 
 @click.group("config")
 def command() -> None:
-    """Show what a configuration file comes to, and what it may hold."""
+    """Show a resolved configuration, or the JSON schema of the file.
+
+    \b
+    Example:
+      reinforge config show run.yml --origin
+    """
 
 
-@command.command("show")
-@click.argument("file", callback=existing_file)
-@click.option("--origin", "with_origin", is_flag=True, help="Say of each value whether file, -o or default set it.")
+@command.command("show", cls=GroupedCommand, short_help="Print the resolved configuration, with all defaults.")
+@CONFIG_FILE
+@click.option(
+    "--origin",
+    "with_origin",
+    cls=GroupedOption,
+    is_flag=True,
+    help="Print where each value is set: file, -o or default.",
+)
 @OVERRIDE
 @JSON
 @DEBUG
 def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
-    """Show the resolved configuration: every default that takes effect, secrets as variables.
+    """Print the resolved configuration: every value in effect, defaults included, with secrets as variables.
 
     \b
     Example:
       reinforge config show run.yml
       reinforge config show run.yml --origin -o finetuning.num_epochs 20
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from dataclasses import asdict
 
         import yaml
 
         from reinforge.config.dump import dump_config
         from reinforge.config.loader import load_config
-        from reinforge.config.origin import settings_of
+        from reinforge.config.origin import list_settings
 
         loaded = load_config(file, overrides=overrides)
         if not with_origin:
             text = dump_config(loaded)
             click.echo(json.dumps(yaml.safe_load(text), ensure_ascii=False) if as_json else text, nl=as_json)
             return
-        settings = settings_of(loaded)
+        settings = list_settings(loaded)
         if as_json:
             click.echo(json.dumps([asdict(setting) for setting in settings], ensure_ascii=False))
             return
         width = max(len(setting.path) for setting in settings)
         for setting in settings:
-            shown = json.dumps(setting.value, ensure_ascii=False)
-            click.echo(
-                f"{setting.path:<{width}}  {shown if len(shown) < 60 else shown[:57] + '...':<24}  {setting.origin}"
-            )
+            value = json.dumps(setting.value, ensure_ascii=False)
+            value = value if len(value) < 60 else f"{value[:57]}..."
+            click.echo(f"{setting.path:<{width}}  {value:<24}  {setting.origin}")
 
 
-@command.command("schema")
+@command.command("schema", cls=GroupedCommand, short_help="Print the JSON schema of a configuration file.")
 @JSON
 @DEBUG
 def schema(as_json: bool, debug: bool) -> None:
-    """Write the JSON schema of a configuration file, registered components included.
+    """Print the JSON schema of a configuration file, with all registered components, for editors.
 
     \b
     Example:
       reinforge config schema > reinforge.schema.json
     """
-    with guarded(as_json=as_json, debug=debug):
-        from reinforge.config.json_schema import config_schema
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.config.json_schema import build_config_schema
         from reinforge.registry import REGISTRY
 
-        click.echo(json.dumps(config_schema(REGISTRY), indent=None if as_json else 2, ensure_ascii=False))
+        click.echo(json.dumps(build_config_schema(REGISTRY), indent=None if as_json else 2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""`reinforge eval FILE`: an evaluation alone, with intervals."""
+"""`reinforge eval FILE`: an evaluation without training."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.report import DEBUG, JSON, OVERRIDE, existing_file, guarded
-
-INTERRUPTED = 130
-
-
-def writable_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """Turns a file to write into a path; a folder that is missing is a usage error, before any work."""
-    path = Path(value) if value is not None else None
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise click.BadParameter(f"{value} cannot be written: no such folder", context, parameter)
-    return path
-
-
-@click.command("eval", context_settings={"show_default": True})
-@click.argument("file", callback=existing_file)
-@click.option("--model", metavar="RUN|PATH", help="A run, a folder or a hub id instead of the file's model.")
-@click.option(
-    "--split", type=click.Choice(["select", "confirm", "train", "all"]), help="Examples; default: select, or all."
+from reinforge.cli.options import (
+    CONFIG_FILE,
+    DATA,
+    DEBUG,
+    JSON,
+    OUTPUT,
+    OVERRIDE,
+    GroupedCommand,
+    option,
+    parse_output_file,
 )
-@click.option("--limit", type=click.IntRange(min=1), help="The first so many examples.")
-@click.option("--output", callback=writable_file, metavar="FILE", help="Write every episode as a line of JSON.")
+from reinforge.cli.report import INTERRUPTED, exit_on_error
+
+SPLITS = click.Choice(["select", "confirm", "train", "all"])
+
+
+@click.command("eval", cls=GroupedCommand, context_settings={"show_default": True})
+@CONFIG_FILE
+@option(
+    "model", metavar="RUN|PATH", group=DATA, help="Run, folder or Hugging Face model id; default: that of the file."
+)
+@option("split", type=SPLITS, group=DATA, help="Examples; default: select, or all if the file does not train.")
+@option("limit", metavar="N", type=click.IntRange(min=1), group=DATA, help="Evaluate only the first N examples.")
+@option("output", callback=parse_output_file, metavar="FILE", group=OUTPUT, help="Write all episodes as JSON Lines.")
 @OVERRIDE
 @JSON
 @DEBUG
@@ -42,17 +45,17 @@ def command(
     as_json: bool,
     debug: bool,
 ) -> None:
-    """Evaluate the agent of a file, as it is or with the model of a run. Trains nothing.
+    """Evaluate the agent of a file, with its own model or with that of a run. Trains nothing.
 
-    One line an evaluator: its mean and 95 % interval over the examples. Without --split it is `select` if the file
-    trains, else the whole dataset; `confirm` is what a run's verdict rests on, so each look at it costs some of that.
+    Prints the mean of each evaluator with its 95 % confidence interval. Avoid the split `confirm` before a run: its
+    verdict is only valid if those examples were not used to make decisions.
 
     \b
     Example:
       reinforge eval run.yml
       reinforge eval run.yml --model 20260101-120000-ab12 --split confirm --json
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
@@ -66,6 +69,6 @@ def command(
             raise SystemExit(INTERRUPTED) from None
         if output is not None:
             evaluation.write(output)
-        lines = [json.dumps(evaluation.as_dict(), ensure_ascii=False)] if as_json else evaluation.lines()
+        lines = [json.dumps(evaluation.as_dict(), ensure_ascii=False)] if as_json else evaluation.format_lines()
         for line in lines:
             click.echo(line)

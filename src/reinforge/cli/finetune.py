@@ -1,4 +1,4 @@
-"""`reinforge finetune FILE`: a whole run from a YAML file."""
+"""`reinforge finetune FILE`: a run from a YAML file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from typing import Any
 
 import click
 
-from reinforge.cli.report import DEBUG, JSON, OVERRIDE, AtEnd, existing_file, guarded, run_and_exit
+from reinforge.cli.options import (
+    DATA,
+    DEBUG,
+    JSON,
+    LIMITS,
+    OUTPUT,
+    OVERRIDE,
+    RUN,
+    GroupedCommand,
+    option,
+    parse_existing_file,
+)
+from reinforge.cli.report import AtEnd, exit_on_error, run_and_exit
 
 FLAG_PATHS = {
     "dataset": "eval.general.dataset.file_path",
@@ -22,37 +34,32 @@ FLAG_PATHS = {
     "max_minutes": "finetuning.limits.max_minutes",
     "max_tokens": "finetuning.limits.max_tokens",
 }
-"""Where a flag stands in the configuration; a flag is an override with a name of its own."""
+"""The configuration path of each flag; a flag is an override with its own name."""
 
 
-def flag(name: str, **attributes: Any) -> Any:
-    """Returns an option that is accepted in snake_case and in dash-case."""
-    return click.option(*dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]), **attributes)
-
-
-@click.command("finetune", context_settings={"show_default": True})
-@click.argument("file", required=False, callback=existing_file)
-@flag("config_file", callback=existing_file, help="The YAML file, as an option.")
-@flag("dataset", help="Dataset file that replaces the one of the YAML file.")
-@flag("result_json_path", help="JSONPath into the answer of a remote workflow.")
-@flag("endpoint", help="URL of a remote workflow; not supported in this version.")
-@flag("endpoint_timeout", type=int, help="Seconds to wait for a remote workflow.")
+@click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
+@click.argument("file", required=False, callback=parse_existing_file)
+@option("config_file", metavar="FILE", callback=parse_existing_file, group=DATA, help="The YAML file, as an option.")
+@option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
+@option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
+@option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
+@option("validation_config_file", metavar="FILE", group=DATA, help="YAML file whose eval section is used to validate.")
+@option("endpoint", metavar="URL", group=DATA, help="Remote workflow; not supported in this version.")
+@option("endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of the remote workflow.")
+@option("result_json_path", metavar="PATH", group=DATA, help="JSONPath into the response of the remote workflow.")
+@option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
+@option("resume", metavar="RUN|last", group=RUN, help="Resume a stopped run; FILE is optional then.")
+@option("allow_config_change", is_flag=True, group=RUN, help="Resume even if the configuration has changed.")
+@option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
+@option("dry_run", is_flag=True, group=RUN, help="Only validate, and write the resolved configuration.")
 @OVERRIDE
-@flag("validation_dataset", help="Dataset file to select and confirm on; all of the other is trained on.")
-@flag("validation_interval", type=int, help="Epochs between validations.")
-@flag("validation_config_file", help="Another YAML file: select and confirm on its eval section.")
-@flag("run_name", help="Name of the run folder; default: made from the date.")
-@flag("resume", metavar="RUN|last", help="Go on with a run that was stopped; FILE may be left out.")
-@flag("allow_config_change", is_flag=True, help="With --resume: go on although the configuration changed.")
-@flag("max_minutes", type=float, help="Stop after this many minutes (exit 5).")
-@flag("max_tokens", type=int, help="Stop after this many sampled tokens (exit 5).")
-@flag("smoke", is_flag=True, help="Run everything once and small: one epoch, two examples, one optimizer step.")
-@flag("dry_run", is_flag=True, help="Check everything, write the resolved configuration, and run nothing.")
-@flag("require_improvement", is_flag=True, help="Exit 3 unless promoted.")
+@option("max_minutes", metavar="MINUTES", type=float, group=LIMITS, help="Stop after this long (exit code 5).")
+@option("max_tokens", metavar="N", type=int, group=LIMITS, help="Stop after sampling N tokens (exit code 5).")
+@option("require_improvement", is_flag=True, group=OUTPUT, help="Exit with code 3 if the model is not promoted.")
 @JSON
 @DEBUG
 def command(file: Path | None, **options: Any) -> None:
-    """Train the model behind an agent, as a YAML file says.
+    """Train the model behind an agent, as configured in a YAML file.
 
     \b
     Example:
@@ -62,8 +69,11 @@ def command(file: Path | None, **options: Any) -> None:
       reinforge finetune run.yml -o finetuning.num_epochs 20 --run_name twenty
 
     \b
-    Exit codes: 0 done · 1 internal error · 2 usage, configuration or data · 3 training failed
-                4 environment · 5 budget reached · 130/143 interrupted
+    Exit codes: 0 done, 1 internal error, 2 wrong usage, configuration or data,
+                3 training failed, 4 environment failed, 5 limit reached,
+                130 or 143 interrupted
+
+    Options also work with dashes: --dry-run.
     """
     train(file, **options)
 
@@ -82,61 +92,62 @@ def train(
     at_end: AtEnd = lambda summary: [],
     **options: Any,
 ) -> None:
-    """Does what the command says, with its options; then `at_end`, whose lines follow the closing lines."""
+    """Runs the command with its options; prints the lines of `at_end` after the summary."""
     chosen = config_file or file
     if (chosen is None and resume is None) or (config_file and file):
-        raise click.UsageError("name one configuration file: reinforge finetune FILE")
+        raise click.UsageError("pass one configuration file: reinforge finetune FILE")
     if resume is not None and (smoke or dry_run or run_name is not None):
-        raise click.UsageError("--resume goes on with a run as it is: leave --smoke, --dry_run and --run_name out")
+        raise click.UsageError("--resume cannot be combined with --smoke, --dry_run or --run_name")
     if resume is None and allow_config_change:
-        raise click.UsageError("--allow_config_change belongs to --resume")
+        raise click.UsageError("--allow_config_change requires --resume")
     if dry_run and smoke:
-        raise click.UsageError("--dry_run runs nothing and --smoke runs everything once; give one of them")
-    overrides = _overrides(options)
+        raise click.UsageError("--dry_run and --smoke cannot be combined")
+    overrides = _collect_overrides(options)
     if dry_run and chosen is not None:
-        _write_resolved(chosen, overrides, run_name, as_json=as_json, debug=debug)
+        _write_resolved_config(chosen, overrides, run_name, as_json=as_json, debug=debug)
         return
 
     def run() -> Any:
         from reinforge.config.loader import load_config
         from reinforge.runs.progress import SilentProgress, default_progress
-        from reinforge.trainer.run import RunOptions, run_config
+        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.run import run_config
 
         progress = SilentProgress() if as_json else default_progress()
         options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
         loaded = load_config(chosen, overrides=overrides) if chosen is not None else None
         if resume is not None:
-            options.resume, loaded = find_begun(resume, loaded, overrides)
+            options.resume, loaded = find_run_to_resume(resume, loaded, overrides)
         assert loaded is not None
         return run_config(loaded, options)
 
     run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement, at_end=at_end)
 
 
-def find_begun(resume: str, loaded: Any, overrides: list[tuple[str, str]]) -> tuple[Path, Any]:
-    """Returns the folder of a run that was begun before, and its configuration: the one given, or its own."""
+def find_run_to_resume(resume: str, loaded: Any, overrides: list[tuple[str, str]]) -> tuple[Path, Any]:
+    """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own."""
     from reinforge.config.schema import FinetuneConfig
     from reinforge.trainer.resume import find_run, load_run_config
 
-    given = [value for path, value in overrides if path == "finetuning.output_dir"]
+    output_dirs = [value for path, value in overrides if path == "finetuning.output_dir"]
     default = loaded.config.finetuning.output_dir if loaded is not None else FinetuneConfig().output_dir
-    folder = find_run(resume, Path(given[-1]) if given else Path(default))
+    folder = find_run(resume, Path(output_dirs[-1]) if output_dirs else Path(default))
     return folder, loaded if loaded is not None else load_run_config(folder, overrides)
 
 
-def _write_resolved(
+def _write_resolved_config(
     file: Path, overrides: list[tuple[str, str]], run_name: str | None, *, as_json: bool, debug: bool
 ) -> None:
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
-        from reinforge.trainer.run import RunOptions
+        from reinforge.trainer.options import RunOptions
         from reinforge.trainer.setup.check import dry_run
 
         written = asyncio.run(dry_run(load_config(file, overrides=overrides), RunOptions(run_name=run_name)))
-        said = json.dumps({"ok": True, "config": str(written)}) if as_json else f"{file} is valid; wrote {written}"
-        click.echo(said)
+        result = {"ok": True, "config": str(written)}
+        click.echo(json.dumps(result) if as_json else f"{file} is valid; wrote {written}")
 
 
-def _overrides(options: dict[str, Any]) -> list[tuple[str, str]]:
+def _collect_overrides(options: dict[str, Any]) -> list[tuple[str, str]]:
     flags = [(path, json.dumps(options[name])) for name, path in FLAG_PATHS.items() if options.get(name) is not None]
     return flags + [(path, value) for path, value in options["overrides"]]

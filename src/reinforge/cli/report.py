@@ -1,4 +1,4 @@
-"""What every command that runs something does at its end: the closing lines, the errors, the exit code."""
+"""How a command ends: the summary of a run, the error message, and the exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import click
 
@@ -17,17 +16,10 @@ from reinforge.runs.summary import RunSummary
 
 INTERNAL_ERROR = 1
 NOT_PROMOTED = 3
-
-OVERRIDE = click.option(
-    "-o", "--override", "overrides", nargs=2, multiple=True, metavar="PATH VALUE", help="Set any key of the file."
-)
-JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON on stdout.")
-DEBUG = click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
-"""Options that commands share."""
-
+INTERRUPTED = 130
 
 AtEnd = Callable[[RunSummary], list[str]]
-"""Given a run's summary, does what a command adds to it and returns lines to show."""
+"""Called with the summary of a run; returns further lines to print."""
 
 
 def run_and_exit(
@@ -38,16 +30,16 @@ def run_and_exit(
     require_improvement: bool = False,
     at_end: AtEnd = lambda summary: [],
 ) -> RunSummary:
-    """Runs something and returns its summary, or ends the process with the exit code that the failure has.
+    """Runs something, prints and returns its summary, or ends the process with the exit code of the failure.
 
     Args:
         run: The work.
-        as_json: Write the summary or the error as one JSON object on stdout.
-        debug: Show the traceback of a failure.
-        require_improvement: Exit 3 where the model was not promoted.
-        at_end: What the command adds.
+        as_json: Print the summary, or the error, as one JSON object.
+        debug: Print the traceback of a failure.
+        require_improvement: Exit with code 3 if the model was not promoted.
+        at_end: Returns lines to print after the summary.
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         summary = run()
         added = at_end(summary)
     if as_json:
@@ -61,22 +53,22 @@ def run_and_exit(
 
 
 @contextmanager
-def guarded(*, as_json: bool, debug: bool) -> Iterator[None]:
-    """Says what went wrong and ends the process with the exit code that the failure has."""
+def exit_on_error(*, as_json: bool, debug: bool) -> Iterator[None]:
+    """Prints an error and ends the process with its exit code."""
     try:
         yield
     except ReinforgeError as error:
-        _fail(error, error.exit_code, as_json, debug)
+        _exit(error, error.exit_code, as_json, debug)
     except (click.ClickException, BrokenPipeError):
         raise
     except MemoryError as error:
-        _fail(OutOfMemory(f"too little memory: {error or 'the machine has none left'}"), 4, as_json, debug)
-    except Exception as error:  # noqa: BLE001  the last door: an error of ours, said as one
-        _fail(error, INTERNAL_ERROR, as_json, debug)
+        _exit(OutOfMemory(f"out of memory: {error or 'the machine has no memory left'}"), 4, as_json, debug)
+    except Exception as error:  # noqa: BLE001  the last handler: whatever arrives here is a bug of reinforge
+        _exit(error, INTERNAL_ERROR, as_json, debug)
 
 
-def _fail(error: Exception, code: int, as_json: bool, debug: bool) -> None:
-    """Says what went wrong and what to do, and ends the process."""
+def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
+    """Prints what went wrong and what to do, and ends the process."""
     if debug:
         traceback.print_exception(error)
     if as_json:
@@ -87,22 +79,14 @@ def _fail(error: Exception, code: int, as_json: bool, debug: bool) -> None:
         head = f"{count} problems:\n" if count > 1 else ""
         click.echo(f"error: {head}{error}", err=True)
     else:
-        text = f"error: {type(error).__name__}: {error}\n    fix: this is a fault of reinforge; --debug shows where"
+        text = (
+            f"error: {type(error).__name__}: {error}\n    fix: this is a bug in reinforge; --debug prints the traceback"
+        )
         click.echo(text, err=True)
     for note in getattr(error, "__notes__", []):
         click.echo(note, err=True)
-    if isinstance(error, Interrupted):  # everything is written; a thread that still loads a model would abort the exit
+    if isinstance(error, Interrupted):  # all files are written; a thread that still loads a model would abort the exit
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     raise SystemExit(code)
-
-
-def existing_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """Turns a file argument into a path; a file that is missing is a usage error."""
-    if value is None:
-        return None
-    path = Path(value)
-    if not path.is_file():
-        raise click.BadParameter(f"there is no file {value}", context, parameter)
-    return path

@@ -1,4 +1,4 @@
-"""`reinforge runs`: which runs there are, what happened to one, whether its folder is whole, and its end."""
+"""`reinforge runs`: lists, shows, verifies and removes runs."""
 
 from __future__ import annotations
 
@@ -9,69 +9,84 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.chat import plain_text
-from reinforge.cli.finetune import flag
-from reinforge.cli.report import DEBUG, JSON, guarded
+from reinforge.cli.chat import escape_controls
+from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
+from reinforge.cli.report import exit_on_error
 
 if TYPE_CHECKING:
     from reinforge.runs.run_folder import RunOverview, RunRecord
     from reinforge.runs.verify import Verification
 
 DAMAGE = 4
-OUTPUT_DIR = flag("output_dir", default="./.reinforge/runs", show_default=True, help="Folder of the run folders.")
+RESTART = "it restarts from the beginning: no usable checkpoint is left"
 
 
 @click.group("runs")
 def command() -> None:
-    """List runs, tell what happened to one, check its folder bit for bit, or remove it."""
+    """List runs, show what happened to one, verify its folder, or remove it.
+
+    \b
+    Example:
+      reinforge runs list
+      reinforge runs show last
+    """
 
 
-@command.command("list")
+@command.command("list", cls=GroupedCommand)
 @OUTPUT_DIR
 @JSON
 @DEBUG
 def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
-    """List the runs of a folder, the one begun last at the end.
+    """List the runs of a folder, the latest one last.
 
     \b
-    Status: running · interrupted (its process is gone without a word) · stopped (a limit or a signal)
-            failed · completed · damaged (its record cannot be read)
+    Status: running · interrupted (its process was killed) · stopped (by a limit or a signal)
+            failed · completed · damaged (its journal cannot be read)
 
     \b
     Example:
       reinforge runs list
       reinforge runs list --output_dir runs --json
     """
-    with guarded(as_json=as_json, debug=debug):
-        from reinforge.runs.run_folder import half_removed, read_runs
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.runs.run_folder import find_partial_removals, read_runs
 
         folder = Path(output_dir)
-        runs, rests = read_runs(folder), half_removed(folder)
+        runs, leftovers = read_runs(folder), find_partial_removals(folder)
         if as_json:
-            _print_json({"runs": [run.as_dict() for run in runs], "half_removed": [str(path) for path in rests]})
+            _print_json(
+                {"runs": [run.as_dict() for run in runs], "partially_removed": [str(path) for path in leftovers]}
+            )
             return
         if not runs:
-            why = "" if folder.expanduser().is_dir() else ": there is no such folder"
+            why = "" if folder.expanduser().is_dir() else ": the folder does not exist"
             _say(f"no runs in {folder}{why}")
         else:
-            header = ("name", "status", "epochs", "reward", "begun", "size")
-            _print_table([header, *(_row(run) for run in runs)])
+            header = ("name", "status", "epochs", "reward", "started", "size")
+            _print_table([header, *(_build_row(run) for run in runs)])
         for run in runs:
             if run.status == "damaged":
                 _say(f"{run.folder.name} is damaged: {run.reason}\n    look: reinforge runs verify {run.folder}")
-        for path in rests:
-            _say(f"{path.name} is what is left of a run that was being removed\n    fix: reinforge runs rm {path}")
+        for path in leftovers:
+            _say(f"{path.name} is a run whose removal was interrupted\n    fix: reinforge runs rm {path}")
         last = runs[-1] if runs else None
-        if last is not None and last.goes_on_with:
-            _say(f"go on with {last.folder.name}: {last.goes_on_with}")
+        if last is not None and last.resume_command:
+            _say(f"resume {last.folder.name} with: {last.resume_command}")
 
 
-def _row(run: RunOverview) -> tuple[str, ...]:
-    from reinforge.runs.run_folder import local_time, size_text
+def _build_row(run: RunOverview) -> tuple[str, ...]:
+    from reinforge.runs.run_folder import format_local_time, format_size
 
     done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
     epochs = f"{done} of {planned}" if run.record is not None else ""
-    return run.folder.name, run.status, epochs, _reward(run), local_time(run.begun_s), size_text(run.num_bytes)
+    return (
+        run.folder.name,
+        run.status,
+        epochs,
+        _reward(run),
+        format_local_time(run.started_s),
+        format_size(run.num_bytes),
+    )
 
 
 def _reward(run: RunOverview) -> str:
@@ -83,18 +98,18 @@ def _reward(run: RunOverview) -> str:
     return " -> ".join(f"{value:.3f}" for value in (first, last) if value is not None)
 
 
-@command.command("show")
+@command.command("show", cls=GroupedCommand, short_help="Show what happened to a run, and how to resume it.")
 @click.argument("run", metavar="RUN|last")
-@flag("episode", metavar="N|KEY", help="Show one conversation: its number from 0 as they ended, or its key.")
-@flag("phase", help="With --episode N: count the episodes of this phase only, for example collect or validate.")
-@flag("epoch", type=int, help="With --episode N: count the episodes of this epoch only; -1 is the baseline.")
+@option("episode", metavar="N|KEY", help="Show one episode: its number, from 0 in the order they ended, or its key.")
+@option("phase", help="With --episode N: count only the episodes of this phase, for example collect or validate.")
+@option("epoch", type=int, help="With --episode N: count only the episodes of this epoch; -1 is the baseline.")
 @OUTPUT_DIR
 @JSON
 @DEBUG
 def show_command(
     run: str, episode: str | None, phase: str | None, epoch: int | None, output_dir: str, as_json: bool, debug: bool
 ) -> None:
-    """Tell what happened to a run: sessions, epochs, validations, verdict, checkpoints, and how it goes on.
+    """Show what happened to a run: sessions, epochs, validations, verdict, checkpoints, and how to resume it.
 
     \b
     Example:
@@ -103,12 +118,12 @@ def show_command(
       reinforge runs show 20260101-120000-ab12 --episode collect/3/0/17/2
     """
     if episode is None and (phase is not None or epoch is not None):
-        raise click.UsageError("--phase and --epoch belong to --episode N")
+        raise click.UsageError("--phase and --epoch need --episode N")
     if episode is not None and not episode.isdecimal() and (phase is not None or epoch is not None):
-        raise click.UsageError("a key names its phase and epoch itself: leave --phase and --epoch out")
-    with guarded(as_json=as_json, debug=debug):
+        raise click.UsageError("a key already names its phase and epoch: leave out --phase and --epoch")
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.errors import StorageError
-        from reinforge.runs.episodes import episode_lines, find_episode
+        from reinforge.runs.episodes import find_episode, format_episode
         from reinforge.runs.run_folder import read_overview
         from reinforge.trainer.resume import find_run
 
@@ -118,32 +133,34 @@ def show_command(
             if as_json:
                 _print_json({"key": found.key, **found.data})
                 return
-            for line in episode_lines(found):
+            for line in format_episode(found):
                 _say(line)
             return
         overview = read_overview(folder)
         if overview.record is None:
             raise StorageError(f"{overview.reason}\n    look: reinforge runs verify {folder}")
         if as_json:
-            _print_json(_shown(overview, overview.record))
+            _print_json(_describe(overview, overview.record))
             return
-        _tell(overview, overview.record)
+        _print_run(overview, overview.record)
 
 
-def _shown(run: RunOverview, record: RunRecord) -> dict[str, Any]:
-    from dataclasses import asdict
+def _describe(run: RunOverview, record: RunRecord) -> dict[str, Any]:
+    from reinforge.runs.run_folder import format_utc
 
-    from reinforge.runs.run_folder import iso
-
-    sessions = [{**row, "started": iso(row["started_s"]), "ended_at": iso(row["ended_s"])} for row in record.sessions]
+    data = record.as_dict()
+    sessions = [
+        {**row, "started": format_utc(row["started_s"]), "ended_at": format_utc(row["ended_s"])}
+        for row in data["sessions"]
+    ]
     summary = run.summary.as_dict() if run.summary is not None else None
-    shown = {**asdict(record), "sessions": sessions, "checkpoints": _checkpoints(run, record), "summary": summary}
+    shown = {**data, "sessions": sessions, "checkpoints": _checkpoints(run, record), "summary": summary}
     return {**run.as_dict(), **shown}
 
 
-def _tell(run: RunOverview, record: RunRecord) -> None:
-    from reinforge.runs.history import story
-    from reinforge.runs.run_folder import local_time, resume_point, size_text
+def _print_run(run: RunOverview, record: RunRecord) -> None:
+    from reinforge.runs.history import build_timeline
+    from reinforge.runs.run_folder import find_resume_point, format_local_time, format_size
 
     head = run.summary.headline() if run.summary is not None else run.status
     _say(f"{run.folder.name} {head}" + (f" ({run.owner})" if run.owner else ""))
@@ -156,66 +173,66 @@ def _tell(run: RunOverview, record: RunRecord) -> None:
         _say(f"  {'epochs':<12}{done} of {planned}")
         _say(f"  {'reward':<12}{_reward(run) or 'unknown: nothing was validated'}")
     _say("\nwhat happened")
-    for at_s, text in story(record, is_running=run.owner is not None) or [(None, "nothing yet")]:
-        _say(f"  {local_time(at_s):<19}  {text}")
+    for at_s, text in build_timeline(record, is_running=run.owner is not None) or [(None, "nothing yet")]:
+        _say(f"  {format_local_time(at_s):<19}  {text}")
     _say("\ncheckpoints")
     for row in _checkpoints(run, record):
-        _say(f"  {row['name']}  {', '.join(row['roles']) or 'kept'}, {size_text(row['num_bytes'])}")
+        _say(f"  {row['name']}  {', '.join(row['roles']) or 'kept'}, {format_size(row['num_bytes'])}")
     if not _checkpoints(run, record):
-        _say("  none: the backend keeps its weights to itself, or the run did not come that far")
-    if run.goes_on_with:
-        point = resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())
-        _say(f"\nit goes on {point}" if point is not None else "\nnothing durable is left of it: it begins again")
-        _say(f"go on with: {run.goes_on_with}")
+        _say("  none: the backend does not export its weights, or the run did not get that far")
+    if run.resume_command:
+        point = find_resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())
+        _say(f"\nit resumes {point}" if point is not None else f"\n{RESTART}")
+        _say(f"resume with: {run.resume_command}")
 
 
 def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
     from reinforge.runs.checkpoints import Checkpoints
-    from reinforge.runs.run_folder import num_bytes
+    from reinforge.runs.run_folder import measure_size
 
-    names = Checkpoints(run.folder).all()
-    base = record.validations[0].get("checkpoint") if record.validations else None
+    names = Checkpoints(run.folder).names()
+    base = record.validations[0].checkpoint if record.validations else None
     best = run.summary.checkpoint if run.summary is not None else None
-    versions = {row["checkpoint"]: row["version"] for row in record.versions}
+    versions = {row.checkpoint: row.version for row in record.versions}
     roles = {"base": base, "best": best, "newest": names[-1] if names else None}
     return [
         {
             "name": name,
             "version": versions.get(name),
             "roles": [role for role, named in roles.items() if named == name],
-            "num_bytes": num_bytes(run.folder / name),
+            "num_bytes": measure_size(run.folder / name),
         }
         for name in names
     ]
 
 
-@command.command("transcripts")
+@command.command("transcripts", cls=GroupedCommand, short_help="Print the dialogues of a multi-agent run.")
 @click.argument("run", metavar="RUN|last")
-@flag(
+@option(
     "phase",
     type=click.Choice(["collect", "validate", "confirm_base", "confirm_tuned"]),
     default="collect",
     show_default=True,
-    help="Why they were run.",
+    help="Phase of the episodes.",
 )
-@flag("epoch", type=int, help="Those of this epoch only; -1 is the baseline, with --phase validate.")
-@flag("limit", metavar="N", type=click.IntRange(min=1), help="At most so many; all unless given.")
-@flag("format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="What is printed.")
+@option("epoch", type=int, help="Only this epoch; -1 is the baseline, with --phase validate.")
+@option("limit", metavar="N", type=click.IntRange(min=1), help="At most this many; default: all.")
+@option("format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="Output format.")
 @OUTPUT_DIR
 @DEBUG
 def transcripts_command(
     run: str, phase: str, epoch: int | None, limit: int | None, format: str, output_dir: str, debug: bool
 ) -> None:
-    """Print dialogues of several agents: who said what, what was decided, what each earned; trees as trees.
+    """Print the dialogues of a multi-agent run: messages, decision and each agent's reward; trees as trees.
 
     \b
     Example:
       reinforge runs transcripts last --epoch 3
       reinforge runs transcripts last --phase validate --epoch -1 --limit 2
     """
-    with guarded(as_json=format == "json", debug=debug):
+    with exit_on_error(as_json=format == "json", debug=debug):
         from reinforge.errors import ConfigError, Problem
-        from reinforge.runs.transcripts import read_transcripts, transcripts_text
+        from reinforge.runs.transcripts import format_transcripts, read_transcripts
         from reinforge.trainer.resume import find_run
 
         folder = find_run(run, Path(output_dir))
@@ -224,26 +241,26 @@ def transcripts_command(
             which = (
                 f"{found['num_episodes']:,} episodes of phase {phase}{'' if epoch is None else f' and epoch {epoch}'}"
             )
-            message = f"{folder} has {which}, and none is a dialogue"
-            raise ConfigError(Problem("", message, "reinforge runs show tells its stages, and shows any episode"))
-        _say(transcripts_text(found, format).rstrip())
+            message = f"{folder} has {which}, but none is a dialogue"
+            raise ConfigError(Problem("", message, "`reinforge runs show` lists its stages and shows any episode"))
+        _say(format_transcripts(found, format).rstrip())
 
 
-@command.command("verify")
+@command.command("verify", cls=GroupedCommand, short_help="Check a run folder for damage. Changes nothing.")
 @click.argument("run", metavar="RUN|last")
 @OUTPUT_DIR
 @JSON
 @DEBUG
 def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> None:
-    """Check a run folder bit for bit: database, checkpoints, snapshots, exports, rests. Changes nothing.
+    """Verify a run folder: database, checkpoints, snapshots, exports, leftovers. Changes nothing.
 
-    Exit 0 if nothing is damaged, though a killed process may have left rests; 4 if something is.
+    Exits with 0 if nothing is damaged, leftovers of a killed process included; with 4 if something is.
 
     \b
     Example:
       reinforge runs verify last
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.runs.verify import verify_run
         from reinforge.trainer.resume import find_run
 
@@ -251,60 +268,60 @@ def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> Non
         if as_json:
             _print_json(found.as_dict())
         else:
-            _tell_findings(found)
+            _print_findings(found)
         if not found.is_sound:
             raise SystemExit(DAMAGE)
 
 
-def _tell_findings(found: Verification) -> None:
+def _print_findings(found: Verification) -> None:
     run = found.overview
     for name, text in found.checked.items():
         _say(f"  {name:<12}{text}")
     if run.owner is not None:
-        _say(f"  {'running':<12}{run.owner} works on it; what that may change was not judged")
+        _say(f"  {'running':<12}{run.owner} works on it; files that it may change were not checked")
     damages = [finding for finding in found.findings if finding.is_damage]
     for title, findings in (
         ("damaged", damages),
-        ("left over", [finding for finding in found.findings if not finding.is_damage]),
+        ("leftovers", [finding for finding in found.findings if not finding.is_damage]),
     ):
         if findings:
             _say(f"\n{title}")
         for finding in findings:
-            _say(f"  {finding.what}: {finding.problem}\n      {'fix' if finding.is_damage else 'then'}: {finding.mend}")
+            _say(f"  {finding.what}: {finding.problem}\n      {'fix' if finding.is_damage else 'note'}: {finding.fix}")
     if found.findings:
         _say("")
-    many = f"{len(damages)} thing{'s are' if len(damages) > 1 else ' is'} damaged"
+    many = f"{len(damages)} problem{'s' if len(damages) > 1 else ''}"
     _say(f"{run.folder} is sound" if found.is_sound else f"{run.folder}: {many}")
-    if run.goes_on_with:
-        _say(f"it goes on {found.resume}" if found.resume is not None else "nothing durable is left: it begins again")
-        _say(f"go on with: {run.goes_on_with}")
+    if run.resume_command:
+        _say(f"it resumes {found.resume}" if found.resume is not None else RESTART)
+        _say(f"resume with: {run.resume_command}")
 
 
-@command.command("rm")
+@command.command("rm", cls=GroupedCommand)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", cls=GroupedOption, is_flag=True, help="Do not ask for confirmation.")
 @OUTPUT_DIR
 @JSON
 @DEBUG
 def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool, debug: bool) -> None:
-    """Remove run folders with everything in them. One that a process works on is refused.
+    """Remove run folders with everything in them. A run that is running is not removed.
 
     \b
     Example:
       reinforge runs rm 20260101-120000-ab12
       reinforge runs rm one two --yes
     """
-    with guarded(as_json=as_json, debug=debug):
+    with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.errors import ConfigError, Problem
-        from reinforge.runs.run_folder import refuse_removal, remove_run
+        from reinforge.runs.run_folder import ensure_removable, remove_run
 
-        folders = _to_remove(runs, Path(output_dir))
+        folders = _find_folders(runs, Path(output_dir))
         for folder in folders:
-            refuse_removal(folder)
+            ensure_removable(folder)
         if not yes:
             if as_json or not sys.stdin.isatty():
-                raise ConfigError(Problem("", "nothing was removed: there is nobody to ask", "say --yes"))
-            _ask(folders)
+                raise ConfigError(Problem("", "nothing was removed: there is no terminal to confirm on", "pass --yes"))
+            _confirm(folders)
         for folder in folders:
             remove_run(folder)
             if not as_json:
@@ -313,38 +330,38 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool,
             _print_json({"removed": [str(folder) for folder in folders]})
 
 
-def _to_remove(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
-    """Returns the folders that are meant, each once; a run whose removal was cut short counts as one."""
-    from reinforge.runs.run_folder import half_removed
+def _find_folders(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
+    """Returns the folders to remove, each once, including runs whose removal was interrupted."""
+    from reinforge.runs.run_folder import find_partial_removals
     from reinforge.trainer.resume import find_run
 
-    rests = {name: path for path in half_removed(output_dir) for name in (path.name, str(path))}
-    folders = [rests[run] if run in rests else find_run(run, output_dir) for run in runs]
+    leftovers = {name: path for path in find_partial_removals(output_dir) for name in (path.name, str(path))}
+    folders = [leftovers[run] if run in leftovers else find_run(run, output_dir) for run in runs]
     return list({folder.absolute(): folder for folder in folders}.values())
 
 
-def _ask(folders: list[Path]) -> None:
-    from reinforge.runs.run_folder import num_bytes, read_overview, size_text
+def _confirm(folders: list[Path]) -> None:
+    from reinforge.runs.run_folder import format_size, measure_size, read_overview
 
     for folder in folders:
         overview = read_overview(folder)
-        can = ", can go on" if overview.goes_on_with else ""
-        _say(f"  {folder}  {overview.status}{can}, {size_text(num_bytes(folder))}")
-    if not click.confirm(f"remove {'these' if len(folders) > 1 else 'it'} for good?"):
+        can = ", resumable" if overview.resume_command else ""
+        _say(f"  {folder}  {overview.status}{can}, {format_size(measure_size(folder))}")
+    if not click.confirm(f"remove {'these runs' if len(folders) > 1 else 'this run'} permanently?"):
         _say("nothing was removed")
         raise SystemExit(0)
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-    rows = [tuple(map(plain_text, row)) for row in rows]
+    rows = [tuple(map(escape_controls, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         _say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _say(text: str) -> None:
-    """Writes text that cannot steer a terminal: names, reasons and replies may hold anything."""
-    click.echo(plain_text(text))
+    """Writes text without control codes: names, reasons and replies may contain anything."""
+    click.echo(escape_controls(text))
 
 
 def _print_json(value: Any) -> None:

@@ -1,1 +1,1 @@
-"""From a YAML file to a checked configuration."""
+"""From a YAML file to a validated configuration."""

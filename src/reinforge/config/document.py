@@ -1,12 +1,12 @@
-"""A configuration as it was written: plain data, the place of every key, and what is wrong with it so far.
+"""A configuration as written: plain data, the position of every key, and the problems found so far.
 
     llms:                      data   {"llms": {"gpt": {"model_name": "gpt-4"}}}
       gpt:                     marks  ("llms",) -> (1, 1), ("llms", "gpt") -> (2, 3),
         model_name: gpt-4             ("llms", "gpt", "model_name") -> (3, 5)
 
-Scalars are read as YAML 1.2 says: `1e-5` is a number, `on`, `off`, `yes`, `no` and dates are text, `0o17` is 15.
-Keys are always text. `<<` merges a mapping, which 1.2 dropped and people still write.
-Refused: duplicate keys, tags of one's own (`!!python/object`), files that grow without bound.
+Scalars follow YAML 1.2: `1e-5` is a number; `on`, `off`, `yes`, `no` and dates are text; `0o17` is 15.
+Keys are always text. `<<` merges a mapping: YAML 1.2 dropped it, but people still write it.
+Rejected: duplicate keys, custom tags (`!!python/object`), and files that expand without bound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_NODES = 100_000
 
 KeyPath = tuple[str | int, ...]
 Mark = tuple[int, int] | str
-"""Line and column from 1, or words such as `-o finetuning.seed` for a value that stands in no file."""
+"""Line and column, counted from 1, or text such as `-o finetuning.seed` for a value that is in no file."""
 
 TAG = "tag:yaml.org,2002:"
 RESOLVERS = (  # the core schema of YAML 1.2, section 10.3.2: tag, pattern, first characters
@@ -45,7 +45,7 @@ RESOLVERS = (  # the core schema of YAML 1.2, section 10.3.2: tag, pattern, firs
 )
 
 
-def dotted(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """Returns a path as it is written in messages and after `-o`: `("a", 0, "b")` -> `a.0.b`."""
     return ".".join(map(str, path))
 
@@ -53,8 +53,8 @@ def dotted(path: KeyPath) -> str:
 ABSENT = object()
 
 
-def child(value: Any, key: str | int) -> Any:
-    """Returns the value below a key of a mapping or an index of a list; `ABSENT` where there is none."""
+def get_child(value: Any, key: str | int) -> Any:
+    """Returns the value at a key of a mapping or an index of a list; `ABSENT` if there is none."""
     if isinstance(value, dict):
         return value.get(key, ABSENT)
     if isinstance(value, list | tuple) and isinstance(key, int) and key < len(value):
@@ -64,53 +64,53 @@ def child(value: Any, key: str | int) -> Any:
 
 @dataclass
 class Document:
-    """Plain data with the place of every key.
+    """Plain data with the position of every key.
 
     Attributes:
-        data: Mappings, lists, text, numbers, true, false and None; Python objects where the data came from Python.
-        name: The file as the user wrote it; empty where there is none.
-        marks: Where each key, or item of a list, stands.
+        data: Mappings, lists, text, numbers, true, false and None; Python objects in data from Python.
+        name: The file name as the user wrote it; empty for data from Python.
+        marks: The position of each key and list item.
     """
 
     data: Any
     name: str = ""
     marks: dict[KeyPath, Mark] = field(default_factory=dict)
-    _found: list[tuple[tuple[int, int, int], Problem]] = field(default_factory=list)
+    _problems: list[tuple[tuple[int, int, int], Problem]] = field(default_factory=list)
 
     def report(self, path: KeyPath, message: str, fix: str = "", *, at: KeyPath | None = None) -> None:
-        """Notes one problem at `path`, located there or, for a key that is absent, at `at`."""
-        self.report_at(self.mark(path if at is None else at), Problem(dotted(path), message, fix))
+        """Adds a problem at `path`; its position is that of `at` if the key is absent."""
+        self.report_at(self.mark(path if at is None else at), Problem(format_path(path), message, fix))
 
     def report_at(self, mark: Mark | None, problem: Problem) -> None:
-        """Notes one problem at a place."""
+        """Adds a problem at a position."""
         if isinstance(mark, tuple):
             order, location = (0, *mark), f"{self.name}:{mark[0]}:{mark[1]}"
         else:
             order, location = (1, 0, 0), "-o" if mark == f"-o {problem.path}" else mark or self.name
-        self._found.append((order, Problem(problem.path, problem.message, problem.fix, location)))
+        self._problems.append((order, Problem(problem.path, problem.message, problem.fix, location)))
 
     def has_problem(self, path: KeyPath) -> bool:
-        """Returns True if a problem at this very path was noted."""
-        return any(problem.path == dotted(path) for _, problem in self._found)
+        """Returns True if there is a problem at exactly this path."""
+        return any(problem.path == format_path(path) for _, problem in self._problems)
 
     def mark(self, path: KeyPath) -> Mark | None:
-        """Returns the place of a path, or of the nearest path above it that has one."""
+        """Returns the position of a path, or of the nearest path above it that has one."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.marks:
                 return self.marks[path[:end]]
         return None
 
     def get(self, path: KeyPath) -> Any:
-        """Returns the value at a path, None where there is none."""
+        """Returns the value at a path, or None if there is none."""
         value = self.data
         for key in path:
-            value = child(value, key)
+            value = get_child(value, key)
         return None if value is ABSENT else value
 
     def raise_problems(self) -> None:
-        """Raises every problem noted so far, in the order of the file's lines; returns if there is none."""
-        if self._found:
-            raise ConfigError([problem for _, problem in sorted(self._found, key=lambda pair: pair[0])])
+        """Raises every problem found so far, in the order of the file's lines; does nothing if there is none."""
+        if self._problems:
+            raise ConfigError([problem for _, problem in sorted(self._problems, key=lambda pair: pair[0])])
 
 
 def parse_yaml(text: str, name: str = "") -> Document:
@@ -121,19 +121,19 @@ def parse_yaml(text: str, name: str = "") -> Document:
         name: The file's name, for messages.
 
     Raises:
-        ConfigError: It is not YAML, or uses what is refused; all that can be told at once.
+        ConfigError: The text is not YAML or contains something rejected; lists as many problems as possible.
     """
     document = Document(None, name)
     size = len(text.encode())
     if size > MAX_BYTES:
-        document.report((), f"{size:,} bytes of YAML; a configuration may have {MAX_BYTES:,}")
+        document.report((), f"{size:,} bytes of YAML; the limit for a configuration is {MAX_BYTES:,}")
         document.raise_problems()
     try:
         node = _Loader(text).get_single_node()
         if node is not None:
             document.data = _Reader(document).read(node, ())
     except yaml.MarkedYAMLError as error:
-        document.report_at(_place(error.problem_mark or error.context_mark), _explain(error))
+        document.report_at(_to_mark(error.problem_mark or error.context_mark), _build_problem(error))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"the character {chr(error.character)!r} is not allowed in YAML"
@@ -142,30 +142,30 @@ def parse_yaml(text: str, name: str = "") -> Document:
     return document
 
 
-def _place(mark: yaml.Mark | None) -> Mark | None:
+def _to_mark(mark: yaml.Mark | None) -> Mark | None:
     return (mark.line + 1, mark.column + 1) if mark else None
 
 
-def _explain(error: yaml.MarkedYAMLError) -> Problem:
-    if isinstance(error, _Refused):
+def _build_problem(error: yaml.MarkedYAMLError) -> Problem:
+    if isinstance(error, _UnboundedYAML):
         return Problem("", str(error.problem))
-    told = ", ".join(part for part in (error.context, error.problem) if part)
+    text = ", ".join(part for part in (error.context, error.problem) if part)
     fix = ""
-    if "'\\t'" in told:
+    if "'\\t'" in text:
         fix = "indent with spaces, not tabs"
-    elif "mapping values are not allowed" in told:
-        fix = "check the indentation, and put text that holds ': ' in quotes"
-    elif "flow" in told:
+    elif "mapping values are not allowed" in text:
+        fix = "check the indentation, and put text that contains ': ' in quotes"
+    elif "flow" in text:
         fix = 'close every [ and {, and inside them put ${VAR} in quotes: "${VAR}"'
-    return Problem("", f"not valid YAML: {told}", fix)
+    return Problem("", f"not valid YAML: {text}", fix)
 
 
-class _Refused(yaml.MarkedYAMLError):
-    """A file that would grow without bound."""
+class _UnboundedYAML(yaml.MarkedYAMLError):
+    """A file that expands without bound."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads nodes with the scalars of YAML 1.2 and bounded depth and aliases."""
+    """Parses nodes with YAML 1.2 scalars, and limits depth and aliases."""
 
     yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
 
@@ -174,14 +174,14 @@ class _Loader(yaml.SafeLoader):
         self.depth = self.num_aliases = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Returns the next node; counts depth and aliases on the way."""
+        """Returns the next node; counts depth and aliases."""
         self.depth += 1
         self.num_aliases += self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark
         if self.depth > MAX_DEPTH:
-            raise _Refused(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+            raise _UnboundedYAML(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         if self.num_aliases > MAX_ALIASES:
-            raise _Refused(problem=f"more than {MAX_ALIASES} aliases (*name)", problem_mark=mark)
+            raise _UnboundedYAML(problem=f"more than {MAX_ALIASES} aliases (*name)", problem_mark=mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -191,19 +191,19 @@ for _tag, _pattern, _first in RESOLVERS:
     _Loader.add_implicit_resolver(TAG + _tag, _pattern, _first)
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     return int(text[2:], {"o": 8, "x": 16}[text[1]]) if text[:2] in ("0o", "0x") else int(text)
 
 
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
 SCALARS: dict[str, Callable[[str], Any]] = {
     TAG + "null": lambda text: None,
     TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    TAG + "int": _whole,
-    TAG + "float": lambda text: _number(text.lower()),
+    TAG + "int": _parse_int,
+    TAG + "float": lambda text: _parse_float(text.lower()),
     TAG + "str": str,
 }
 
@@ -213,7 +213,7 @@ def _is_merge(key: yaml.Node) -> bool:
 
 
 class _Reader:
-    """Turns nodes into plain data and notes where each key stands."""
+    """Turns nodes into plain data and records the position of each key."""
 
     def __init__(self, document: Document):
         self.document = document
@@ -221,15 +221,15 @@ class _Reader:
         self.open: list[yaml.Node] = []
 
     def read(self, node: yaml.Node, path: KeyPath) -> Any:
-        """Returns the plain data of a node; an alias is read again at each place that uses it."""
+        """Returns the plain data of a node; an alias is read again wherever it is used."""
         self.num_nodes += 1
         mark = node.start_mark
         if self.num_nodes > MAX_NODES:
-            raise _Refused(problem=f"more than {MAX_NODES:,} values once aliases are expanded", problem_mark=mark)
+            raise _UnboundedYAML(problem=f"more than {MAX_NODES:,} values after expanding aliases", problem_mark=mark)
         if any(node is other for other in self.open):
-            raise _Refused(problem="an alias (*name) stands inside the value that it repeats", problem_mark=mark)
+            raise _UnboundedYAML(problem="an alias (*name) is inside the value that it refers to", problem_mark=mark)
         if len(self.open) > MAX_DEPTH:
-            raise _Refused(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+            raise _UnboundedYAML(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         self.document.marks.setdefault(path, (mark.line + 1, mark.column + 1))
         self.open.append(node)
         value = self._value(node, path)
@@ -245,11 +245,11 @@ class _Reader:
             try:
                 return SCALARS[node.tag](node.value)
             except (ValueError, KeyError):
-                self.document.report(path, f'"{node.value[:40]}" is not of the type !!{node.tag.removeprefix(TAG)}')
+                self.document.report(path, f'"{node.value[:40]}" is not a valid !!{node.tag.removeprefix(TAG)}')
                 return None
         tag = f"!!{node.tag.removeprefix(TAG)}" if node.tag.startswith(TAG) else node.tag
-        message = f"the tag {tag} is not allowed: a configuration holds plain data and never makes objects"
-        self.document.report_at(_place(node.start_mark), Problem(dotted(path), message, "remove the tag"))
+        message = f"the tag {tag} is not allowed: a configuration holds plain data, not objects"
+        self.document.report_at(_to_mark(node.start_mark), Problem(format_path(path), message, "remove the tag"))
         return None
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
@@ -257,29 +257,31 @@ class _Reader:
         own: dict[str, Any] = {}
         for key, value in sorted(
             node.value, key=lambda pair: not _is_merge(pair[0])
-        ):  # so that own keys keep their marks
-            place = _place(key.start_mark)
+        ):  # merges first, so that a mapping's own keys keep their marks
+            mark = _to_mark(key.start_mark)
             if not isinstance(key, yaml.ScalarNode):
-                self.document.report_at(place, Problem(dotted(path), "a key is a mapping or a list; keys are text"))
+                self.document.report_at(
+                    mark, Problem(format_path(path), "a key is a mapping or a list; keys must be text")
+                )
             elif _is_merge(key):
                 merged = {**self._merged(value, path), **merged}
             elif key.value in own:
                 first = self.document.marks[(*path, key.value)]
-                message = f'the key "{key.value}" stands here twice; the first is on line {first[0]}'
-                problem = Problem(dotted((*path, key.value)), message, "remove one of the two")
-                self.document.report_at(place, problem)
+                message = f'duplicate key "{key.value}"; it is already set on line {first[0]}'
+                problem = Problem(format_path((*path, key.value)), message, "remove one of them")
+                self.document.report_at(mark, problem)
             else:
-                self.document.marks[(*path, key.value)] = place or ""
+                self.document.marks[(*path, key.value)] = mark or ""
                 own[key.value] = self.read(value, (*path, key.value))
         return {**merged, **own}
 
     def _merged(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
-        """Returns the mapping that `<<` adds; of several, earlier ones win."""
+        """Returns the mapping that `<<` adds; if there are several, earlier ones win."""
         merged: dict[str, Any] = {}
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(part, yaml.MappingNode):
                 self.document.report_at(
-                    _place(part.start_mark), Problem(dotted(path), "<< takes a mapping or a list of mappings")
+                    _to_mark(part.start_mark), Problem(format_path(path), "<< takes a mapping or a list of mappings")
                 )
                 continue
             merged = {**self.read(part, path), **merged}

@@ -1,7 +1,7 @@
 """`${VAR}` and `${VAR:-default}` in text; `$${` stands for a literal `${`.
 
-Variables are put in after the YAML was read, into text values only, so what a variable holds can never become a key
-or change the type of anything: `seed: ${SEED}` is text until the schema asks for a number.
+Variables are expanded after the YAML is parsed, and only inside text values. The contents of a variable therefore
+cannot become a key or change a type: `seed: ${SEED}` is text until the schema asks for a number.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PLACEHOLDER = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<d
 
 
 def expand(document: Document, environ: Mapping[str, str]) -> dict[KeyPath, str]:
-    """Puts variables into the document's text and returns the text as it was, by path.
+    """Expands the variables in a document; returns the original text of each value that had one, by path.
 
-    Example: `{"key": "${KEY:-none}"}` without KEY becomes `{"key": "none"}` and gives `{("key",): "${KEY:-none}"}`.
-    A variable that is unset and has no default is noted in the document.
+    Example: `{"key": "${KEY:-none}"}` without KEY becomes `{"key": "none"}` and returns
+    `{("key",): "${KEY:-none}"}`. A variable that is unset and has no default is reported as a problem.
     """
     raw: dict[KeyPath, str] = {}
     document.data = _expand(document.data, (), document, environ, raw)
@@ -28,7 +28,7 @@ def expand(document: Document, environ: Mapping[str, str]) -> dict[KeyPath, str]
 
 
 def escape(text: str) -> str:
-    """Returns text that `expand` gives back unchanged: `${x}` -> `$${x}`."""
+    """Returns text that `expand` turns back into `text`: `${x}` -> `$${x}`."""
     return text.replace("${", "$${")
 
 
@@ -46,9 +46,9 @@ def _expand(value: Any, path: KeyPath, document: Document, environ: Mapping[str,
             return "${"
         raw[path] = value
         if name is None:
-            shown = value[match.start() : match.start() + 20]
+            excerpt = value[match.start() : match.start() + 20]
             document.report(
-                path, f'"{shown}" is not a variable', "write ${NAME} or ${NAME:-default}; $${ is a plain ${"
+                path, f'"{excerpt}" is not a variable', "write ${NAME} or ${NAME:-default}; $${ is a literal ${"
             )
         elif match["default"] is not None:
             return environ.get(name) or match["default"]

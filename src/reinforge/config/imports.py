@@ -1,7 +1,7 @@
-"""Objects that a configuration names as `package.module:name`.
+"""Imports the objects that a configuration names as `package.module:name`.
 
-A configuration is data that people pass around, so it must not be able to run what happens to be installed: only the
-project's own files, reinforge and registered plugins can be named. `os:system` is refused without importing anything.
+People share configuration files, so a file must not be able to run arbitrary installed code: it can only name the
+project's own modules, reinforge and registered plugins. `os:system` is rejected without importing anything.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def import_object(spec: str, project_root: Path, *, path: str = "") -> Any:
 
     Args:
         spec: The module, a colon, and a name in it (`module:Class.method` works too).
-        project_root: Modules whose file lies below this folder may be named; it leads `sys.path` during the import.
-        path: Where the spec stands in the configuration, for messages.
+        project_root: Modules in this folder are allowed; it is first on `sys.path` during the import.
+        path: Path of the spec in the configuration, for messages.
 
     Raises:
-        ConfigError: The spec is malformed, names a module that may not be named or is absent, or the import failed.
+        ConfigError: The spec is malformed, its module is not allowed or does not exist, or the import failed.
     """
     match = SPEC.fullmatch(spec)
     if match is None:
         fix = 'write "agent:my_agent" for my_agent in the file agent.py'
         raise ConfigError(Problem(path, f'"{spec}" is not of the form package.module:name', fix))
     project_root = project_root.resolve()
-    with _leading(project_root):
-        _refuse_foreign(match["module"], spec, project_root, path)
+    with _first_on_path(project_root):
+        _check_allowed(match["module"], spec, project_root, path)
         try:
             module = importlib.import_module(match["module"])
         except Exception as error:
@@ -51,17 +51,19 @@ def import_object(spec: str, project_root: Path, *, path: str = "") -> Any:
             fix = ""
             if isinstance(error, ModuleNotFoundError) and f"{match['module']}.".startswith(f"{error.name}."):
                 package = match["module"].rpartition(".")[0]
-                message = f'there is no module "{match["module"]}"{did_you_mean(match["module"], _modules_in(package))}'
-                fix = f"modules are looked for below {project_root}"
+                message = (
+                    f'there is no module "{match["module"]}"{did_you_mean(match["module"], _list_modules(package))}'
+                )
+                fix = f"modules are searched for in {project_root}"
                 if match["module"].endswith(".py"):
                     fix = f'write "{match["module"].removesuffix(".py")}:{match["name"]}", without .py'
             raise ConfigError(Problem(path, message, fix)) from error
-        return _attribute(module, match["name"], spec, path)
+        return _get_attribute(module, match["name"], spec, path)
 
 
 @contextmanager
-def _leading(folder: Path) -> Iterator[None]:
-    """Puts a folder first on `sys.path`, and afterwards last: the user's functions may import when they are called."""
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """Puts a folder first on `sys.path`, and last afterwards: the user's functions may import when they are called."""
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
@@ -72,50 +74,50 @@ def _leading(folder: Path) -> Iterator[None]:
             sys.path.append(str(folder))
 
 
-def _refuse_foreign(module: str, spec: str, project_root: Path, path: str) -> None:
-    """Raises unless the top-level package may be named; looks it up without importing anything."""
+def _check_allowed(module: str, spec: str, project_root: Path, path: str) -> None:
+    """Raises unless the top-level package is allowed; finds it without importing anything."""
     top = module.partition(".")[0]
-    if top == "reinforge" or top in _plugin_packages():
+    if top == "reinforge" or top in _list_plugin_packages():
         return
     try:
-        found = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # a module that was put into sys.modules by hand
-        found = None
-    if found is None:
+        module_spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # a module that was put into sys.modules without a spec
+        module_spec = None
+    if module_spec is None:
         names = [info.name for info in pkgutil.iter_modules([str(project_root)])]
         message = f'there is no module "{top}"{did_you_mean(top, names)}'
-        raise ConfigError(Problem(path, message, f"modules are looked for below {project_root}"))
-    places = _places(found)
-    if places and all(_is_own(place, project_root) for place in places):
+        raise ConfigError(Problem(path, message, f"modules are searched for in {project_root}"))
+    files = _list_files(module_spec)
+    if files and all(_is_own(file, project_root) for file in files):
         return
-    where = f"it is {places[0]}" if places else "it is built into Python"
-    fix = f"name a function of your own below {project_root} that does what you need"
+    where = f"it is {files[0]}" if files else "it is built into Python"
+    fix = f"write a function of your own in {project_root} that calls it"
     if (project_root / f"{top}.py").exists() or (project_root / top).is_dir():
-        fix = f'"{top}" is also the name of a module outside the project, which wins; rename your own'
-    message = f'"{spec}" is refused: {top} is not part of the project, of reinforge or of a plugin; {where}'
+        fix = f'"{top}" is also a module outside the project, which takes precedence; rename yours'
+    message = f'"{spec}" is not allowed: {top} is not part of the project, of reinforge or of a plugin; {where}'
     raise ConfigError(Problem(path, message, fix))
 
 
-def _plugin_packages() -> set[str]:
+def _list_plugin_packages() -> set[str]:
     entries = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     return {entry.module.partition(".")[0] for entry in entries}
 
 
-def _places(found: ModuleSpec) -> list[Path]:
-    if found.has_location and found.origin:
-        return [Path(found.origin).resolve()]
-    return [Path(place).resolve() for place in found.submodule_search_locations or ()]
+def _list_files(module_spec: ModuleSpec) -> list[Path]:
+    if module_spec.has_location and module_spec.origin:
+        return [Path(module_spec.origin).resolve()]
+    return [Path(folder).resolve() for folder in module_spec.submodule_search_locations or ()]
 
 
-def _is_own(place: Path, project_root: Path) -> bool:
-    """Returns True for a file below the project that is not of a `.venv` or of Python, which may be there too."""
+def _is_own(file: Path, project_root: Path) -> bool:
+    """Returns True for a file of the project; a `.venv` or Python itself may be in the same folder and is not."""
     standard = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
-    if not place.is_relative_to(project_root) or any(place.is_relative_to(folder) for folder in standard):
+    if not file.is_relative_to(project_root) or any(file.is_relative_to(folder) for folder in standard):
         return False
-    return not {"site-packages", "dist-packages"}.intersection(place.relative_to(project_root).parts)
+    return not {"site-packages", "dist-packages"}.intersection(file.relative_to(project_root).parts)
 
 
-def _attribute(module: Any, name: str, spec: str, path: str) -> Any:
+def _get_attribute(module: Any, name: str, spec: str, path: str) -> Any:
     value = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -124,12 +126,14 @@ def _attribute(module: Any, name: str, spec: str, path: str) -> Any:
             raise ConfigError(Problem(path, message, f"it has {', '.join(sorted(names)[:20])}" if names else ""))
         value = getattr(value, part)
         if inspect.ismodule(value):
-            raise ConfigError(Problem(path, f'"{spec}" reaches through the module {value.__name__}; name it directly'))
+            raise ConfigError(
+                Problem(path, f'"{spec}" goes through the module {value.__name__}; name that module directly')
+            )
     return value
 
 
-def _modules_in(package: str) -> list[str]:
-    """Returns the modules beside the one that is absent, as they are written in a spec."""
+def _list_modules(package: str) -> list[str]:
+    """Returns the modules of a package, spelled as in a spec."""
     if not package:
         return []
     loaded = sys.modules.get(package)

@@ -1,4 +1,4 @@
-"""A validated configuration and where each value came from."""
+"""A validated configuration and the position of each value."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from reinforge.config.schema import Config
 
 @dataclass
 class LoadedConfig:
-    """A checked configuration and where it came from.
+    """A validated configuration and where it came from.
 
     Attributes:
         config: The configuration; components are instances of their classes.
-        path: The file; None where it came from Python.
-        project_root: The file's folder, or the working directory: relative paths and `module:name` start here.
-        data: The plain data that was checked, overrides and variables put in. It may hold secrets.
-        placeholders: Text with `${VAR}` as it was written, by path.
+        path: The file; None for a configuration from Python.
+        project_root: Base of relative paths and of `module:name`: the file's folder, or the working directory.
+        data: The plain data that was validated, after overrides and variables. It may contain secrets.
+        placeholders: Text with `${VAR}` as written, by path.
         types: The `_type` of each component, by path.
-        marks: Line and column of each key, by path; a text where an override set it.
+        marks: Line and column of each key, by path; text for a key set by an override.
     """
 
     config: Config
@@ -33,9 +33,9 @@ class LoadedConfig:
     marks: dict[KeyPath, Any] = field(default_factory=dict, repr=False)
 
     def locate(self, path: str) -> str:
-        """Returns `file:line:column` of a dotted path, or of the nearest key above it that the file has, or the file.
+        """Returns `file:line:column` of a dotted path, of the nearest key above it that is in the file, or the file.
 
-        `-o` alone stands for a value that an override of this very path set; empty for data from Python.
+        Returns `-o` for a value set by an override of exactly this path, and an empty string for data from Python.
         """
         keys = tuple(path.split("."))
         for end in range(len(keys), 0, -1):

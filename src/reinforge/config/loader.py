@@ -1,71 +1,54 @@
-"""A YAML file, environment variables and `-o` overrides -> one checked `Config`; every problem at once.
+"""A YAML file, environment variables and `-o` overrides -> one validated `Config`, or every problem at once.
 
-    finetune.yml ─► document (plain data, marks) ─► overrides ─► ${VAR} ─► components by `_type`, blocks ─► references
+    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► current names of keys
+        ─► components by `_type`, blocks ─► references
 
-Each component's block is checked by the class that the registry has for its `_type` and stored as its instance.
+Each component's block becomes an instance of the class that is registered for its `_type`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from reinforge.config.document import MAX_BYTES, Document, KeyPath, dotted, parse_yaml
+from reinforge.config.document import MAX_BYTES, Document, KeyPath, format_path, parse_yaml
 from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.environment import expand
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.overrides import apply_override
-from reinforge.config.problems import Checker
+from reinforge.config.problems import Validator
 from reinforge.config.references import check_references
+from reinforge.config.renamed_keys import rename_keys
 from reinforge.config.schema import Block, Config
+from reinforge.config.sections import BLOCKS, SECTIONS, iterate_components
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.registry import REGISTRY, Registry
-
-SECTIONS: dict[KeyPath, str] = {
-    ("llms",): "llm",
-    ("functions",): "workflow",
-    ("eval", "evaluators"): "evaluator",
-    ("trajectory_builders",): "trajectory_builder",
-    ("trainer_adapters",): "trainer_adapter",
-    ("trainers",): "trainer",
-}
-"""Where each entry is a component, and of which kind."""
-
-SINGLES: dict[KeyPath, str] = {
-    ("workflow",): "workflow",
-    ("eval", "general", "dataset"): "dataset",
-    ("finetuning", "algorithm"): "algorithm",
-}
-"""Where the value itself is a component."""
-
-BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("finetuning",))
-"""Where nothing (`functions:` and all below it commented out) means what an absent key means."""
 
 
 def load_config(
     path: str | Path,
     *,
     overrides: Iterable[tuple[str, str]] = (),
-    registry: Registry = REGISTRY,
-    environ: Mapping[str, str] = os.environ,
+    registry: Registry | None = None,
+    environ: Mapping[str, str] | None = None,
     project_root: Path | None = None,
 ) -> LoadedConfig:
-    """Returns the checked configuration of a YAML file.
+    """Returns the validated configuration of a YAML file.
 
     Args:
         path: The file.
-        overrides: Pairs of dotted path and YAML value; they win over the file.
-        registry: Where component types are looked up.
-        environ: Variables for `${VAR}`.
-        project_root: Where relative paths and `module:name` start; None: the file's folder.
+        overrides: Pairs of format_path path and YAML value; they take precedence over the file.
+        registry: Where component types are looked up; None: everything that is installed.
+        environ: Variables for `${VAR}`; None: those of the process.
+        project_root: Base of relative paths and of `module:name`; None: the file's folder.
 
     Raises:
-        ConfigError: With every problem of the file, in the order of its lines.
+        ConfigError: The file has problems; lists all of them, in the order of its lines.
     """
     path = Path(path)
     document = parse_yaml(_read(path), str(path))
@@ -76,21 +59,33 @@ def load_config(
         document.raise_problems()
     for override in overrides:
         apply_override(document, *override)
-    placeholders = expand(document, environ)
-    loaded = _check(document, placeholders, registry, path)
+    placeholders = expand(document, os.environ if environ is None else environ)
+    loaded = _validate(document, placeholders, registry or REGISTRY, path)
     return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
-def build_config(data: Mapping[str, Any], *, registry: Registry = REGISTRY) -> LoadedConfig:
-    """Returns the checked configuration of data that was made in Python.
+def build_config(data: Mapping[str, Any], *, registry: Registry | None = None) -> LoadedConfig:
+    """Returns the validated configuration of data from Python.
 
-    Values mean what they say: `${VAR}` is not expanded. Instances of configuration classes may stand in place of
-    mappings with a `_type`, and functions in place of `module:name`.
+    `${VAR}` is not expanded. Instances of configuration classes may replace mappings with a `_type`, and functions
+    may replace `module:name`.
 
     Raises:
-        ConfigError: With every problem.
+        ConfigError: The data has problems; lists all of them.
     """
-    return _check(Document(_copied(data)), {}, registry, None)
+    return _validate(Document(_copy_data(data)), {}, registry or REGISTRY, None)
+
+
+def with_current_keys(data: Mapping[str, Any], registry: Registry | None = None) -> dict[str, Any]:
+    """Returns a configuration, or part of one, with every key under its current name.
+
+    Raises:
+        ConfigError: The data has two spellings of one key.
+    """
+    document = Document(_copy_data(data))
+    rename_keys(document, registry or REGISTRY)
+    document.raise_problems()
+    return dict(document.data)
 
 
 def _read(path: Path) -> str:
@@ -101,7 +96,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         message = f"there is no file {path}{did_you_mean(path.name, beside)}"
-        raise ConfigError(Problem("", message, f"looked for {path.absolute()}")) from None
+        raise ConfigError(Problem("", message, f"the full path is {path.absolute()}")) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(Problem("", "the file is not UTF-8", "save it as UTF-8", f"{path}:{line}")) from None
@@ -109,98 +104,94 @@ def _read(path: Path) -> str:
         raise ConfigError(Problem("", f"{path} cannot be read: {error.strerror}")) from error
 
 
-def _copied(value: Any) -> Any:
+def _copy_data(value: Any) -> Any:
     if isinstance(value, Block):
-        return {name: _copied(getattr(value, name)) for name in value.model_fields_set}
+        return {name: _copy_data(getattr(value, name)) for name in value.model_fields_set}
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _copy_data(item) for key, item in value.items()}
+    return [_copy_data(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _check(document: Document, placeholders: dict[KeyPath, str], registry: Registry, path: Path | None) -> LoadedConfig:
+def _validate(
+    document: Document, placeholders: dict[KeyPath, str], registry: Registry, path: Path | None
+) -> LoadedConfig:
     for block in BLOCKS:
         above = document.get(block[:-1])
         if isinstance(above, dict) and block[-1] in above and above[block[-1]] is None:
             del above[block[-1]]
-    checker = Checker(document, placeholders)
-    blocks = _copied(document.data)
+    rename_keys(document, registry, placeholders)
+    validator = Validator(document, placeholders)
+    blocks = _copy_data(document.data)
     types: dict[KeyPath, str] = {}
-    for place, kind, value in _components(document):
-        name, instance = _check_component(checker, registry, place, kind, value)
-        types[place] = name
-        _put(blocks, place, instance)
-    config = checker.check(Config, blocks, ())
+    for key_path, kind, value in iterate_components(document):
+        name, instance = _validate_component(validator, registry, key_path, kind, value)
+        types[key_path] = name
+        _put(blocks, key_path, instance)
+    config = validator.validate(Config, blocks, ())
     check_references(document)
     document.raise_problems()
     if config is None:
-        raise ConfigError("the configuration could not be checked")
+        raise ConfigError("the configuration could not be validated")
     root = path.parent.resolve() if path else Path.cwd()
     return LoadedConfig(config, path, root, document.data, placeholders, types, document.marks)
 
 
-def _components(document: Document) -> Iterator[tuple[KeyPath, str, Any]]:
-    for section, kind in SECTIONS.items():
-        entries = document.get(section)
-        if isinstance(entries, dict):
-            for name, value in entries.items():
-                yield (*section, name), kind, value
-    for place, kind in SINGLES.items():
-        value = document.get(place)
-        if value is not None:
-            yield place, kind, value
-
-
-def _put(blocks: Any, place: KeyPath, instance: Any) -> None:
-    for key in place[:-1]:
+def _put(blocks: Any, key_path: KeyPath, instance: Any) -> None:
+    for key in key_path[:-1]:
         blocks = blocks[key]
-    blocks[place[-1]] = instance
+    blocks[key_path[-1]] = instance
 
 
-def _check_component(
-    checker: Checker, registry: Registry, place: KeyPath, kind: str, value: Any
+def _validate_component(
+    validator: Validator, registry: Registry, key_path: KeyPath, kind: str, value: Any
 ) -> tuple[str, BaseModel | None]:
-    """Returns the `_type` of a component and its checked configuration; None where problems were noted."""
-    document = checker.document
+    """Returns the `_type` of a component and its validated configuration, or None if problems were reported."""
+    document = validator.document
     if isinstance(value, BaseModel):
-        return _name_of_instance(document, registry, place, kind, value), value
+        return _find_type_name(document, registry, key_path, kind, value), value
     if not isinstance(value, dict):
-        message = f"expected a mapping with a `_type`, found {checker.shown(place, value)}"
-        document.report(place, message, f"registered: {', '.join(registry.names(kind))}")
+        message = f"expected a mapping with a `_type`, found {validator.format_value(key_path, value)}"
+        document.report(key_path, message, f"registered: {', '.join(registry.names(kind))}")
         return "", None
     name = value.get("_type")
     if name is None:
-        _report_untyped(document, registry, place, kind, value)
+        _report_untyped(document, registry, key_path, kind, value)
         return "", None
     if not isinstance(name, str):
-        document.report((*place, "_type"), f"expected a name, found {checker.shown((*place, '_type'), name)}")
+        document.report(
+            (*key_path, "_type"), f"expected a name, found {validator.format_value((*key_path, '_type'), name)}"
+        )
         return "", None
     try:
-        component = registry.get(kind, name, dotted(place))
+        component = registry.get(kind, name, format_path(key_path))
     except ConfigError as error:
         for problem in error.problems:
-            document.report_at(document.mark((*place, "_type")), problem)
+            document.report_at(document.mark((*key_path, "_type")), problem)
         return name, None
     settings = {key: item for key, item in value.items() if key != "_type"}
-    return name, checker.check(component.config_type, settings, place)
+    return name, validator.validate(component.config_type, settings, key_path)
 
 
-def _name_of_instance(document: Document, registry: Registry, place: KeyPath, kind: str, value: BaseModel) -> str:
+def _find_type_name(document: Document, registry: Registry, key_path: KeyPath, kind: str, value: BaseModel) -> str:
     for component in registry.components(kind):
         if component.config_type is type(value):
             return component.name
     message = f"{type(value).__name__} is not the configuration of a registered {kind.replace('_', ' ')}"
-    document.report(place, message, f"registered: {', '.join(registry.names(kind))}")
+    document.report(key_path, message, f"registered: {', '.join(registry.names(kind))}")
     return ""
 
 
-def _report_untyped(document: Document, registry: Registry, place: KeyPath, kind: str, value: dict[str, Any]) -> None:
-    section, name = place[:-1], str(place[-1])
-    if section in SECTIONS and isinstance(document.marks.get(place), str):  # an override misspelt an entry's name
+def _report_untyped(
+    document: Document, registry: Registry, key_path: KeyPath, kind: str, value: dict[str, Any]
+) -> None:
+    section, name = key_path[:-1], str(key_path[-1])
+    is_override = isinstance(document.marks.get(key_path), str)
+    if section in SECTIONS and is_override:  # it misspelled the name of an entry
         entries = [key for key in document.get(section) if not isinstance(document.marks.get((*section, key)), str)]
         have = f"it has {', '.join(entries)}" if entries else "it has none"
-        message = f'{dotted(section)} has no entry "{name}"{did_you_mean(name, entries) or ";"} {have}'
-        document.report(place, message, f"to add it, give its type first: -o {dotted(place)}._type NAME")
+        message = f'{format_path(section)} has no entry "{name}"{did_you_mean(name, entries) or ";"} {have}'
+        document.report(key_path, message, f"to add it, set its type first: -o {format_path(key_path)}._type NAME")
         return
     message = f'the required key "_type" is missing; registered: {", ".join(registry.names(kind)) or "none"}'
     nearest = next((key for key in ("type", "type_", "_Type", "__type") if key in value), None)
-    document.report(place, message, f'rename "{nearest}" to "_type"' if nearest else 'add "_type"')
+    document.report(key_path, message, f'rename "{nearest}" to "_type"' if nearest else 'add "_type"')

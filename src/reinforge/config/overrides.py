@@ -1,4 +1,4 @@
-"""`-o PATH VALUE`: a value from the command line that replaces, or adds, one of the file."""
+"""`-o PATH VALUE`: sets a value from the command line, over the one in the file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from reinforge.errors import ConfigError, Problem
 
 
 def apply_override(document: Document, path_text: str, value_text: str) -> None:
-    """Sets one value in the document; whether the schema knows the path is seen when it is checked.
+    """Sets one value in the document; the schema check finds paths that do not exist.
 
     Args:
         document: The file.
-        path_text: Keys joined by dots; items of lists by number: `finetuning.policy.optimizer.betas.0`.
+        path_text: Keys joined by dots; list items by index: `finetuning.policy.optimizer.betas.0`.
         value_text: A YAML value: `5`, `true`, `text`, `[1, 2]`, `{_type: epoch}`.
     """
     mark = f"-o {path_text}"
@@ -25,7 +25,7 @@ def apply_override(document: Document, path_text: str, value_text: str) -> None:
         value = parse_yaml(value_text).data
     except ConfigError as error:
         for problem in error.problems:
-            fix = "put the value in quotes that reach reinforge: -o PATH '\"text\"'"
+            fix = "quote the value twice, for the shell and for YAML: -o PATH '\"text\"'"
             document.report_at(mark, Problem(path_text, problem.message, fix))
         return
     container: Any = document.data
@@ -33,13 +33,15 @@ def apply_override(document: Document, path_text: str, value_text: str) -> None:
         above: KeyPath = tuple(keys[:depth])
         if isinstance(container, list):
             if not str(key).isdigit() or int(key) >= len(container):
-                last = f"0 to {len(container) - 1}" if container else "nothing: the list is empty"
-                document.report_at(mark, Problem(path_text, f'"{key}" is not an item of this list; it has {last}'))
+                allowed = f"0 to {len(container) - 1}" if container else "none, since the list is empty"
+                document.report_at(
+                    mark, Problem(path_text, f'"{key}" is not an index of this list; allowed: {allowed}')
+                )
                 return
             key = keys[depth] = int(key)
         elif not isinstance(container, dict):
             where = ".".join(map(str, above))
-            document.report_at(mark, Problem(path_text, f"{where} holds a single value, so nothing can stand below it"))
+            document.report_at(mark, Problem(path_text, f"{where} is a single value and has no keys"))
             return
         if depth == len(keys) - 1:
             container[key] = value

@@ -1,4 +1,4 @@
-"""Checks data against a pydantic class and says what is wrong in our own words, with line, spelling and fix."""
+"""Validates data with a pydantic class, and rewrites its errors: with a line, a spelling suggestion and a fix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from reinforge.config.document import ABSENT, Document, KeyPath, child
-from reinforge.config.fields import allowed_keys, description_of, settable_keys, unknown_keys
+from reinforge.config.document import ABSENT, Document, KeyPath, get_child
+from reinforge.config.fields import allowed_keys, find_description, find_unknown_keys, settable_keys
 from reinforge.errors import did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 
 REPORTED_BY_REFERENCES = "enabled_needs_components"
-"""Type of the schema's own error where `config/references.py` says the same with a line for each."""
+"""The schema's own error type for what `config/references.py` reports key by key, with a line for each."""
 
 SECRET_WORDS = ("api_key", "apikey", "access_key", "token", "secret", "password", "credentials", "authorization")
 
@@ -62,43 +62,43 @@ EXPECTED = {
 }
 
 
-class Checker:
-    """Checks parts of one document and notes every problem in it.
+class Validator:
+    """Validates parts of one document and reports every problem in it.
 
     Args:
-        document: The data, with marks.
-        raw: Text with `${VAR}` by path; shown in place of what the variable holds.
+        document: The data, with positions.
+        raw: Text with `${VAR}` by path; messages show it instead of the variable's value.
     """
 
     def __init__(self, document: Document, raw: dict[KeyPath, str]):
         self.document, self.raw = document, raw
 
-    def check(self, model: type[Model], value: Any, path: KeyPath) -> Model | None:
-        """Returns the checked instance of `model`; None: problems were noted."""
-        unknown = unknown_keys(model, value, path)
+    def validate(self, model: type[Model], value: Any, path: KeyPath) -> Model | None:
+        """Returns the validated instance of `model`, or None if problems were reported."""
+        unknown = find_unknown_keys(model, value, path)
         for key, allowed in unknown:
-            self.unknown_key(key, allowed)
+            self.report_unknown_key(key, allowed)
         try:
             instance = model.model_validate(value)
         except ValidationError as error:
             self._report(error, model, value, path)
             return None
         except Exception as error:  # noqa: BLE001  a validator of a user's class may raise anything; it is a problem of the file
-            self.document.report(path, f"{model.__name__} refused this: {type(error).__name__}: {error}")
+            self.document.report(path, f"{model.__name__} rejected this value: {type(error).__name__}: {error}")
             return None
         return None if unknown else instance
 
-    def unknown_key(self, path: KeyPath, allowed: Iterable[str]) -> None:
-        """Notes a key that nothing knows."""
+    def report_unknown_key(self, path: KeyPath, allowed: Iterable[str]) -> None:
+        """Reports an unknown key, with the nearest allowed one."""
         key, allowed = str(path[-1]), list(allowed)
         hint = did_you_mean(key, allowed)
         fix = f"rename it to {hint.split(chr(34))[1]}" if hint else "remove it"
         self.document.report(path, f'unknown key "{key}"{hint or ";"} allowed: {", ".join(allowed) or "none"}', fix)
 
-    def shown(self, path: KeyPath, value: Any) -> str:
-        """Returns a value for a message: never what a variable holds, never what looks like a secret."""
+    def format_value(self, path: KeyPath, value: Any) -> str:
+        """Returns a value for a message; never the value of a variable, and never what looks like a secret."""
         if path in self.raw:
-            return f"what {self.raw[path]} holds"
+            return f"the value of {self.raw[path]}"
         if value is None:
             return "nothing"
         if isinstance(value, bool):
@@ -117,62 +117,62 @@ class Checker:
         by_path: dict[KeyPath, list[ErrorDetails]] = {}
         for details in error.errors(include_url=False):
             if details["type"] != REPORTED_BY_REFERENCES:
-                by_path.setdefault(_data_path(details, value), []).append(details)
+                by_path.setdefault(_find_data_path(details, value), []).append(details)
         for below, errors in by_path.items():
             if not self.document.has_problem((*path, *below)):
                 self._report_one((*path, *below), below, errors, model)
 
     def _report_one(self, path: KeyPath, below: KeyPath, errors: list[ErrorDetails], model: type[BaseModel]) -> None:
         kind = errors[0]["type"]
-        described = f" ({text})" if (text := description_of(model, below)) else ""
+        meaning = f" ({text})" if (text := find_description(model, below)) else ""
         if kind == "missing" and isinstance(path[-1], int):
-            message, fix = "the list is too short", f"give it at least {path[-1] + 1} items{described}"
+            message, fix = "the list is too short", f"write at least {path[-1] + 1} items{meaning}"
             self.document.report(path[:-1], message, fix)
         elif kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
             message = f'the required key "{path[-1]}" is missing'
-            self.document.report(path, message, f'add "{path[-1]}"{described}', at=path[:-1])
+            self.document.report(path, message, f'add "{path[-1]}"{meaning}', at=path[:-1])
         elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
-            self.unknown_key(path, _keys_at(model, below[:-1]))
+            self.report_unknown_key(path, _list_keys(model, below[:-1]))
         elif known := [details for details in errors if details["type"] in EXPECTED]:
-            self._report_expected(path, known, described)
+            self._report_expected(path, known, meaning)
         else:
-            self.document.report(path, self._own_words(errors[0], path))
+            self.document.report(path, self._reword(errors[0], path))
 
-    def _report_expected(self, path: KeyPath, errors: list[ErrorDetails], described: str) -> None:
+    def _report_expected(self, path: KeyPath, errors: list[ErrorDetails], meaning: str) -> None:
         first = errors[0]
-        kind, found = first["type"], first["input"]
-        expected = " or ".join(dict.fromkeys(_expected(details) for details in errors))
-        hint, fix = "", f"give {expected}{described}" if described else ""
+        kind, value = first["type"], first["input"]
+        expected = " or ".join(dict.fromkeys(_format_expected(details) for details in errors))
+        hint, fix = "", f"write {expected}{meaning}" if meaning else ""
         if kind in ("literal_error", "enum"):
-            hint = did_you_mean(str(found), _quoted(first["ctx"]["expected"]))
-        elif kind == "string_type" and isinstance(found, bool | int | float):
+            hint = did_you_mean(str(value), _parse_quoted(first["ctx"]["expected"]))
+        elif kind == "string_type" and isinstance(value, bool | int | float):
             fix = "put it in quotes"
-        self.document.report(path, f"expected {expected}, found {self.shown(path, found)}{hint}", fix)
+        self.document.report(path, f"expected {expected}, found {self.format_value(path, value)}{hint}", fix)
 
-    def _own_words(self, details: ErrorDetails, path: KeyPath) -> str:
+    def _reword(self, details: ErrorDetails, path: KeyPath) -> str:
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, Exception):
             return str(cause)
         message = details["msg"][:1].lower() + details["msg"][1:]
-        return f"{message}, found {self.shown(path, details['input'])}"
+        return f"{message}, found {self.format_value(path, details['input'])}"
 
 
-def _expected(details: ErrorDetails) -> str:
+def _format_expected(details: ErrorDetails) -> str:
     bounds = {key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in details.get("ctx", {}).items()}
     return EXPECTED[details["type"]].format(**bounds)
 
 
-def _quoted(expected: str) -> list[str]:
-    """Returns the words of pydantic's `'auto', 'cpu' or 'cuda'`."""
+def _parse_quoted(expected: str) -> list[str]:
+    """Returns the choices in pydantic's `'auto', 'cpu' or 'cuda'`."""
     return re.findall(r"'([^']*)'", expected)
 
 
-def _data_path(details: ErrorDetails, value: Any) -> KeyPath:
-    """Returns where an error stands in the data: pydantic's location without its names of union members."""
+def _find_data_path(details: ErrorDetails, value: Any) -> KeyPath:
+    """Returns the path of an error in the data: pydantic's location without its names of union members."""
     path: list[str | int] = []
     location = details["loc"]
     for index, key in enumerate(location):
-        below = child(value, key)
+        below = get_child(value, key)
         if below is not ABSENT:
             value = below
         elif not (index == len(location) - 1 and details["type"].startswith("missing")):
@@ -181,16 +181,16 @@ def _data_path(details: ErrorDetails, value: Any) -> KeyPath:
     return tuple(path)
 
 
-def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """Returns the keys allowed in the model at a path below `model`."""
+def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """Returns the keys that the model at a path below `model` allows."""
     for key in path:
         field = allowed_keys(model).get(str(key))
-        model = (_first_model(field.annotation) if field else None) or model
+        model = (_find_model(field.annotation) if field else None) or model
     return list(settable_keys(model))
 
 
-def _first_model(annotation: Any) -> type[BaseModel] | None:
+def _find_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     args = getattr(annotation, "__args__", ())
-    return next((found for arg in args if (found := _first_model(arg))), None)
+    return next((found for arg in args if (found := _find_model(arg))), None)

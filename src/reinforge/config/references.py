@@ -1,16 +1,16 @@
-"""Names in a configuration that must be entries elsewhere in it."""
+"""Checks that names in a configuration refer to entries that exist."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from reinforge.config.document import Document, KeyPath, dotted
+from reinforge.config.document import Document, KeyPath, format_path
 from reinforge.errors import did_you_mean
 
 FINETUNING = "finetuning"
 EVALUATORS = ("eval", "evaluators")
-NEEDED = {
+REQUIRED = {
     ("trainer",): "an entry of trainers",
     ("trajectory_builder",): "an entry of trajectory_builders",
     ("trainer_adapter",): "an entry of trainer_adapters",
@@ -19,27 +19,27 @@ NEEDED = {
 
 
 def check_references(document: Document) -> None:
-    """Notes every name that is no entry of its section, and what an enabled fine-tuning lacks.
+    """Reports names that refer to no entry, and what is missing when fine-tuning is enabled.
 
-    Works on the data as it was written, so that it speaks in the same breath as the checks of each part.
+    Works on the data as written, so that these problems appear together with those of the schema.
     """
     for path, name, section in _references(document):
         entries = _entries(document, section)
         if name not in entries:
-            _missing(document, path, name, dotted(section), list(entries))
+            _report_missing(document, path, name, format_path(section), list(entries))
     target = document.get((FINETUNING, "target_model"))
     llms = _entries(document, ("llms",))
     if isinstance(target, str):
         models = [entry.get("model_name") for entry in llms.values() if isinstance(entry, dict)]
         if target not in llms and target not in models:
             allowed = [*llms, *(model for model in models if isinstance(model, str))]
-            _missing(document, (FINETUNING, "target_model"), target, "llms", allowed)
+            _report_missing(document, (FINETUNING, "target_model"), target, "llms", allowed)
     if str(document.get((FINETUNING, "enabled"))).lower() in ("true", "1", "yes", "on"):
         _check_enabled(document)
 
 
 def _references(document: Document) -> Iterator[tuple[KeyPath, str, KeyPath]]:
-    """Yields each name that is given, with its path and the section that it must be an entry of."""
+    """Yields each reference: its path, the name, and the section that must have an entry of that name."""
     candidates: list[tuple[KeyPath, KeyPath]] = [
         ((FINETUNING, "trainer"), ("trainers",)),
         ((FINETUNING, "trajectory_builder"), ("trajectory_builders",)),
@@ -56,22 +56,22 @@ def _references(document: Document) -> Iterator[tuple[KeyPath, str, KeyPath]]:
         yield (*guards, name), name, EVALUATORS
 
 
-def _missing(document: Document, path: KeyPath, name: str, section: str, allowed: list[str]) -> None:
+def _report_missing(document: Document, path: KeyPath, name: str, section: str, allowed: list[str]) -> None:
     have = f"it has {', '.join(allowed)}" if allowed else "it has none"
     hint = did_you_mean(name, allowed)
-    fix = f"add {name} below {section}" + (", or name one of these" if allowed else "")
+    fix = f"add {name} to {section}" + (", or use one of these" if allowed else "")
     document.report(path, f'{section} has no entry "{name}"{hint or ";"} {have}', fix)
 
 
 def _check_enabled(document: Document) -> None:
-    for path, what in NEEDED.items():
+    for path, value in REQUIRED.items():
         if document.get((FINETUNING, *path)) is None:
-            message = f'the required key "{path[0]}" is missing: finetuning is enabled'
-            document.report((FINETUNING, *path), message, f'add "{path[0]}": {what}', at=(FINETUNING,))
-    for needed, what in ((("workflow",), "the agent"), (("eval", "general", "dataset"), "the examples")):
+            message = f'the required key "{path[0]}" is missing, since finetuning is enabled'
+            document.report((FINETUNING, *path), message, f'add "{path[0]}": {value}', at=(FINETUNING,))
+    for needed, meaning in ((("workflow",), "the agent"), (("eval", "general", "dataset"), "the examples")):
         if document.get(needed) is None:
-            message = f'the required key "{needed[-1]}" is missing: finetuning is enabled'
-            fix = f"add {dotted(needed)} with a `_type`: {what}"
+            message = f'the required key "{needed[-1]}" is missing, since finetuning is enabled'
+            fix = f"add {format_path(needed)} with a `_type`: {meaning}"
             document.report(needed, message, fix, at=needed[:-1])
 
 

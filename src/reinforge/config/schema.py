@@ -1,26 +1,27 @@
-"""The run-wide blocks of a configuration; a component's own configuration stands beside the component."""
+"""The blocks of a configuration that apply to a whole run; each component has its own configuration class."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from reinforge.registry import TypedConfig
+from reinforge.types.key_aliases import ConfigModel
 
 
-class Block(BaseModel):
-    """Base of the blocks: unknown keys are refused."""
+class Block(ConfigModel):
+    """Base of the blocks; rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class RewardFunctionConfig(Block):
-    """Names the evaluator whose score is the reward."""
+    """The evaluator whose score is the reward."""
 
-    name: str = Field(description="An entry of eval.evaluators.")
+    name: str = Field(description="Name of an entry of eval.evaluators.")
 
 
 class TrainerConfig(TypedConfig):
@@ -62,46 +63,54 @@ class AlgorithmConfig(TypedConfig):
 
 
 class CurriculumLearningConfig(Block):
-    """Trains on the easiest groups first and widens the share as epochs pass."""
+    """Trains on the easiest groups first and adds harder ones over the epochs."""
 
-    enabled: bool = Field(default=False, description="Apply the curriculum.")
-    initial_percentile: float = Field(default=0.3, gt=0, le=1, description="Share of groups at the start.")
-    increment_percentile: float = Field(default=0.2, gt=0, le=1, description="Share added at each expansion.")
+    enabled: bool = Field(default=False, description="Use the curriculum.")
+    initial_percentile: float = Field(
+        default=0.3, gt=0, le=1, description="Share of the groups to train on at the start."
+    )
+    increment_percentile: float = Field(default=0.2, gt=0, le=1, description="Share added by each expansion.")
     expansion_interval: int = Field(default=5, ge=1, description="Epochs between expansions.")
     min_reward_diff: float = Field(
-        default=0.1, ge=0, description="Groups whose highest and lowest reward differ by less carry no signal."
+        default=0.1,
+        ge=0,
+        description="Smallest difference between the highest and lowest reward of a group that has a training signal.",
     )
-    sort_ascending: bool = Field(default=False, description="Hardest (lowest mean reward) groups first.")
+    sort_ascending: bool = Field(default=False, description="Start with the hardest groups (lowest mean reward).")
     random_subsample: float | None = Field(
-        default=None, gt=0, le=1, description="Share of trajectories kept in each group."
+        default=None, gt=0, le=1, description="Share of the trajectories to keep in each group; null: all."
     )
     collect_only_included: bool = Field(
         default=False,
-        description="Save episodes: do not collect an example whose last group would be outside the share. Examples "
-        "that are new, or whose last group carried no signal, are always collected.",
+        description="Save episodes: skip an example if its last group would be outside the share. New examples, and "
+        "those whose last group had no training signal, are always collected.",
     )
 
 
 class FinetuneRunConfig(BaseModel):
-    """What one call of `finetune` adds to the file; unknown keys are ignored here, as in the reference."""
+    """Settings of one call of `finetune`; ignores unknown keys, as the NeMo Agent Toolkit does."""
 
     model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
 
-    config_file: Path | BaseModel | None = Field(default=None, description="The YAML file, or a loaded one.")
-    dataset: str | Path | None = Field(default=None, description="Replaces the file's dataset.")
-    result_json_path: str = Field(default="$", description="JSONPath into the answer of a remote workflow.")
+    config_file: Path | BaseModel | None = Field(default=None, description="The YAML file, or a loaded configuration.")
+    dataset: str | Path | None = Field(default=None, description="Dataset file that replaces the configured one.")
+    result_json_path: str = Field(default="$", description="JSONPath into the response of a remote workflow.")
     endpoint: str | None = Field(default=None, description="URL of a remote workflow.")
     endpoint_timeout: int = Field(default=300, description="Seconds to wait for a remote workflow.")
     override: tuple[tuple[str, str], ...] = Field(default=(), description="Pairs of path and value.")
-    validation_dataset: str | Path | None = Field(default=None, description="Dataset to select and confirm on.")
+    validation_dataset: str | Path | None = Field(
+        default=None, description="Dataset file for the select and confirm splits."
+    )
     validation_interval: int = Field(default=5, ge=1, description="Epochs between validations.")
-    validation_config_file: str | Path | None = Field(default=None, description="Another file's eval block.")
+    validation_config_file: str | Path | None = Field(
+        default=None, description="YAML file whose eval section is used for validation."
+    )
 
 
 class OptimizerConfig(Block):
-    """How weights move. A setting that the chosen optimizer does not read is refused unless it has its default."""
+    """The optimizer. Settings that the chosen optimizer does not use must keep their default."""
 
-    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
+    USED_BY: ClassVar[dict[str, tuple[str, ...]]] = {
         "betas": ("adamw", "adam"),
         "eps": ("adamw", "adam", "rmsprop", "adagrad"),
         "momentum": ("sgd", "rmsprop"),
@@ -109,108 +118,166 @@ class OptimizerConfig(Block):
     }
 
     name: Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"] = Field(
-        default="adamw", description="The optimizer; each but adam and adamw wants a learning rate of its own."
+        default="adamw",
+        description="The optimizer. Tune the learning rate when you change it: the default suits adam and adamw.",
     )
-    learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate (1e-3 suits models from scratch).")
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="adamw, adam: decay of the two moments.")
-    eps: float = Field(default=1e-8, gt=0, description="All but sgd: added to the root of the second moment.")
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd, rmsprop: share of the last move in the next.")
-    smoothing: float = Field(default=0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
+    learning_rate: float = Field(
+        default=1e-3, gt=0, description="Peak learning rate; 1e-3 suits small models trained from scratch."
+    )
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.95), description="adamw, adam: decay rates of the first and second moment."
+    )
+    eps: float = Field(default=1e-8, gt=0, description="All but sgd: added to the denominator for numerical stability.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd, rmsprop: momentum factor.")
+    smoothing: float = Field(default=0.99, ge=0, lt=1, description="rmsprop: decay rate of the mean squared gradient.")
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="On matrices only; adamw takes it off the weights, the others add it to gradients.",
+        description="For matrices only; decoupled in adamw, added to the gradient (L2) in the others.",
     )
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Clip gradients to this global norm.")
 
     @property
     def num_moments(self) -> int:
-        """Numbers that the optimizer keeps for each weight."""
-        averages = {"adamw": 2, "adam": 2, "sgd": 0, "rmsprop": 1, "adagrad": 1}
-        return averages[self.name] + (self.momentum > 0)
+        """Number of state values that the optimizer keeps per weight."""
+        moments = {"adamw": 2, "adam": 2, "sgd": 0, "rmsprop": 1, "adagrad": 1}
+        return moments[self.name] + (self.momentum > 0)
 
     @model_validator(mode="after")
-    def _settings_are_read(self) -> OptimizerConfig:
-        for setting, readers in self.READ_BY.items():
-            if self.name not in readers and getattr(self, setting) != type(self).model_fields[setting].default:
+    def _check_settings_are_used(self) -> OptimizerConfig:
+        for setting, optimizers in self.USED_BY.items():
+            if self.name not in optimizers and getattr(self, setting) != type(self).model_fields[setting].default:
                 raise PydanticCustomError(
-                    "setting_not_read",
-                    "{name} reads no {setting}; it belongs to {readers}",
-                    {"name": self.name, "setting": setting, "readers": " and ".join(readers)},
+                    "setting_not_used",
+                    "{name} has no {setting}; only {optimizers} use it",
+                    {"name": self.name, "setting": setting, "optimizers": " and ".join(optimizers)},
                 )
         return self
 
 
 class ScheduleConfig(Block):
-    """How the learning rate changes over the run."""
+    """The learning rate schedule of a run."""
 
-    name: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Shape after the warm-up.")
-    warmup_steps: int = Field(default=10, ge=0, description="Optimizer steps of linear warm-up, from lr/steps.")
-    final_fraction: float = Field(default=0.1, ge=0, le=1, description="Share of the peak left at the run's end.")
+    name: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Shape after the warmup.")
+    warmup_steps: int = Field(default=10, ge=0, description="Optimizer steps of linear warmup.")
+    final_fraction: float = Field(default=0.1, ge=0, le=1, description="Final learning rate as a share of the peak.")
 
 
 class BatchConfig(Block):
-    """How one job's samples become optimizer steps."""
+    """How the samples of a training job become optimizer steps."""
+
+    renamed_keys: ClassVar[dict[str, str]] = {"passes": "num_iterations"}
 
     steps_per_job: int | None = Field(
-        default=None, ge=1, description="Optimizer steps a pass; the samples are split evenly. Null: by batch_size."
+        default=None,
+        ge=1,
+        description="Optimizer steps per iteration, with the samples split evenly; null: use batch_size.",
     )
-    batch_size: int = Field(default=64, ge=1, description="Samples per optimizer step where steps_per_job is null.")
-    passes: int = Field(default=1, ge=1, description="Passes over the job's samples.")
+    batch_size: int = Field(default=64, ge=1, description="Samples per optimizer step if steps_per_job is null.")
+    num_iterations: int = Field(default=1, ge=1, description="Passes over the samples of each job.")
     micro_batch_tokens: int = Field(
-        default=8192, ge=1, description="Tokens, padding included, computed at once; bounds memory, not the result."
+        default=8192, ge=1, description="Most tokens per forward pass, padding included; limits memory, not the result."
     )
 
 
 class LoRAConfig(Block):
-    """Low-rank adapters: a frozen model and a small part that learns. They want about ten times the learning rate."""
+    """LoRA adapters on a frozen model. They need about ten times the learning rate of full fine-tuning."""
 
-    rank: int = Field(default=16, ge=1, description="Rank of each adapter.")
-    alpha: int = Field(default=32, ge=1, description="An adapter's output is multiplied by alpha / rank.")
-    target_modules: Literal["all-linear"] | list[str] = Field(
-        default="all-linear", description="Last parts of the names of linear layers, or all but the output layer."
+    key_aliases: ClassVar[dict[str, str]] = {"rank": "r", "alpha": "lora_alpha"}
+
+    r: int = Field(default=16, ge=1, description="Rank of each adapter. `rank` is also accepted.")
+    lora_alpha: int = Field(
+        default=32,
+        ge=1,
+        description="Scale of the adapters: their output is multiplied by lora_alpha / r. `alpha` is also accepted.",
     )
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        default="all-linear",
+        description="Names of the linear layers (their last part), or all of them except the output layer.",
+    )
+    lora_dropout: float = Field(
+        default=0.0, description="Must be 0: with dropout, sampler and learner would compute different log-probs."
+    )
+    use_rslora: bool = Field(
+        default=False,
+        description="Multiply an adapter's output by lora_alpha / sqrt(r) instead, which keeps large ranks stable "
+        "(rank-stabilized LoRA).",
+    )
+    modules_to_save: list[str] | None = Field(
+        default=None,
+        description="Names of modules that are trained in full and saved with the adapter, such as lm_head or "
+        "embed_tokens.",
+    )
+
+    @field_validator("lora_dropout")
+    @classmethod
+    def _refuse_dropout(cls, value: float) -> float:
+        if value != 0:
+            raise ValueError(
+                f"lora_dropout is {value:g}, but only 0 is supported: dropout would make the learner's log-probs "
+                "differ from the sampler's; remove it, and use policy.optimizer.weight_decay to regularize"
+            )
+        return value
 
 
 class CriticConfig(Block):
-    """The value head, where the algorithm has one (`ppo`)."""
+    """The value head, for algorithms that have one (`ppo`)."""
 
     learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate of the value head.")
     shares_trunk: bool = Field(
-        default=True, description="The critic's loss trains the policy's layers too; false: the head alone."
+        default=True, description="Let the value loss train the policy's layers too; false: only the head."
     )
 
 
 class PolicyConfig(Block):
     """The model that is trained."""
 
+    renamed_keys: ClassVar[dict[str, str]] = {
+        "max_batch": "max_num_seqs",
+        "max_context": "max_model_len",
+        "precision": "dtype",
+    }
+
     model: str | None = Field(
-        default=None, description="Folder, hub id, or the name of a bundled starter such as bundled:tic_tac_toe."
+        default=None, description="Folder, Hugging Face model id, or a bundled starter such as bundled:tic_tac_toe."
     )
     init: Literal["pretrained", "random"] = Field(
-        default="pretrained", description="random: take only the configuration and draw the weights by the seed."
+        default="pretrained",
+        description="random: use only the model's configuration and initialize the weights randomly, from the seed.",
     )
-    tokenizer: str | None = Field(default=None, description="Folder or hub id; null: the model's own.")
-    chat_template: str | None = Field(default=None, description="A Jinja template or a file with one.")
-    precision: Literal["float32", "bfloat16"] = Field(
+    tokenizer: str | None = Field(default=None, description="Folder or Hugging Face model id; null: that of the model.")
+    chat_template: str | None = Field(
+        default=None, description="Jinja template, or a file with one; null: that of the tokenizer."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="Type that the model computes with; the optimizer moves float32 copies of bfloat16 weights.",
+        description="Data type of the model; with bfloat16 the optimizer keeps float32 master weights.",
     )
     activation_checkpointing: bool = Field(
         default=False,
-        description="Keep only each layer's input for the backward pass and compute the rest again: less memory, about "
-        "a third more time.",
+        description="Recompute activations in the backward pass instead of storing them: less memory, about a third "
+        "more time.",
     )
-    max_context: int | None = Field(default=None, ge=2, description="Tokens of prompt and reply; null: the model's.")
-    max_batch: int = Field(default=64, ge=1, description="Replies drawn at the same time.")
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="Most tokens of prompt and reply together; null: the model's limit."
+    )
+    max_num_seqs: int = Field(default=64, ge=1, description="Most replies to sample at the same time.")
     kv_cache_mb: int = Field(
         default=512,
         ge=0,
-        description="Most MiB of keys and values kept between the turns of conversations, so that a turn reads only "
-        "what is new in its prompt; they go when weights change. 0: keep none. Without effect where deterministic.",
+        description="Size of the prefix cache in MiB: it keeps the KV cache of a conversation between turns, so that a "
+        "turn prefills only the new part of its prompt. Emptied when the weights change. 0: off. Unused if "
+        "deterministic.",
+    )
+    fast_paths: bool = Field(
+        default=True,
+        description="Use the engine's fast code paths where they apply: decoding of Llama-like models, attention "
+        "kernels, TorchScript, thread count, last-layer MLP, garbage collection. False: transformers' modules and "
+        "plain Python only; slower, with the same log-probs to 1e-5.",
     )
     lora: LoRAConfig | None = Field(
-        default=None, description="Train adapters; null: all weights. A folder of adapters brings its own."
+        default=None,
+        description="Train LoRA adapters; null: all weights. A model folder with adapters has its own settings.",
     )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
@@ -219,105 +286,141 @@ class PolicyConfig(Block):
 
 
 class SamplingConfig(Block):
-    """How replies are drawn in training and validation; these override what the agent asks for.
+    """Sampling in training and validation; overrides what the agent asks for.
 
-    What top_p, top_k and min_p leave is recorded with each token, and training compares log-probs over it; tokens drawn
-    at temperature 0, or from more than 1024 that these left, are not trained.
+    The tokens that top_p, top_k and min_p keep are recorded, and training computes log-probs over the same tokens. A
+    token is not trained if it was sampled at temperature 0, or if a filter kept more than 1024 tokens.
     """
 
-    temperature: float = Field(default=1.0, ge=0, description="0 takes the most likely token, and trains none.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus: the fewest tokens that reach this; 1: all.")
-    top_k: int = Field(default=0, ge=0, description="Most likely tokens kept; 0: all.")
+    temperature: float = Field(default=1.0, ge=0, description="0: greedy decoding, which trains nothing.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Keep the most likely tokens up to this total probability; 1: all."
+    )
+    top_k: int = Field(default=0, ge=0, description="Keep this many of the most likely tokens; 0: all.")
     min_p: float = Field(
-        default=0.0, ge=0, le=1, description="Tokens kept: at least this share as likely as the likeliest; 0: all."
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Keep tokens at least this fraction as likely as the most likely one; 0: all.",
     )
 
 
 class SplitsConfig(Block):
-    """How the dataset's examples are divided, by example id; shares are of what is left after counts."""
+    """How examples are split, by their id. Shares apply to the examples left after the counts."""
 
     train: float = Field(default=0.6, gt=0, description="Share (≤ 1) or count (> 1) of examples to train on.")
-    select: float = Field(default=0.15, gt=0, description="Share or count to choose the best checkpoint on.")
-    confirm: float = Field(default=0.25, gt=0, description="Share or count for the verdict, looked at once.")
+    select: float = Field(
+        default=0.15, gt=0, description="Share or count of examples for selecting the best checkpoint."
+    )
+    confirm: float = Field(
+        default=0.25, gt=0, description="Share or count of examples for the verdict; used once, at the end."
+    )
     key: str | None = Field(
-        default=None, description="A field of the rows that says train, select or confirm; replaces the shares."
+        default=None, description="Field of the rows that holds train, select or confirm; replaces the shares."
     )
 
 
 class GateConfig(Block):
-    """When the new model replaces the old one."""
+    """When the trained model is promoted."""
 
-    metric: str | None = Field(default=None, description="Evaluator that decides; null: the reward function's.")
-    margin: float = Field(default=0.0, description="The interval of the improvement must lie above this.")
-    draws: int = Field(default=1, ge=1, description="Episodes per confirm example and arm.")
+    renamed_keys: ClassVar[dict[str, str]] = {"draws": "num_samples"}
+
+    metric: str | None = Field(default=None, description="Evaluator that decides; null: the reward function.")
+    margin: float = Field(default=0.0, description="The confidence interval of the improvement must be above this.")
+    num_samples: int = Field(default=1, ge=1, description="Episodes per confirm example, for each of the two models.")
     guard_metrics: dict[str, float] = Field(
-        default_factory=dict, description="Evaluator -> largest loss allowed: its interval must lie above minus this."
+        default_factory=dict,
+        description="Evaluator -> largest drop allowed: the interval of its change must be above minus this.",
     )
     max_missing: float = Field(
-        default=0.2, ge=0, le=1, description="Share of confirm examples that may be missing; above it: no verdict."
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Share of confirm examples that may be missing; with more there is no verdict.",
     )
 
 
 class OutcomesConfig(Block):
-    """What an episode is worth when it does not end well."""
+    """Rewards and retries of episodes that fail."""
 
-    policy_error: float = Field(default=0.0, description="Reward of an illegal act or an answer nobody can parse.")
-    overlong: float = Field(default=0.0, description="Reward of a reply cut at max_tokens that made the agent fail.")
-    context_overflow: float = Field(default=0.0, description="Reward of a prompt longer than the context.")
-    policy_timeout: float = Field(default=0.0, description="Reward of an agent that talked past its time.")
-    retries: int = Field(default=2, ge=0, description="Further attempts after the world failed.")
+    policy_error: float = Field(
+        default=0.0, description="Reward of an episode with an invalid action or an answer that cannot be parsed."
+    )
+    overlong: float = Field(
+        default=0.0, description="Reward of an episode that failed because a reply was cut off at max_tokens."
+    )
+    context_overflow: float = Field(default=0.0, description="Reward of an episode whose prompt exceeded the context.")
+    policy_timeout: float = Field(
+        default=0.0, description="Reward of an episode that ran out of time while the policy was replying."
+    )
+    retries: int = Field(default=2, ge=0, description="Retries after a failure of the environment.")
     max_missing: float = Field(
-        default=0.5, ge=0, le=1, description="Share of a stage's episodes that may be missing before the run stops."
+        default=0.5, ge=0, le=1, description="Share of a stage's episodes that may be missing; with more the run stops."
     )
 
 
 class LimitsConfig(Block):
-    """Bounds of a run."""
+    """Limits of a run."""
 
-    max_minutes: float | None = Field(default=None, gt=0, description="Stop resumably after this long.")
-    max_tokens: int | None = Field(default=None, gt=0, description="Stop resumably after this many sampled tokens.")
-    episode_timeout_s: float = Field(default=120.0, gt=0, description="Seconds an episode may take.")
+    renamed_keys: ClassVar[dict[str, str]] = {"max_refused_steps": "max_skipped_steps"}
+
+    max_minutes: float | None = Field(
+        default=None, gt=0, description="Stop after this many minutes; the run can be resumed."
+    )
+    max_tokens: int | None = Field(
+        default=None, gt=0, description="Stop after this many sampled tokens; the run can be resumed."
+    )
+    episode_timeout_s: float = Field(default=120.0, gt=0, description="Time limit of an episode in seconds.")
     evaluator_timeout_s: float = Field(
-        default=120.0, gt=0, description="Seconds an evaluator may take for one answer; then the score is missing."
+        default=120.0,
+        gt=0,
+        description="Time limit of an evaluator in seconds per answer; after it the score is missing.",
     )
-    stage_timeout_s: float = Field(
-        default=600.0, gt=0, description="Seconds without progress before the watchdog speaks."
+    stage_timeout_s: float = Field(default=600.0, gt=0, description="Seconds without progress before a warning.")
+    max_refills: int = Field(
+        default=1, ge=0, description="Extra collections for an epoch with too few groups that have a training signal."
     )
-    max_refills: int = Field(default=1, ge=0, description="Further collections of an epoch whose groups lack signal.")
     min_groups: float = Field(
-        default=0.25, ge=0, le=1, description="Share of an epoch's groups that must carry signal, else refill."
+        default=0.25,
+        ge=0,
+        le=1,
+        description="Share of an epoch's groups that need a training signal; with fewer, collect again.",
     )
-    max_empty_updates: int = Field(default=3, ge=1, description="Epochs in a row that train nothing before it stops.")
-    max_refused_steps: int = Field(
+    max_empty_updates: int = Field(
+        default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."
+    )
+    max_skipped_steps: int = Field(
         default=3,
         ge=1,
-        description="Optimizer steps in a row whose numbers were not finite, and which were not made, before it stops.",
+        description="Stop after skipping this many optimizer steps in a row because of non-finite numbers.",
     )
 
 
 class TranscriptsConfig(Block):
-    """What is written of dialogues of several agents for a person to read, below the run folder."""
+    """Readable transcripts of multi-agent dialogues, in the run folder."""
 
-    save: bool = Field(default=True, description="Write `transcripts/` while the run goes on.")
-    format: Literal["yaml", "json"] = Field(default="yaml", description="Of the files.")
-    max_episodes: int = Field(default=32, ge=1, description="Episodes in each file, the first by example and draw.")
+    save: bool = Field(default=True, description="Write `transcripts/` during the run.")
+    format: Literal["yaml", "json"] = Field(default="yaml", description="File format.")
+    max_episodes: int = Field(default=32, ge=1, description="Most episodes per file, ordered by example and sample.")
 
 
 class FinetuneConfig(Block):
-    """What to train, on which reward, for how long."""
+    """What to train, with which reward, for how long."""
 
-    enabled: bool = Field(default=False, description="False: refuse to run.")
-    trainer: str | None = Field(default=None, description="An entry of trainers.")
-    trajectory_builder: str | None = Field(default=None, description="An entry of trajectory_builders.")
-    trainer_adapter: str | None = Field(default=None, description="An entry of trainer_adapters.")
-    reward_function: RewardFunctionConfig | None = Field(default=None, description="The evaluator that is the reward.")
-    target_functions: list[str] = Field(
-        default_factory=lambda: ["<workflow>"], description="Functions whose model calls are trained."
+    enabled: bool = Field(default=False, description="Must be true to run.")
+    trainer: str | None = Field(default=None, description="Name of an entry of trainers.")
+    trajectory_builder: str | None = Field(default=None, description="Name of an entry of trajectory_builders.")
+    trainer_adapter: str | None = Field(default=None, description="Name of an entry of trainer_adapters.")
+    reward_function: RewardFunctionConfig | None = Field(
+        default=None, description="The evaluator whose score is the reward."
     )
-    target_model: str | None = Field(default=None, description="Entry of llms (or model name) that is trained.")
+    target_functions: list[str] = Field(
+        default_factory=lambda: ["<workflow>"], description="Functions whose model calls are trained on."
+    )
+    target_model: str | None = Field(default=None, description="Entry of llms (or model name) to train.")
     curriculum_learning: CurriculumLearningConfig = Field(default_factory=CurriculumLearningConfig)
-    num_epochs: int = Field(default=1, ge=1, description="Times to collect and train.")
-    output_dir: Path = Field(default=Path("./.reinforge/runs"), description="Folder of the run folders.")
+    num_epochs: int = Field(default=1, ge=1, description="Number of epochs; each collects episodes and trains on them.")
+    output_dir: Path = Field(default=Path("./.reinforge/runs"), description="Folder that contains the run folders.")
     run_configuration: FinetuneRunConfig | None = Field(default=None, description="Set by the command line.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     algorithm: Any = Field(default=None, description="`_type` of an algorithm and its settings; null: grpo.")
@@ -327,15 +430,16 @@ class FinetuneConfig(Block):
     outcomes: OutcomesConfig = Field(default_factory=OutcomesConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transcripts: TranscriptsConfig = Field(default_factory=TranscriptsConfig)
-    seed: int = Field(default=0, ge=0, description="Every random choice of the run derives from it.")
+    seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
     deterministic: bool = Field(
         default=False,
-        description="Bit-identical on one machine, also after a stop: one thread, each prompt read alone; slower.",
+        description="Bit-identical results on one machine, also after a resume; slower: one thread, and one prompt per "
+        "prefill.",
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Where the policy lives.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Device of the policy.")
 
     @model_validator(mode="after")
-    def _enabled_needs_components(self) -> FinetuneConfig:
+    def _check_enabled(self) -> FinetuneConfig:
         if self.enabled:
             names = ("trainer", "trajectory_builder", "trainer_adapter", "reward_function")
             missing = [name for name in names if getattr(self, name) is None]
@@ -349,10 +453,10 @@ class FinetuneConfig(Block):
 
 
 class EvalGeneralConfig(Block):
-    """What every evaluation shares."""
+    """Settings of every evaluation."""
 
-    max_concurrency: int = Field(default=8, ge=1, description="Episodes that run at the same time.")
-    output_dir: Path | None = Field(default=None, description="Where `eval` writes its files; null: beside the run.")
+    max_concurrency: int = Field(default=8, ge=1, description="Most episodes to run at the same time.")
+    output_dir: Path | None = Field(default=None, description="Folder for the files of `eval`; null: next to the run.")
     dataset: Any = Field(default=None, description="`_type` of a dataset and its settings.")
 
 
@@ -367,7 +471,7 @@ Section = Annotated[dict[str, Any], Field(default_factory=dict)]
 
 
 class Config(Block):
-    """A whole configuration; components are instances of their own configuration classes."""
+    """A whole configuration; each component is an instance of its configuration class."""
 
     llms: Section
     functions: Section

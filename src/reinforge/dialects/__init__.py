@@ -1,1 +1,1 @@
-"""How model families and services write the same thing."""
+"""Text formats of model families and services, translated into one format."""

@@ -1,7 +1,9 @@
-"""Tool calls as model families write them in their text, and as OpenAI's shape holds them.
+"""Parses tool calls from the text formats of model families into OpenAI's format.
 
-hermes (Qwen, Hermes)   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>, as often as wanted
-llama3                  {"name": "add", "parameters": {"a": 1}}, perhaps after <|python_tag|>; several with ;
+    hermes (Qwen, Hermes)   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>, any number of times
+    llama3                  {"name": "add", "parameters": {"a": 1}}, optionally after <|python_tag|>; separated by ;
+
+A reply that looks like a call but cannot be parsed stays text.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class ToolFormat(StrEnum):
-    """How a model family writes tool calls."""
+    """The text format of a model family's tool calls."""
 
     HERMES = "hermes"
     LLAMA3 = "llama3"
 
 
-def tool_format_of(chat_template: str) -> ToolFormat | None:
-    """Returns the format that a chat template teaches, or None where it has no tools.
+def detect_tool_format(chat_template: str) -> ToolFormat | None:
+    """Returns the tool format of a chat template, or None if it does not support tools.
 
     Args:
-        chat_template: The Jinja text; what it writes around calls tells the family.
+        chat_template: The Jinja text; how it writes tool calls identifies the family.
     """
     if "<tool_call>" in chat_template:
         return ToolFormat.HERMES
@@ -38,15 +40,15 @@ def tool_format_of(chat_template: str) -> ToolFormat | None:
     return None
 
 
-def with_tool_calls(reply: ModelReply, request: ModelRequest, chat_template: str | None) -> ModelReply:
-    """Returns a reply whose text is read for tool calls, where tools were offered and the template teaches a format.
+def add_tool_calls(reply: ModelReply, request: ModelRequest, chat_template: str | None) -> ModelReply:
+    """Returns a reply with the tool calls in its text parsed, if the request had tools and the template a tool format.
 
     Args:
-        reply: What the model said.
-        request: What it was asked.
+        reply: The model's reply.
+        request: The request that it answers.
         chat_template: The model's template, as Jinja text.
     """
-    tool_format = tool_format_of(chat_template or "") if request.tools else None
+    tool_format = detect_tool_format(chat_template or "") if request.tools else None
     if tool_format is None:
         return reply
     message = parse_tool_calls(str(reply.message["content"]), tool_format, f"call-{request.sampling.seed or 0:x}")
@@ -56,21 +58,21 @@ def with_tool_calls(reply: ModelReply, request: ModelRequest, chat_template: str
 
 
 def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Message:
-    """Returns the assistant message that a model's text means.
+    """Returns the assistant message for a model's text.
 
-    Text that looks like a call but cannot be read stays text: the agent sees what the model said and may fail.
+    Text that looks like a call but cannot be parsed stays text: the agent sees the original reply, and may fail on it.
 
     Example: `parse_tool_calls('<tool_call>{"name": "f", "arguments": {}}</tool_call>', HERMES, "c1")` ->
     `{"role": "assistant", "content": None, "tool_calls": [{"id": "c1-0", "type": "function", "function": {"name": "f",
     "arguments": "{}"}}]}`.
 
     Args:
-        text: The whole reply, special tokens left out.
-        tool_format: The family's.
-        call_id: Names the calls, with their number.
+        text: The whole reply, without special tokens.
+        tool_format: The format of the model family.
+        call_id: Prefix of the call ids; the number of the call is appended.
     """
-    read = _read_hermes if tool_format is ToolFormat.HERMES else _read_llama3
-    content, calls = read(text)
+    parse = _parse_hermes if tool_format is ToolFormat.HERMES else _parse_llama3
+    content, calls = parse(text)
     if not calls:
         return {"role": "assistant", "content": text}
     return {
@@ -87,14 +89,14 @@ def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Messag
     }
 
 
-def _read_hermes(text: str) -> tuple[str, list[tuple[str, Any]]]:
-    calls = [_call(body, "arguments") for body in _HERMES.findall(text)]
+def _parse_hermes(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    calls = [_parse_call(body, "arguments") for body in _HERMES.findall(text)]
     if not calls or None in calls:
         return text, []
     return _HERMES.sub("", text).strip(), [call for call in calls if call is not None]
 
 
-def _read_llama3(text: str) -> tuple[str, list[tuple[str, Any]]]:
+def _parse_llama3(text: str) -> tuple[str, list[tuple[str, Any]]]:
     before, tag, after = text.partition(_PYTHON_TAG)
     body = after if tag else text
     decoder, calls, position = json.JSONDecoder(), [], 0
@@ -104,7 +106,7 @@ def _read_llama3(text: str) -> tuple[str, list[tuple[str, Any]]]:
             value, position = decoder.raw_decode(body, position)
         except json.JSONDecodeError:
             return text, []
-        call = _as_call(value, "parameters")
+        call = _read_call(value, "parameters")
         if call is None:
             return text, []
         calls.append(call)
@@ -113,15 +115,15 @@ def _read_llama3(text: str) -> tuple[str, list[tuple[str, Any]]]:
     return before.strip() if tag else "", calls
 
 
-def _call(body: str, key: str) -> tuple[str, Any] | None:
+def _parse_call(body: str, key: str) -> tuple[str, Any] | None:
     try:
-        return _as_call(json.loads(body), key)
+        return _read_call(json.loads(body), key)
     except json.JSONDecodeError:
         return None
 
 
-def _as_call(value: Any, key: str) -> tuple[str, Any] | None:
-    """Returns (name, arguments) of a call's JSON; families sometimes use the other's key, which is read too."""
+def _read_call(value: Any, key: str) -> tuple[str, Any] | None:
+    """Returns name and arguments of a call, or None; also accepts the other family's key for the arguments."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get(key, value.get("parameters" if key == "arguments" else "arguments", {}))

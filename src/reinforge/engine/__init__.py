@@ -1,6 +1,7 @@
-"""The embedded backend: one model that samples and learns; everything that touches a tensor.
+"""The embedded backend: one model that samples and trains in this process.
 
-`Engine` is loaded when it is first used, so importing the package imports no torch.
+Everything that touches a tensor is in this package. `Engine` is imported on first use, so importing the package does
+not import torch.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _NAMES = {
 }
 
 if "OMP_WAIT_POLICY" not in os.environ:
-    # Read by libgomp when torch is loaded. Its threads spin for a third of a million turns before they sleep; where
-    # another program holds a core, that made training ten times slower. With 5,000 it is as fast on a quiet machine.
+    # libgomp reads this when torch is loaded. By default its threads spin some 300,000 times before they sleep, which
+    # made training ten times slower while another program used a core. 5,000 is as fast on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 __all__ = ["Engine", "LossOutput", "NamedPolicies", "register_loss"]

@@ -1,14 +1,14 @@
-"""Checkpoints in Hugging Face's layout, with what training needs beside them.
+"""Checkpoints in the Hugging Face layout, with the training state next to them.
 
     step-000003/
       model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  chat_template.jinja
-      adapter_model.safetensors  adapter_config.json   in place of model and config, where adapters are trained
-      training/optimizer.safetensors   what the optimizer keeps, and float32 copies of weights that have fewer bits
-      training/critic.safetensors      the value head, where there is one
-      training/state.json              steps, version, random state
+      adapter_model.safetensors  adapter_config.json   with LoRA, instead of the model and its config
+      training/optimizer.safetensors   optimizer state, and float32 copies of low-precision weights
+      training/critic.safetensors      the value head, if the algorithm has one
+      training/state.json              step count, version, random state
       manifest.json                    size and SHA-256 of every file, written last (`reinforge.files`)
 
-safetensors only.
+Tensors are stored as safetensors only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reinforge.engine.model.loading import load_module
 from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.training.learner import Learner
 from reinforge.errors import EngineError, boundary
-from reinforge.files import writing
+from reinforge.files import storage_boundary
 
 TRAINING = "training"
 CRITIC = "critic.safetensors"
@@ -39,12 +39,12 @@ CRITIC = "critic.safetensors"
 
 @dataclass(slots=True)
 class TrainingState:
-    """What `training/state.json` holds.
+    """The contents of `training/state.json`.
 
     Attributes:
         version: Version of the weights.
         num_steps: Optimizer steps made.
-        num_begun: Replies begun, which place the sampler in its stream of draws.
+        num_begun: Replies started, which is the sampler's position in its random stream.
         rng: State of torch's generator, base64.
     """
 
@@ -55,29 +55,32 @@ class TrainingState:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps transformers from drawing progress bars into our output."""
-    shown = transformers_logging.is_progress_bar_enabled()
+def hide_progress_bars() -> Iterator[None]:
+    """Disables the progress bars of transformers."""
+    were_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if were_enabled:
             transformers_logging.enable_progress_bar()
 
 
 def write(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, version: int, num_begun: int) -> None:
-    """Writes a checkpoint's files into a new folder; whoever calls makes them durable by `commit_folder`.
+    """Writes a checkpoint's files into a new folder; the caller makes them durable with `commit_folder`.
 
     Raises:
-        StorageError: They cannot be written, with the bytes that they take.
+        StorageError: The files cannot be written; the message has their size.
     """
     rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
     state = TrainingState(version, learner.num_steps, num_begun, rng)
     moments = {name: value.detach().cpu().contiguous() for name, value in learner.state().items()}
     weights = model.trained_parameters if model.has_adapters else dict(model.module.named_parameters())
     tensors = [*weights.values(), *moments.values()]
-    with writing(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors)), quiet():
+    with (
+        storage_boundary(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors)),
+        hide_progress_bars(),
+    ):
         (folder / TRAINING).mkdir(parents=True)
         model.module.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -93,16 +96,16 @@ def load_weights(folder: Path, model: CausalModel) -> None:
     """Copies a folder's weights into the model, in place.
 
     Raises:
-        EngineError: The folder holds another model, or other adapters.
+        EngineError: The folder holds a different model or different adapters.
     """
     if model.has_adapters:
         _load_adapters(folder, model)
         return
-    with quiet():
+    with hide_progress_bars():
         source = dict(load_module(folder, model.dtype).named_parameters())
     targets = dict(model.module.named_parameters())
     if {name: p.shape for name, p in source.items()} != {name: p.shape for name, p in targets.items()}:
-        raise EngineError(f"{folder} holds another model: its parameters have other names or shapes")
+        raise EngineError(f"{folder} holds a different model: names or shapes of its parameters do not match")
     for name, parameter in targets.items():
         parameter.copy_(source[name])
 
@@ -112,20 +115,28 @@ def _load_adapters(folder: Path, model: CausalModel) -> None:
 
     with boundary(EngineError, f"read the adapters of {folder}"):
         source = load_file(folder / "adapter_model.safetensors")
-    here = {
-        name: value.shape for name, value in get_peft_model_state_dict(model.module, adapter_name=model.adapter).items()
-    }
+        saved = json.loads((folder / "adapter_config.json").read_text())
+    targets = get_peft_model_state_dict(model.module, adapter_name=model.adapter)
     source = {name.removeprefix("base_model.model."): value for name, value in source.items()}
-    if {name: value.shape for name, value in source.items()} != here:
-        raise EngineError(f"{folder} holds other adapters: they belong to other layers, or have another rank")
+    if {name: value.shape for name, value in source.items()} != {name: value.shape for name, value in targets.items()}:
+        raise EngineError(
+            f"{folder} holds a different adapter: it belongs to other layers, has another rank, or saves other modules"
+        )
+    settings = model.module.peft_config[model.adapter]
+    for name in ("lora_alpha", "use_rslora"):
+        if saved.get(name, False) != getattr(settings, name):
+            raise EngineError(
+                f"{folder} holds an adapter with {name} {saved.get(name, False)}, but finetuning.policy.lora sets "
+                f"{getattr(settings, name)}, which scales it differently; use the same setting"
+            )
     set_peft_model_state_dict(model.module, source, adapter_name=model.adapter)
 
 
 def load_critic(folder: Path, critic: ValueHead) -> None:
-    """Puts a checkpoint's value head back; where it holds none the head begins anew.
+    """Restores a checkpoint's value head; without one in the checkpoint the head is reset.
 
     Raises:
-        EngineError: The file is damaged or of another model.
+        EngineError: The file is damaged or belongs to a different model.
     """
     file = folder / TRAINING / CRITIC
     if not file.is_file():
@@ -136,7 +147,7 @@ def load_critic(folder: Path, critic: ValueHead) -> None:
 
 
 def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | None:
-    """Returns the optimizer's tensors and the state, or None where the folder holds only a model."""
+    """Returns the optimizer's tensors and the training state, or None if the folder holds only a model."""
     training = folder / TRAINING
     if not training.is_dir():
         return None
@@ -146,5 +157,5 @@ def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | Non
 
 
 def restore_rng(state: TrainingState) -> None:
-    """Puts torch's generator back."""
+    """Restores the state of torch's generator."""
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))

@@ -1,11 +1,11 @@
-"""The engine: one model that samples and learns, behind plain blocking calls.
+"""The engine: one model that samples and trains, behind plain blocking calls.
 
 engine = Engine.load(config, seed=0)
-await engine.policy.sample(request)          # any number at once, from any loop
-engine.begin_job()                           # admission closes, replies in flight finish
+await engine.policy.sample(request)          # any number of requests at once, from any event loop
+engine.begin_job()                           # closes admission and waits for replies in flight
 engine.score(samples, needs)
-report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)     # or one step at a time, by a loss of
-metrics = engine.step(samples, lambda batch, logprobs_BT: -logprobs_BT)         # the caller's own
+report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)
+metrics = engine.step(samples, lambda batch, logprobs_BT: -logprobs_BT)         # or single steps with your own loss
 engine.end_job()
 await engine.policy.publish(version)         # or engine.rollback()
 """
@@ -24,26 +24,25 @@ from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.losses.base import Loss
 from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
-from reinforge.engine.model.fingerprint import Fingerprints
+from reinforge.engine.model.fingerprint import Fingerprinter
 from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.value_head import ValueHead
-from reinforge.engine.policy import EmbeddedPolicy, deliver, end_tokens
-from reinforge.engine.sampling.sampler import Sampler
-from reinforge.engine.training.collate import plain_sample
-from reinforge.engine.training.job import Job
-from reinforge.engine.training.learner import Learner, Progress
-from reinforge.engine.training.reply_logprobs import Replies
-from reinforge.engine.training.scoring import Scorer
-from reinforge.engine.training.shared_prefix import sharing_masks
-from reinforge.engine.training.snapshot import Snapshot
+from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_tokens
+from reinforge.engine.sampling.sampler import ReplySampler
+from reinforge.engine.training.collate import make_plain_sample
+from reinforge.engine.training.job import EngineJob
+from reinforge.engine.training.learner import JobProgress, Learner
+from reinforge.engine.training.reply_logprobs import ReplyLogprobs
+from reinforge.engine.training.scoring import LogprobScorer
+from reinforge.engine.training.shared_prefix import make_sharing_masks
+from reinforge.engine.training.snapshot import LearnerSnapshot
 from reinforge.errors import ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
-from reinforge.interfaces import Needs
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport
+from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
 from reinforge.types.seeding import stable_seed
 
 T = TypeVar("T")
@@ -53,13 +52,13 @@ class Engine:
     """Owns the model, its sampler and its learner. Calls block; run them in a worker thread.
 
     Attributes:
-        policy: Samples from the weights as they are published; of several adapters, by the first.
-        policies: The policy of each adapter, by its name; "default" alone, where none are named.
+        policy: Samples from the published weights; with several adapters, with the first one.
+        policies: The policy of each adapter by name; only "default" if the adapters have no names.
         tokenizer: The Hugging Face tokenizer with its chat template.
-        model: The model that is trained.
-        reference: A frozen copy of the weights that were loaded; None unless asked for, and with adapters, whose
-            model without them is the reference.
-        critic: The value head; None unless asked for.
+        model: The trained model.
+        reference: A frozen copy of the loaded weights; None without `keep_reference`, and with adapters, where the
+            model without its adapters is the reference.
+        critic: The value head; None without `critic`.
     """
 
     def __init__(
@@ -69,25 +68,25 @@ class Engine:
         tokenizer: Any,
         *,
         seed: int,
-        adapters: Sequence[str] = (DEFAULT,),
+        adapters: Sequence[str] = (DEFAULT_ADAPTER,),
         keep_reference: bool = False,
         keep_initial: bool = False,
         critic: bool = False,
         deterministic: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.reference = model.frozen_copy() if keep_reference and not model.has_adapters else None
+        self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
-        self._job: Job | None = None
+        self._job: EngineJob | None = None
         renderer = PromptRenderer(tokenizer)
-        self._sampler = Sampler(
+        self._sampler = ReplySampler(
             model,
-            end_tokens(model, tokenizer),
-            max_batch=config.max_batch,
+            find_end_tokens(model, tokenizer),
+            max_num_seqs=config.max_num_seqs,
             seed=stable_seed(seed, "sampler"),
-            deliver=deliver,
+            deliver=deliver_replies,
             adapters=adapters,
-            kept_bytes=config.kv_cache_mb * 2**20,
+            prefix_cache_bytes=config.kv_cache_mb * 2**20,
             deterministic=deterministic,
         )
         self.policies = {
@@ -98,13 +97,13 @@ class Engine:
                 adapter=name,
                 score=partial(self._score_tokens, adapter=name),
                 fingerprint=partial(self.fingerprint, name),
-                published=partial(self._published, name),
+                published=partial(self._drop_snapshot, name),
             )
             for name in adapters
         }
         self.policy = self.policies[adapters[0]]
-        masks = self._call(lambda: sharing_masks(model))
-        self._scorer = Scorer(
+        masks = self._call(lambda: make_sharing_masks(model))
+        self._scorer = LogprobScorer(
             model,
             masks,
             config.batch.micro_batch_tokens,
@@ -115,13 +114,13 @@ class Engine:
         self._learners = {
             name: self._call(lambda: Learner(model, config, seed, masks, self.critic), name) for name in adapters
         }
-        kept = self._learners.items() if keep_initial else ()
-        self._initial = {name: self._call(partial(Snapshot, learner), name) for name, learner in kept}
-        self._fingerprints = Fingerprints(
+        learners = self._learners.items() if keep_initial else ()
+        self._initial = {name: self._call(partial(LearnerSnapshot, learner), name) for name, learner in learners}
+        self._fingerprints = Fingerprinter(
             model, [p for each in self._learners.values() for p in each.parameters.values()]
         )
         self._threads_before: int | None = None
-        if deterministic:  # sums over several threads depend on how many there are
+        if deterministic:  # the order of a sum depends on the number of threads
             self._threads_before = torch.get_num_threads()
             self._call(lambda: torch.set_num_threads(1))
             torch.set_num_threads(1)
@@ -142,26 +141,26 @@ class Engine:
         """Returns an engine whose policy serves version 0.
 
         Args:
-            config: The model, its tokenizer, and how it learns; `init: random` draws the weights.
-            seed: Of the weights drawn, the draws of replies, and the order of samples.
+            config: The model, its tokenizer and its training; `init: random` draws random weights.
+            seed: Seed of random weights, of sampling and of the order of samples.
             device: `auto`, `cpu`, `cuda` or `mps`.
-            keep_reference: Keep a frozen copy for `Needs.ref_logprobs`.
-            keep_initial: Keep what is trained as it is now, for `reset`.
+            keep_reference: Keep a frozen copy of the weights for `Needs.ref_logprobs`.
+            keep_initial: Keep a copy of the trained weights for `reset`.
             critic: Train a value head for `Needs.values`.
-            deterministic: The same bits whatever else is drawn at the same time: one thread, each prompt read alone.
-            adapters: Names of adapters that sample together and learn apart, by `policy.lora`; none: one policy.
+            deterministic: Sample the same bits whatever else runs in the batch: one thread, one prompt per prefill.
+            adapters: Names of LoRA adapters that share one sampler and are trained separately; none: one policy.
 
         Raises:
-            ConfigError: The configuration cannot work here.
+            ConfigError: The configuration is not valid for this model or machine.
             EngineError: The model cannot be loaded or sampled from.
         """
         if problems := check_adapters(config, adapters, critic=critic):
             raise ConfigError(problems)
-        names = tuple(adapters) or (DEFAULT,)
-        with checkpoint.quiet(), ThreadPoolExecutor(1) as thread:  # its libgomp pool ends with it
+        names = tuple(adapters) or (DEFAULT_ADAPTER,)
+        with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
         tokenizer = load_tokenizer(config)
-        torch.manual_seed(stable_seed(seed, "torch"))  # dropout draws from torch's own stream
+        torch.manual_seed(stable_seed(seed, "torch"))  # for dropout, which uses torch's global generator
         return cls(
             config,
             model,
@@ -176,19 +175,19 @@ class Engine:
 
     @property
     def learner(self) -> Learner:
-        """What trains the first adapter of the open job; of the first adapter, where no job is open."""
-        return self._learners[self._name(None)]
+        """The learner of the open job's first adapter, or of the first adapter if no job is open."""
+        return self._learners[self._resolve_adapter(None)]
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights; tied ones count once."""
+        """Number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.model.module.parameters())
 
     def _call(self, function: Callable[[], T], adapter: str | None = None) -> T:
-        """Returns what `function` returns, computed in the sampler's thread, by an adapter or else by the job's."""
+        """Runs `function` in the sampler's thread, with an adapter (or the job's) active, and returns its result."""
 
         def compute() -> T:
-            self.model.use_adapter(self._name(adapter))
+            self.model.use_adapter(self._resolve_adapter(adapter))
             return function()
 
         try:
@@ -196,51 +195,53 @@ class Engine:
         except (MemoryError, RuntimeError) as cause:
             if not is_out_of_memory(cause):
                 raise
-            fix = "lower finetuning.policy.batch.micro_batch_tokens, policy.max_context or policy.max_batch"
-            raise OutOfMemory(f"too little memory: {cause}; {fix}") from cause
+            fix = "lower finetuning.policy.batch.micro_batch_tokens, policy.max_model_len or policy.max_num_seqs"
+            raise OutOfMemory(f"out of memory: {cause}; {fix}") from cause
 
     def begin_job(self, *adapters: str) -> None:
         """Closes admission and waits until no reply is in flight.
 
         Args:
-            adapters: What the job trains, while others go on to serve; none: the first.
+            adapters: The adapters that the job trains, while the others keep serving; none: the first.
 
         Raises:
-            EngineError: A job is open already.
+            EngineError: A job is already open.
         """
-        job = Job(tuple(map(self._name, adapters)) or (self.policy.adapter,))
+        job = EngineJob(tuple(map(self._resolve_adapter, adapters)) or (self.policy.adapter,))
         if self._open_job is not None and self._open_job.adapters != job.adapters:
-            raise EngineError(f"a job of {self._open_job} is open already; end_job() or rollback() it first")
+            raise EngineError(
+                f"a job for {self._open_job} is already open; call end_job() or rollback() before another begin_job()"
+            )
         for name in job.adapters:
-            self.policies[name].close_gate()
+            self.policies[name].close_admission()
         self._job = job
 
     @property
-    def _open_job(self) -> Job | None:
+    def _open_job(self) -> EngineJob | None:
         return self._job if self._job is not None and self._job.is_open else None
 
-    def _name(self, adapter: str | None) -> str:
-        """Returns the name of an adapter; None: the first of the open job, or else the first."""
+    def _resolve_adapter(self, adapter: str | None) -> str:
+        """Returns an adapter's name; None means the first of the open job, or the first of all."""
         name = adapter or (self._open_job.adapters[0] if self._open_job is not None else self.policy.adapter)
         if name not in self.policies:
-            raise EngineError(f"there is no adapter {name}, only {', '.join(self.policies)}")
+            raise EngineError(f"no adapter is named {name}; the adapters are: {', '.join(self.policies)}")
         return name
 
-    def _in_job(self, what: str, adapter: str | None) -> str:
-        """Returns the name of an adapter that the open job may change; None: its first."""
+    def _require_job(self, method: str, adapter: str | None) -> str:
+        """Returns the name of an adapter that the open job may change; None means its first."""
         if self._open_job is None:
-            raise EngineError(f"{what}: no job is open; begin_job() first")
+            raise EngineError(f"{method}: no job is open; call begin_job() first")
         if adapter is not None and adapter not in self._open_job.adapters:
-            raise EngineError(f"{what}: the open job is one of {self._open_job}, not of {adapter}")
-        return self._name(adapter)
+            raise EngineError(f"{method}: the open job is for {self._open_job}, not for {adapter}")
+        return self._resolve_adapter(adapter)
 
     def score(self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None) -> None:
-        """Fills what an algorithm asks for: `old_logprobs` by the weights as they are, `ref_logprobs`, `values`.
+        """Sets what the algorithm needs on each sample: `old_logprobs`, `ref_logprobs`, `values`.
 
         Args:
             samples: The samples.
-            needs: What is asked for; with adapters the reference is the model without any, whatever they began from.
-            adapter: By which; None: the open job's first, or else the first.
+            needs: What to compute; with adapters the reference is the model without any adapter.
+            adapter: The adapter to score with; None: the open job's first, or the first of all.
 
         Raises:
             EngineError: There is no reference, or no critic.
@@ -250,8 +251,8 @@ class Engine:
             for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
-            found = self._call(lambda: self._scorer.ref_logprobs(samples))
-            for sample, logprobs in zip(samples, found, strict=True):
+            reference = self._call(lambda: self._scorer.ref_logprobs(samples))
+            for sample, logprobs in zip(samples, reference, strict=True):
                 sample.ref_logprobs = logprobs
         if needs.values:
             values = self._call(lambda: self._scorer.values(samples))
@@ -268,34 +269,36 @@ class Engine:
         epoch: int = 0,
         adapter: str | None = None,
     ) -> UpdateReport:
-        """Trains on the samples, within a job.
+        """Trains on the samples, within an open job.
 
         Args:
-            samples: With credit.
+            samples: Samples with advantages.
             loss: The loss by name.
             progress_start: Share of the run that is done before the job, in [0, 1].
-            progress_end: Share that is done after it.
-            epoch: Orders of samples derive from it.
-            adapter: Which of the job's adapters learns; None: its first.
+            progress_end: Share of the run that is done after the job.
+            epoch: Seeds the order of samples.
+            adapter: The adapter to train, one of the job's; None: its first.
 
         Raises:
-            ConfigError: There is no such loss.
-            EngineError: No job of the adapter is open, or the weights were no finite numbers after it.
+            ConfigError: No loss has that name.
+            EngineError: No job is open for the adapter, or weights are not finite after the update.
         """
-        name, progress = self._in_job("update", adapter), Progress(progress_start, progress_end, epoch)
+        name, progress = self._require_job("update", adapter), JobProgress(progress_start, progress_end, epoch)
         return self._call(lambda: self._update(name, samples, loss, progress), name)
 
-    def _update(self, name: str, samples: Sequence[TrainingSample], loss: LossSpec, progress: Progress) -> UpdateReport:
-        learner = self._changing(name)
+    def _update(
+        self, name: str, samples: Sequence[TrainingSample], loss: LossSpec, progress: JobProgress
+    ) -> UpdateReport:
+        learner = self._snapshot_learner(name)
         report = learner.update(samples, loss, progress)
-        moved = {**learner.parameters, **learner.state()}
-        # a sum takes a third of the time of a look at each number; finite ones may overflow it, hence both
-        doubtful = {name: value for name, value in moved.items() if not torch.isfinite(value.sum())}
-        broken = [name for name, value in doubtful.items() if not torch.isfinite(value).all()]
+        tensors = {**learner.parameters, **learner.state()}
+        # summing takes a third of the time of testing every number, but finite numbers may overflow a sum: hence both
+        suspects = {name: value for name, value in tensors.items() if not torch.isfinite(value.sum())}
+        broken = [name for name, value in suspects.items() if not torch.isfinite(value).all()]
         if report.num_updates and broken:
             raise EngineError(
-                f"after the job {len(broken)} of {len(moved)} tensors are not finite, {broken[0]} among them; a lower "
-                "finetuning.policy.optimizer.learning_rate may do, or a checkpoint from before"
+                f"after the job {len(broken)} of {len(tensors)} tensors are not finite, including {broken[0]}; lower "
+                "finetuning.policy.optimizer.learning_rate, or resume from an earlier checkpoint"
             )
         return report
 
@@ -308,34 +311,37 @@ class Engine:
         entropy_grad: bool = False,
         adapter: str | None = None,
     ) -> dict[str, float] | None:
-        """Makes one optimizer step on all of the samples by a loss of the caller's own, within a job.
+        """Makes one optimizer step on all of the samples with your own loss, within an open job.
 
-        It is the step that `update` makes: micro-batches, shared prefixes, clipping, and a loss or a gradient that is
-        not finite changes no bit.
+        The step is the one that `update` makes: micro-batches, shared prefixes and gradient clipping; a loss or a
+        gradient that is not finite changes no bit of the weights.
 
         Args:
-            samples: With what the loss reads; whole pairs, where it compares.
-            loss: `loss(batch, logprobs_BT)` returns `[B, T]`, `[B]` or one number with gradient, alone, with a dict of
-                metrics, or as a `LossOutput`. One number is taken for the mean over the samples it saw.
-            progress: Share of the run that is done, in [0, 1]; it moves the learning rate.
+            samples: Samples with what the loss reads; whole pairs, for a preference loss.
+            loss: `loss(batch, logprobs_BT)` returns `[B, T]`, `[B]` or one number with gradient: alone, in a tuple with
+                a dict of metrics, or as a `LossOutput`. One number is taken as the mean over the batch's samples.
+            progress: Share of the run that is done, in [0, 1]; it sets the learning rate.
             entropy_grad: The loss reads `batch.entropies` with gradient.
-            adapter: Which of the job's adapters learns; None: its first.
+            adapter: The adapter to train, one of the job's; None: its first.
 
         Returns:
-            `loss`, `grad_norm`, `lr` and what the loss reports; None if the step was refused.
+            `loss`, `grad_norm`, `lr` and the loss's metrics; None if the step was skipped.
 
         Raises:
-            EngineError: No job of the adapter is open, nothing can be trained, or the loss has another shape.
+            EngineError: No job is open for the adapter, no sample can be trained, or the loss has the wrong shape.
         """
-        name = self._in_job("step", adapter)
+        name = self._require_job("step", adapter)
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
         if not usable:
-            raise EngineError("step: no sample has a trained token and a weight")
+            raise EngineError("step: no sample has a trained token and a weight above 0")
 
-        return self._call(lambda: self._changing(name).step(usable, loss, progress, entropy_grad=entropy_grad), name)
+        def step() -> dict[str, float] | None:
+            return self._snapshot_learner(name).step(usable, loss, progress, entropy_grad=entropy_grad)
+
+        return self._call(step, name)
 
     def end_job(self) -> None:
-        """Ends the job; admission opens when somebody publishes, or by itself for the first request."""
+        """Ends the job; `publish` opens admission again, or else the first request does."""
         if (job := self._open_job) is None:
             raise EngineError("end_job: no job is open")
         job.is_open = False
@@ -343,7 +349,7 @@ class Engine:
             self.policies[name].end_job()
 
     def rollback(self) -> None:
-        """Puts all of a job's weights and optimizers back to before `begin_job`; the old versions serve again.
+        """Restores the weights and optimizers from before `begin_job` and serves the old versions again.
 
         Raises:
             EngineError: No job has begun since the last version was published.
@@ -363,67 +369,69 @@ class Engine:
 
         Args:
             samples: The samples.
-            adapter: By which; None: the open job's first, or else the first.
+            adapter: The adapter to score with; None: the open job's first, or the first of all.
         """
         return self._call(lambda: self._scorer.logprobs(samples), adapter)
 
-    def replies(self, said: Sequence[TokenLogprobs], *, reference: bool = False, values: bool = False) -> Replies:
-        """Returns log-probs of given replies as rows, with gradient where it is on and the model is the trained one.
+    def reply_logprobs(
+        self, replies: Sequence[TokenLogprobs], *, reference: bool = False, values: bool = False
+    ) -> ReplyLogprobs:
+        """Returns log-probs of given replies, one row per reply, with gradient if grad mode is on.
 
         Args:
-            said: Prompt, tokens and temperature of each.
-            reference: By the model as it was loaded, without gradient.
-            values: By the critic too.
+            replies: Prompt, tokens and temperature of each.
+            reference: Score with the reference model, without gradient.
+            values: Add the critic's values.
 
         Raises:
             EngineError: There is no reference, or no critic.
         """
         self._scorer.require(reference=reference, values=values)
-        grad = torch.is_grad_enabled() and not reference  # as it is here, not in the sampler's thread
-        return self._call(lambda: self._scorer.replies(said, reference=reference, values=values, grad=grad))
+        grad = torch.is_grad_enabled() and not reference  # of this thread, not of the sampler's
+        return self._call(lambda: self._scorer.reply_logprobs(replies, reference=reference, values=values, grad=grad))
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]], adapter: str | None = None) -> list[FloatArray]:
-        return self.logprobs([plain_sample(row) for row in token_ids], adapter)
+        return self.logprobs([make_plain_sample(row) for row in token_ids], adapter)
 
     def save(self, folder: str | Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint that transformers loads as it is, with what training needs beside it.
+        """Writes a checkpoint that transformers (or PEFT) can load, with the training state next to it.
 
-        One that stands there already is replaced once the new one is whole and on disk.
+        An existing checkpoint is replaced only after the new one is complete and on disk.
 
         Args:
-            folder: Where to.
+            folder: The checkpoint's folder.
             version: Version of the weights.
-            adapter: Which adapter, in a folder of its own; None: the open job's first, or else the first.
+            adapter: The adapter to save; None: the open job's first, or the first of all.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The checkpoint cannot be written.
         """
         write_folder(Path(folder), lambda staged: self.write(staged, version, adapter), version=version)
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint's files into a new folder, without making them durable."""
-        name, begun = self._name(adapter), self._sampler.num_begun
+        name, num_begun = self._resolve_adapter(adapter), self._sampler.num_begun
         learner = self._learners[name]
-        self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, begun), name)
+        self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, num_begun), name)
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
 
-        The optimizer goes on where the checkpoint left it, and starts anew from a plain model. Within a job the job
-        stays open. Otherwise it is a job of its own, which ends: `publish` opens admission, or the first request
-        does, on the checkpoint's version.
+        The optimizer state comes from the checkpoint; a plain model starts with a fresh one. Inside an open job, the
+        job stays open. Otherwise this is a job of its own: afterwards `publish`, or else the first request, opens
+        admission with the checkpoint's version.
 
         Args:
             folder: The checkpoint, or the model.
-            adapter: Which adapter gets them; None: the open job's first, or else the first.
+            adapter: The adapter to load into; None: the open job's first, or the first of all.
 
         Raises:
-            EngineError: The folder holds another model; weights and job are as they were.
+            EngineError: The folder holds another model; weights and job are unchanged.
         """
         own_job = self._open_job is None
         if own_job:
-            self.begin_job(self._name(adapter))
-        name = self._in_job("load_weights", adapter)
+            self.begin_job(self._resolve_adapter(adapter))
+        name = self._require_job("load_weights", adapter)
         try:
             version = self._call(lambda: self._load(name, Path(folder)), name)
         except BaseException:
@@ -435,7 +443,7 @@ class Engine:
             self.policies[name].end_job(version)
 
     def _load(self, name: str, folder: Path) -> int | None:
-        learner, training = self._changing(name), checkpoint.load_training(folder)
+        learner, training = self._snapshot_learner(name), checkpoint.load_training(folder)
         checkpoint.load_weights(folder, self.model)
         if self.critic is not None:
             checkpoint.load_critic(folder, self.critic)
@@ -449,29 +457,29 @@ class Engine:
         return state.version
 
     def reset(self, adapter: str | None = None) -> None:
-        """Puts weights and optimizer to what they were when the engine was loaded, within a job.
+        """Restores weights and optimizer to their state after loading, within an open job.
 
         Args:
-            adapter: Which of the job's adapters; None: its first.
+            adapter: The adapter to reset, one of the job's; None: its first.
 
         Raises:
-            EngineError: No job of the adapter is open, or what was loaded is not kept.
+            EngineError: No job is open for the adapter, or the engine was loaded without `keep_initial`.
         """
-        name = self._in_job("reset", adapter)
+        name = self._require_job("reset", adapter)
         if name not in self._initial:
             raise EngineError("reset: load the engine with keep_initial=True")
         self._call(lambda: self._reset(name), name)
 
     def _reset(self, name: str) -> None:
-        self._changing(name)
+        self._snapshot_learner(name)
         self._initial[name].restore()
 
     def fingerprint(self, adapter: str | None = None) -> str:
-        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, other adapters left out."""
-        return self._call(self._fingerprints.of_active, adapter)
+        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, except other adapters'."""
+        return self._call(self._fingerprints.compute, adapter)
 
     def close(self) -> None:
-        """Ends a job at its next micro-batch, fails what waits and joins the sampler's thread."""
+        """Stops a running job at its next micro-batch, fails waiting requests and joins the sampler's thread."""
         for learner in self._learners.values():
             learner.stopping.set()
         self._sampler.close()
@@ -484,12 +492,12 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _published(self, adapter: str) -> None:
+    def _drop_snapshot(self, adapter: str) -> None:
         if self._job is not None:
-            self._job.forget(adapter)
+            self._job.drop_snapshot(adapter)
 
-    def _changing(self, name: str) -> Learner:
-        """Returns the learner of an adapter of the open job, which can be rolled back from here on."""
+    def _snapshot_learner(self, name: str) -> Learner:
+        """Returns the learner of an adapter of the open job, after a snapshot for rollback."""
         assert self._job is not None
-        self._job.keep(name, self._learners[name])
+        self._job.take_snapshot(name, self._learners[name])
         return self._learners[name]

@@ -1,7 +1,8 @@
-"""Python's garbage collector, kept from looking at a million lasting objects again and again while episodes run.
+"""Keeps Python's garbage collector from scanning a million long-lived objects again and again during a run.
 
-What is loaded by then (torch, transformers, the dataset) never becomes garbage. A full collection went through it for
-0.36 s a time, in which neither agents nor the model could go on: a fifth of the time in which the demo collects.
+What is loaded before a run (torch, transformers, the dataset) never becomes garbage. A full collection scanned it for
+0.36 s each time, during which neither agents nor the model could work: a fifth of the time in which the demo collects
+episodes.
 """
 
 from __future__ import annotations
@@ -11,27 +12,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (20_000, 20, 20)
-"""New objects before a look at the youngest, and looks before the next older ones; Python's own are 700, 10, 10."""
+"""New objects per collection of the youngest generation, and collections per next older one; Python's: 700, 10, 10."""
 
-_ran = False
-"""A run was made in this process: a first one finds nothing to collect, and looking takes 0.4 s."""
+_had_run = False
+"""True after the first run of this process: before it there is nothing to collect, and a collection takes 0.4 s."""
 
 
 @contextmanager
-def few_collections() -> Iterator[None]:
-    """Within, what is there already is never looked at, and the rest seldom; as before afterwards.
+def limit_garbage_collection(*, enabled: bool = True) -> Iterator[None]:
+    """Makes the collector skip all existing objects inside the block, and look at new ones less often.
 
-    What the run before left in this process, its model for one, is collected first. Does nothing where somebody has
-    frozen objects already: another run in this process, or the program itself.
+    What an earlier run of this process left, such as its model, is collected first. Does nothing if objects are frozen
+    already: by another run of this process, or by the program itself.
+
+    Args:
+        enabled: False: do nothing.
     """
-    global _ran
-    if gc.get_freeze_count():
+    global _had_run
+    if not enabled or gc.get_freeze_count():
         yield
         return
     before = gc.get_threshold()
-    if _ran:
+    if _had_run:
         gc.collect()
-    _ran = True
+    _had_run = True
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     try:

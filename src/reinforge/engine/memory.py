@@ -1,13 +1,13 @@
-"""Recognising that memory ran out, which torch says in three ways."""
+"""Recognizes out-of-memory errors, which torch raises in three forms."""
 
 from __future__ import annotations
 
 import torch
 
 NO_CPU_MEMORY = "DefaultCPUAllocator"
-"""Stands in what torch says where the machine has no memory left; it is a plain RuntimeError."""
+"""Part of the message of the plain RuntimeError that torch raises where a CPU has no memory left."""
 
 
 def is_out_of_memory(cause: BaseException) -> bool:
-    """True for `MemoryError`, `torch.OutOfMemoryError` and what torch's allocator on the CPU raises."""
+    """Returns True for `MemoryError`, `torch.OutOfMemoryError` and the error of torch's CPU allocator."""
     return isinstance(cause, MemoryError | torch.OutOfMemoryError) or NO_CPU_MEMORY in str(cause)

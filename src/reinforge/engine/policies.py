@@ -1,4 +1,4 @@
-"""Several policies of one backend as one policy server: one version, one fingerprint, each answers by its name."""
+"""Several policies of one backend as one policy server: one version and one fingerprint for all, each with its name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from reinforge.types.sample import FloatArray
 
 
 class NamedPolicies(PolicyServer):
-    """Publishes all of them as the same version; asked without a name, the first answers.
+    """Publishes all policies as the same version; a request without a name goes to the first.
 
     Args:
-        policies: By name, one at least.
+        policies: By name, at least one.
     """
 
     def __init__(self, policies: Mapping[str, PolicyServer]):
@@ -25,11 +25,11 @@ class NamedPolicies(PolicyServer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, the first one first."""
+        """All names, in order."""
         return tuple(self._policies)
 
-    def named(self, name: str) -> PolicyServer:
-        """Returns the policy of a name.
+    def get_policy(self, name: str) -> PolicyServer:
+        """Returns the policy with this name.
 
         Raises:
             ConfigError: There is none.
@@ -45,24 +45,24 @@ class NamedPolicies(PolicyServer):
 
     @property
     def model_name(self) -> str:
-        """The names of all."""
+        """The names of all models."""
         return ", ".join(dict.fromkeys(policy.model_name for policy in self._policies.values()))
 
     @property
     def chat_template(self) -> str | None:
-        """The first one's template, which all of one model share."""
+        """The first policy's template; policies of one model share it."""
         return self._first.chat_template
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply by the first."""
+        """Samples one reply from the first policy."""
         return await self._first.sample(request)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns the first one's log p of each token."""
+        """Returns the first policy's log p of each token."""
         return await self._first.score(token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
-        """Returns the tokens of a given reply, which are the same for all."""
+        """Returns the tokens of a given reply, which are the same for all policies."""
         return await self._first.encode(request, reply)
 
     async def publish(self, version: int) -> None:
@@ -71,7 +71,7 @@ class NamedPolicies(PolicyServer):
             await policy.publish(version)
 
     async def fingerprint(self) -> str:
-        """Returns a hash over all of them."""
+        """Returns one hash for all of them."""
         digest = hashlib.sha256()
         for name, policy in self._policies.items():
             digest.update(f"{name}={await policy.fingerprint()};".encode())

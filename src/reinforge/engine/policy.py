@@ -1,4 +1,4 @@
-"""The policy behind the port: chat requests in, replies with their exact tokens out."""
+"""The policy that samples in this process: chat requests in, replies with their exact tokens out."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.sampling.running_batch import SampleRequest
-from reinforge.engine.sampling.sampler import Sampler
+from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.sampling.stats import SamplerStats
-from reinforge.engine.sampling.threads import Load
-from reinforge.errors import EngineError
-from reinforge.interfaces import ContextOverflow, PolicyServer
+from reinforge.engine.sampling.threads import ThreadLoad
+from reinforge.errors import ContextOverflow, EngineError
+from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
 MAX_TURNS = 8
-"""Turns of an event loop that requests are gathered for while more keep coming."""
+"""Turns of an event loop over which requests are gathered, as long as each turn adds more."""
 
 
-class Gate(enum.Enum):
-    """Whether replies may begin.
+class AdmissionState(enum.Enum):
+    """Whether new replies may begin.
 
-    OPEN -> JOB (a job changes the weights) -> ENDED (nobody has published yet) -> OPEN
+    OPEN -> JOB (a job changes the weights) -> ENDED (its weights are not published yet) -> OPEN
     """
 
     OPEN = "open"
@@ -40,64 +40,64 @@ class Gate(enum.Enum):
 
 @dataclass(eq=False)
 class Outbox:
-    """Requests of one event loop on their way to the sampler, and how busy that loop is."""
+    """Requests of one event loop on their way to the sampler, and the load of that loop's thread."""
 
     requests: list[SampleRequest] = field(default_factory=list)
-    load: Load = field(default_factory=Load)
+    load: ThreadLoad = field(default_factory=ThreadLoad)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who waits for a reply."""
+    """A coroutine that waits for a reply."""
 
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[None]
 
 
 BFLOAT16_TOLERANCE = 0.5
-"""Sampler and learner sum in other orders, and each sum is rounded to 8 bits: 0.17 nats were seen with 6 layers."""
+"""Sampler and learner sum in different orders, and each sum is rounded to 8 bits: 0.17 nats were seen with 6 layers."""
 
 
 class EmbeddedPolicy(PolicyServer):
     """Samples in this process, from the module that the learner trains.
 
-    Many loops and threads may ask at once. Requests that are ready in the same turn of a loop reach the sampler
-    together, and the replies that a step finishes come back with one wake-up a loop.
+    Any number of loops and threads may call it at once. Requests that are ready in the same turn of a loop reach the
+    sampler together, and the replies that a step finishes come back with one wake-up per loop.
 
     Args:
-        sampler: Draws the replies, those of other adapters too.
+        sampler: Samples the replies, also those of other adapters.
         renderer: The model's tokenizer and template.
         name: The model's name.
-        adapter: Which of the model's adapters draws.
-        score: Log-probs by the learner's path.
-        fingerprint: Hash of the weights.
+        adapter: The adapter that this policy samples from.
+        score: Computes log-probs as the learner does.
+        fingerprint: Computes a hash of the weights.
         published: Called when admission opens.
     """
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: ReplySampler,
         renderer: PromptRenderer,
         name: str,
         *,
-        adapter: str = DEFAULT,
+        adapter: str = DEFAULT_ADAPTER,
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
         fingerprint: Callable[[], str],
         published: Callable[[], None],
     ):
         self.sampler, self.renderer, self.adapter = sampler, renderer, adapter
-        self.max_context = sampler.model.max_context
+        self.max_model_len = sampler.model.max_model_len
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
-        self._gate, self._next_version = Gate.OPEN, 0
+        self._admission, self._next_version = AdmissionState.OPEN, 0
         if sampler.model.dtype.itemsize < 4:
             self.tolerance = BFLOAT16_TOLERANCE
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
-        self._ends = end_tokens(sampler.model, renderer.tokenizer)
+        self._ends = find_end_tokens(sampler.model, renderer.tokenizer)
 
     @property
     def version(self) -> int:
-        """The version of the weights that replies are drawn from now."""
+        """The version of the weights that new replies are sampled from."""
         return self.sampler.versions[self.adapter]
 
     @property
@@ -111,39 +111,39 @@ class EmbeddedPolicy(PolicyServer):
         return self.renderer.chat_template
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply.
+        """Samples one reply.
 
         Raises:
             ContextOverflow: The prompt leaves no room for a reply.
-            EngineError: The engine is closed, or failed while it drew.
+            EngineError: The engine is closed, or failed while it sampled.
         """
         loop = asyncio.get_running_loop()
-        drawing = self._prepare(request, Caller(loop, loop.create_future()))
-        self._post(loop, drawing)
+        sampled = self._build_request(request, Caller(loop, loop.create_future()))
+        self._post(loop, sampled)
         try:
-            await drawing.owner.future  # type: ignore[attr-defined]
+            await sampled.owner.future  # type: ignore[attr-defined]
         except asyncio.CancelledError:
-            drawing.cancelled = True
+            sampled.cancelled = True
             raise
-        if drawing.error is not None:
-            raise drawing.error
-        return self._reply(request, drawing)
+        if sampled.error is not None:
+            raise sampled.error
+        return self._build_reply(request, sampled)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given those before it, at temperature 1: a plain forward without a cache."""
+        """Returns log p of each token given the tokens before it, at temperature 1, by a forward without cache."""
         return await asyncio.to_thread(self._score, token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        """Returns the tokens of a given reply, by the chat template and with the token that ends it.
+        """Returns the tokens of a given reply, by the chat template, with the token that ends it.
 
         Raises:
             ContextOverflow: Prompt and reply do not fit the context.
-            EngineError: The template refuses the messages.
+            EngineError: The template rejects the messages.
         """
         prompt, token_ids = await asyncio.to_thread(self.renderer.encode, request, reply, self._ends)
-        if len(prompt) + len(token_ids) > self.max_context:
+        if len(prompt) + len(token_ids) > self.max_model_len:
             count = len(prompt) + len(token_ids)
-            raise ContextOverflow(f"prompt and reply have {count} tokens, the context {self.max_context}")
+            raise ContextOverflow(f"prompt and reply have {count} tokens, but the context ends at {self.max_model_len}")
         return TokenLogprobs(prompt, token_ids, (math.nan,) * len(token_ids), policy_version=-1)
 
     async def publish(self, version: int) -> None:
@@ -155,109 +155,109 @@ class EmbeddedPolicy(PolicyServer):
         self.open(version)
 
     async def fingerprint(self) -> str:
-        """Returns a short hash of the weights as they are now."""
+        """Returns a short hash of the current weights."""
         return await asyncio.to_thread(self._fingerprint)
 
-    # What the engine calls.
+    # Called by the engine.
 
-    def close_gate(self) -> None:
-        """Begins a job: returns when no reply is in flight.
+    def close_admission(self) -> None:
+        """Begins a job; returns when no reply is in flight.
 
         Raises:
             EngineError: A job is open already.
         """
         with self._lock:
-            if self._gate is Gate.JOB:
+            if self._admission is AdmissionState.JOB:
                 raise EngineError("a job is open already; end_job() or rollback() it first")
-            self._gate = Gate.JOB
+            self._admission = AdmissionState.JOB
         self.sampler.pause(self.adapter)
 
     def end_job(self, next_version: int | None = None) -> None:
-        """Ends a job; `publish` opens admission, and so does the first request, on `next_version`.
+        """Ends a job; `publish` opens admission, or else the first request does, on `next_version`.
 
         Args:
-            next_version: Version of the weights for a request that finds nothing published; None: one more.
+            next_version: Version of the weights if a request comes before `publish`; None: the current one plus 1.
         """
         with self._lock:
-            self._gate = Gate.ENDED
+            self._admission = AdmissionState.ENDED
             self._next_version = self.version + 1 if next_version is None else next_version
-        if self.sampler.is_asked(self.adapter):
+        if self.sampler.has_waiting(self.adapter):
             self._publish_if_ended()
 
     def open(self, version: int) -> None:
-        """Opens admission; replies begun from now on carry `version`."""
+        """Opens admission; replies that begin from now on carry `version`."""
         with self._lock:
-            if self._gate is Gate.JOB:
+            if self._admission is AdmissionState.JOB:
                 raise EngineError("publish: the job is still open; end_job() first")
             self._open(version)
 
     def _publish_if_ended(self) -> None:
         with self._lock:
-            if self._gate is Gate.ENDED:
+            if self._admission is AdmissionState.ENDED:
                 self._open(self._next_version)
 
     def _open(self, version: int) -> None:
-        self._gate = Gate.OPEN
+        self._admission = AdmissionState.OPEN
         self._published()
         self.sampler.resume(version, self.adapter)
 
     def stats(self) -> SamplerStats:
-        """Returns what the sampler has done and holds."""
+        """Returns the sampler's counters."""
         return self.sampler.stats()
 
-    def _prepare(self, request: ModelRequest, caller: Caller) -> SampleRequest:
+    def _build_request(self, request: ModelRequest, caller: Caller) -> SampleRequest:
         prompt, params = self.renderer.render(request), request.sampling
-        room = self.max_context - len(prompt)
+        room = self.max_model_len - len(prompt)
         if room < 1:
-            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, the context {self.max_context}")
+            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, but the context ends at {self.max_model_len}")
         limit = room if params.max_tokens is None else max(1, min(room, params.max_tokens))
-        drawing = SampleRequest(prompt, limit, params, adapter=self.adapter, owner=caller)
+        built = SampleRequest(prompt, limit, params, adapter=self.adapter, owner=caller)
         if params.stop:
-            drawing.num_stop_tokens = 4 + max(len(text.encode()) for text in params.stop)
-            drawing.stops = lambda token_ids: any(text in self.renderer.read(token_ids) for text in params.stop)
-        return drawing
+            built.num_stop_tokens = 4 + max(len(text.encode()) for text in params.stop)
+            built.has_stop_text = lambda token_ids: any(text in self.renderer.decode(token_ids) for text in params.stop)
+        return built
 
-    def _post(self, loop: asyncio.AbstractEventLoop, drawing: SampleRequest) -> None:
-        """Puts a request into its loop's outbox; the outbox is sent when it has stopped growing."""
+    def _post(self, loop: asyncio.AbstractEventLoop, request: SampleRequest) -> None:
+        """Puts a request into its loop's outbox; the outbox is sent once it stops growing."""
         with self._lock:
             outbox = self._outboxes.get(loop) or self._outboxes.setdefault(loop, Outbox())
-        outbox.requests.append(drawing)
+        outbox.requests.append(request)
         if len(outbox.requests) == 1:
             loop.call_soon(self._send, loop, outbox, 1, MAX_TURNS)
 
-    def _send(self, loop: asyncio.AbstractEventLoop, outbox: Outbox, seen: int, turns: int) -> None:
-        if len(outbox.requests) > seen and turns:
+    def _send(self, loop: asyncio.AbstractEventLoop, outbox: Outbox, count: int, turns: int) -> None:
+        if len(outbox.requests) > count and turns:
             loop.call_soon(self._send, loop, outbox, len(outbox.requests), turns - 1)
             return
         requests, outbox.requests = outbox.requests, []
         try:
-            self.sampler.submit(requests, outbox.load.look())
+            self.sampler.submit(requests, outbox.load.measure())
         except EngineError as error:
             for request in requests:
                 request.error = error
-            wake(requests)
+            wake_callers(requests)
         self._publish_if_ended()
 
-    def _reply(self, request: ModelRequest, drawn: SampleRequest) -> ModelReply:
-        text, is_greedy = self.renderer.read(drawn.token_ids), request.sampling.temperature == 0
+    def _build_reply(self, request: ModelRequest, sampled: SampleRequest) -> ModelReply:
+        text, is_greedy = self.renderer.decode(sampled.token_ids), request.sampling.temperature == 0
         cuts = [text.find(stop) for stop in request.sampling.stop if stop in text]
         tokens = TokenLogprobs(
-            prompt_token_ids=drawn.prompt,
-            token_ids=drawn.token_ids,
-            logprobs=drawn.logprobs,
-            policy_version=drawn.version,
-            finish_reason=drawn.finish_reason,
+            prompt_token_ids=sampled.prompt,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            policy_version=sampled.version,
+            finish_reason=sampled.finish_reason,
             temperature=request.sampling.temperature,
-            restricted=is_greedy or bool(drawn.supports),
-            texts=self.renderer.texts(drawn.token_ids),
-            processed_logprobs=(0.0,) * len(drawn.token_ids) if is_greedy else tuple(drawn.processed_logprobs),
-            supports=Supports.of(drawn.supports) if drawn.supports else None,
+            restricted=is_greedy or bool(sampled.supports),
+            texts=self.renderer.decode_each(sampled.token_ids),
+            processed_logprobs=(0.0,) * len(sampled.token_ids) if is_greedy else tuple(sampled.processed_logprobs),
+            supports=Supports.from_sets(sampled.supports) if sampled.supports else None,
         )
         message = {"role": "assistant", "content": text[: min(cuts)] if cuts else text}
-        return ModelReply(message, drawn.finish_reason, tokens, len(drawn.prompt), len(drawn.token_ids))
+        return ModelReply(message, sampled.finish_reason, tokens, len(sampled.prompt), len(sampled.token_ids))
 
 
-def end_tokens(model: CausalModel, tokenizer: Any) -> list[int]:
+def find_end_tokens(model: CausalModel, tokenizer: Any) -> list[int]:
     """Returns the tokens that end a reply: the tokenizer's and those of the generation config."""
     config = getattr(model.module, "generation_config", None)
     ends = getattr(config, "eos_token_id", None)
@@ -265,20 +265,20 @@ def end_tokens(model: CausalModel, tokenizer: Any) -> list[int]:
     return sorted({token for token in (*ends, tokenizer.eos_token_id) if token is not None})
 
 
-def deliver(requests: list[SampleRequest]) -> None:
-    """Wakes everyone whose reply is done: one call into each event loop."""
+def deliver_replies(requests: list[SampleRequest]) -> None:
+    """Wakes every caller whose reply is done, with one call into each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[SampleRequest]] = {}
     for request in requests:
         by_loop.setdefault(request.owner.loop, []).append(request)  # type: ignore[attr-defined]
     for loop, done in by_loop.items():
         try:
-            loop.call_soon_threadsafe(wake, done)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(wake_callers, done)
+        except RuntimeError:  # the loop is closed, so its callers no longer wait
             continue
 
 
-def wake(requests: list[SampleRequest]) -> None:
-    """Ends the waiting of these requests; runs in their loop."""
+def wake_callers(requests: list[SampleRequest]) -> None:
+    """Resolves the futures of these requests; runs in their loop."""
     for request in requests:
         future = request.owner.future  # type: ignore[attr-defined]
         if not future.done():

@@ -1,4 +1,4 @@
-"""Training samples as padded tensors, and how samples are cut into micro-batches.
+"""Training samples as padded tensors: what a loss sees of one micro-batch.
 
 Shapes: B samples, T tokens of the longest one.
 """
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from reinforge.engine.model.flash_attention import Run
+from reinforge.engine.model.flash_attention import PrefixRun
 
 
 @dataclass(slots=True)
 class Prefixes:
-    """What siblings have in common: the tokens before the first trained one.
+    """The prefixes that siblings share: the tokens before their first trained one.
 
     Attributes:
         token_ids: `[G, P]`, padded on the right with 0.
-        lengths: `[G]` tokens of each.
-        groups: `[B]` the prefix of each sample.
-        runs: The same for `causal.py`; None where siblings do not stand side by side, or repeating prefixes costs less.
+        lengths: `[G]` number of tokens of each prefix.
+        groups: `[B]` index of each sample's prefix.
+        runs: The same for `flash_attention.py`; None where siblings are not adjacent, or repeating prefixes costs less.
     """
 
     token_ids: Tensor
     lengths: Tensor
     groups: Tensor
-    runs: list[Run] | None
+    runs: list[PrefixRun] | None
 
 
 @dataclass(slots=True)
 class Stems:
-    """What different prompts begin with, all up to the same token: instructions, say, or the first squares of a board.
+    """The beginnings that different prompts share, all of one length: common instructions, for example.
 
     Attributes:
         token_ids: `[S, C]`.
-        groups: The stem of each row of the prompts.
+        groups: Index of each prompt's stem.
     """
 
     token_ids: Tensor
@@ -45,40 +45,42 @@ class Stems:
 
 @dataclass(slots=True)
 class BatchSupports:
-    """The words that trained tokens were drawn from, in the order of `loss_mask.nonzero()`.
+    """The tokens that the sampling filter kept for each trained token, in the order of `loss_mask.nonzero()`.
 
     Attributes:
-        ends: `[N + 1]`, on the host: token n was drawn from `words[ends[n] : ends[n + 1]]`; from every word, if none.
-        words: The words.
+        ends: `[N + 1]`, on the host: trained token n was sampled from `token_ids[ends[n] : ends[n + 1]]`; an empty
+            range stands for the whole vocabulary.
+        token_ids: The kept tokens of all trained tokens, one after the other.
     """
 
     ends: np.ndarray
-    words: Tensor
+    token_ids: Tensor
 
 
 @dataclass(slots=True)
 class TokenBatch:
-    """What a loss sees; rows are padded on the right with token 0, mask False and zeros.
+    """One micro-batch; rows are padded on the right with token 0, mask False and zeros.
 
     Attributes:
         token_ids: `[B, T]`.
-        lengths: `[B]` tokens of each row.
-        loss_mask: `[B, T]` True where a token is trained; never at t = 0, which nothing comes before.
-        temperatures: `[B, T]` temperature each token was drawn at; 1 elsewhere.
+        lengths: `[B]` number of tokens of each row.
+        loss_mask: `[B, T]` True where a token is trained; never at t = 0, which has no context.
+        temperatures: `[B, T]` temperature at which each token was sampled; 1 elsewhere.
         sampling_logprobs: `[B, T]` log p under the sampler.
-        old_logprobs: `[B, T]` log p under the weights that the job began with; the sampler's where not computed.
-        ref_logprobs: `[B, T]` log p under the reference; None where not computed.
-        advantages: `[B, T]` credit; 0 where an algorithm gave none.
-        returns: `[B, T]` what the critic's values should be; None where there is no critic.
-        old_values: `[B, T]` the critic's values when the job began; None where there is no critic.
+        old_logprobs: `[B, T]` log p under the weights at the start of the job; the sampler's where not computed.
+        ref_logprobs: `[B, T]` log p under the reference model; None where not computed.
+        advantages: `[B, T]` advantage of each token; 0 where the algorithm set none.
+        returns: `[B, T]` targets of the critic; None without a critic.
+        old_values: `[B, T]` the critic's values at the start of the job; None without a critic.
         weights: `[B]` weight of each sample.
-        prefixes: What samples share; None where each begins in its own way.
-        stems: What prefixes begin with, or samples where there are no prefixes; None where that is not worth a pass.
-        pairs: `[P, 2]` rows of each preference pair whose two samples are here: the preferred one, the other one.
-        entropies: `[B, T]` entropy of each token's distribution, set by the learner; None before it ran.
-        values: `[B, T]` the critic's values as it is, set by the learner; None where there is no critic.
-        old_is_learners: True where the learner has computed `old_logprobs`, False where they are the sampler's.
-        supports: What trained tokens were drawn from; None where each was drawn from every word.
+        prefixes: The prefixes that samples share; None where no two samples share one.
+        stems: The beginnings that prefixes share (or samples, where there are no prefixes); None where sharing them
+            would not pay for another forward pass.
+        pairs: `[P, 2]` rows (preferred, other) of each preference pair in the batch.
+        entropies: `[B, T]` entropy of each token's distribution; None until the learner sets it.
+        values: `[B, T]` the critic's current values, set by the learner; None without a critic.
+        old_logprobs_from_learner: True where the learner computed `old_logprobs`, False where they are the sampler's.
+        supports: The tokens that the sampling filter kept; None where no trained token was sampled with a filter.
     """
 
     token_ids: Tensor
@@ -97,5 +99,5 @@ class TokenBatch:
     returns: Tensor | None = None
     old_values: Tensor | None = None
     values: Tensor | None = None
-    old_is_learners: bool = False
+    old_logprobs_from_learner: bool = False
     supports: BatchSupports | None = None

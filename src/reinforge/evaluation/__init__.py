@@ -1,1 +1,1 @@
-"""Examples in, scores and figures out."""
+"""Datasets, splits, evaluators and statistics."""

@@ -1,10 +1,10 @@
-"""Datasets: files of rows, or rows from Python, as examples.
+"""Loads examples from files or from Python rows.
 
     {"id": "q1", "question": "2+3?", "answer": "5"}
         => EvalInputItem(id="q1", input_obj="2+3?", expected_output_obj="5", full_dataset_entry=<the row>)
 
-Other shapes that people have (`messages`, `prompt`/`completion`, preferences) are recognised, see `shapes.py`. Ids are
-text; where no row has one, rows are numbered from 1. Everything that is wrong with the rows is told at once.
+Other common row shapes (`messages`, `prompt`/`completion`, preferences) are detected, see `shapes.py`. Ids are strings;
+if no row has one, rows are numbered from 1. All problems with the rows are reported together.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from reinforge.config.schema import Block, DatasetConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.evaluation.rows import (
     HUB_ID,
-    Found,
     Row,
-    csv_rows,
-    hugging_face_rows,
-    json_rows,
-    jsonl_rows,
-    parquet_rows,
+    RowProblems,
+    read_csv_rows,
+    read_hugging_face_rows,
+    read_json_rows,
+    read_jsonl_rows,
+    read_parquet_rows,
 )
-from reinforge.evaluation.shapes import Columns, examples_from_rows
-from reinforge.interfaces import DatasetLoader
+from reinforge.evaluation.shapes import Columns, build_examples
+from reinforge.interfaces import Builder, DatasetLoader
 from reinforge.registry import register_dataset
 from reinforge.types.evaluation import EvalInputItem
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class DatasetStructure(Block):
-    """The reference's place for the names of the columns."""
+    """Column names in NeMo Agent Toolkit's layout."""
 
     question_key: str | None = Field(default=None, description="Column with the agent's input.")
     answer_key: str | None = Field(default=None, description="Column with the expected output.")
@@ -46,39 +46,47 @@ class DatasetStructure(Block):
 class FileDatasetConfig(DatasetConfig):
     """A file of rows; each row is an object."""
 
-    file_path: Path = Field(description="The file; relative to the working directory, or else to the configuration.")
-    id_key: str = Field(default="id", description="Column with the example's id; rows are numbered where none has it.")
-    question_key: str = Field(
-        default="question", description="Column with the agent's input; the default also recognises other shapes."
+    file_path: Path = Field(
+        description="The file; a relative path is looked up in the working directory, then beside the configuration."
     )
-    answer_key: str = Field(default="answer", description="Column with the expected output; all rows have it or none.")
-    structure: DatasetStructure | None = Field(default=None, description="question_key and answer_key, nested.")
+    id_key: str = Field(
+        default="id", description="Column with the example's id. If no row has one, rows are numbered from 1."
+    )
+    question_key: str = Field(
+        default="question", description="Column with the agent's input; the default also detects other row shapes."
+    )
+    answer_key: str = Field(
+        default="answer", description="Column with the expected output; either every row has one or no row has."
+    )
+    structure: DatasetStructure | None = Field(
+        default=None, description="Alternative place for question_key and answer_key."
+    )
 
     @model_validator(mode="after")
-    def _flatten(self) -> FileDatasetConfig:
+    def _flatten_structure(self) -> FileDatasetConfig:
         structure, self.structure = self.structure, None
         for name in ("question_key", "answer_key"):
             nested = getattr(structure, name, None)
             if nested is None:
                 continue
             if name in self.model_fields_set and getattr(self, name) != nested:
-                raise ValueError(f'{name} is "{getattr(self, name)}" here and "{nested}" under structure; give it once')
+                raise ValueError(f'{name} is "{getattr(self, name)}", but "{nested}" under structure; set it only once')
             setattr(self, name, nested)
         return self
 
 
 class JsonDatasetConfig(FileDatasetConfig, name="json"):
-    """A JSON file that holds one list of objects."""
+    """A JSON file with one list of objects."""
 
 
 class JsonlDatasetConfig(FileDatasetConfig, name="jsonl"):
-    """A file with one JSON object on each line; empty lines are skipped."""
+    """A file with one JSON object per line; empty lines are skipped."""
 
 
 class CsvDatasetConfig(FileDatasetConfig, name="csv"):
-    """A CSV file whose first line names the columns; every value is text, an empty cell is no value."""
+    """A CSV file whose first line names the columns; every value is a string, and an empty cell is null."""
 
-    delimiter: str = Field(default=",", min_length=1, max_length=1, description="What stands between two cells.")
+    delimiter: str = Field(default=",", min_length=1, max_length=1, description="Separator between cells.")
 
 
 class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
@@ -86,95 +94,96 @@ class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
 
 
 class HuggingFaceDatasetConfig(FileDatasetConfig, name="hf_dataset"):
-    """A folder that `Dataset.save_to_disk` wrote, or the id of a dataset on the hub; needs the extra `data`."""
+    """A folder written by `Dataset.save_to_disk`, or a dataset on the Hugging Face Hub; needs the extra `data`."""
 
-    file_path: Path = Field(description="The folder, or the hub id (fetched and cached by the datasets library).")
-    split: str | None = Field(default=None, description="Split to read; null: the only one.")
-    subset: str | None = Field(default=None, description="Configuration of a dataset on the hub.")
-    revision: str | None = Field(default=None, description="Version of a dataset on the hub.")
+    file_path: Path = Field(description="The folder, or the hub id (downloaded and cached by the datasets library).")
+    split: str | None = Field(default=None, description="Split to read; null: the dataset's only split.")
+    subset: str | None = Field(default=None, description="Configuration name of a dataset on the hub.")
+    revision: str | None = Field(default=None, description="Revision of a dataset on the hub.")
 
 
 class FileDataset(DatasetLoader):
-    """Examples of one file.
+    """Loads the examples of one file.
 
     Args:
-        config: Its settings.
+        config: The dataset's settings.
         project_root: The configuration's folder.
 
     Attributes:
-        shape: What the rows looked like, once they are loaded.
-        places: Where the row of each example stands, by its id.
+        shape: The detected shape of the rows; None before `load`.
+        row_locations: Example id -> location of its row.
     """
 
     def __init__(self, config: FileDatasetConfig, project_root: Path):
         self.config, self.project_root = config, project_root
         self.shape: str | None = None
-        self.places: dict[str, str] = {}
+        self.row_locations: dict[str, str] = {}
 
     def load(self) -> list[EvalInputItem]:
         """Returns every example, in the file's order."""
-        found = Found()
-        rows, name = self._rows(found)
+        problems = RowProblems()
+        rows, name = self._read_rows(problems)
         columns = Columns(self.config.id_key, self.config.question_key, self.config.answer_key)
-        examples = examples_from_rows(rows, columns, name, found)
-        self.shape, self.places = examples.shape, examples.places
-        logger.info("%s: %d rows of the shape %s", name, len(rows), self.shape)
+        examples = build_examples(rows, columns, name, problems)
+        self.shape, self.row_locations = examples.shape, examples.row_locations
+        logger.info("%s: %d rows of shape %s", name, len(rows), self.shape)
         return examples.items
 
-    def _rows(self, found: Found) -> tuple[list[Row], str]:
-        """Returns the rows and the name that places in them begin with."""
+    def _read_rows(self, problems: RowProblems) -> tuple[list[Row], str]:
+        """Returns the rows and the name with which their locations start."""
         config, source = self.config, str(self.config.file_path)
         if isinstance(config, HuggingFaceDatasetConfig):
-            folder = self._find(optional=HUB_ID.fullmatch(source) is not None)
-            return hugging_face_rows(source, folder, config.model_dump(include={"split", "subset", "revision"})), source
-        path = self._find()
+            folder = self._find_path(optional=HUB_ID.fullmatch(source) is not None)
+            choice = config.model_dump(include={"split", "subset", "revision"})
+            return read_hugging_face_rows(source, folder, choice), source
+        path = self._find_path()
         assert path is not None
         if isinstance(config, ParquetDatasetConfig):
-            return parquet_rows(path), str(path)
+            return read_parquet_rows(path), str(path)
         if isinstance(config, CsvDatasetConfig):
-            return list(csv_rows(_text(path, newline=""), str(path), found, config.delimiter)), str(path)
-        parse = json_rows if isinstance(config, JsonDatasetConfig) else jsonl_rows
-        return list(parse(_text(path), str(path), found)), str(path)
+            return list(read_csv_rows(_read_text(path, newline=""), str(path), problems, config.delimiter)), str(path)
+        parse = read_json_rows if isinstance(config, JsonDatasetConfig) else read_jsonl_rows
+        return list(parse(_read_text(path), str(path), problems)), str(path)
 
-    def _find(self, optional: bool = False) -> Path | None:
-        """Returns where the file or folder lies; None where it lies nowhere and is `optional`."""
-        written = self.config.file_path
-        is_there = Path.is_dir if isinstance(self.config, HuggingFaceDatasetConfig) else Path.is_file
-        for path in (written, self.project_root / written):
-            if is_there(path):
+    def _find_path(self, optional: bool = False) -> Path | None:
+        """Returns the path of the file or folder; None if it does not exist and is `optional`."""
+        given = self.config.file_path
+        exists = Path.is_dir if isinstance(self.config, HuggingFaceDatasetConfig) else Path.is_file
+        for path in (given, self.project_root / given):
+            if exists(path):
                 return path
         if optional:
             return None
-        tried = list(dict.fromkeys([written.absolute(), self.project_root.absolute() / written]))
-        beside = [entry.name for path in tried if path.parent.is_dir() for entry in path.parent.iterdir()]
-        what = "folder" if is_there is Path.is_dir else "file"
-        message = f"there is no {what} {written}{did_you_mean(written.name, beside)}"
-        fix = f"looked for {' and '.join(map(str, tried))}"
-        raise ConfigError(Problem("eval.general.dataset.file_path", message, fix))
+        tried = list(dict.fromkeys([given.absolute(), self.project_root.absolute() / given]))
+        nearby = [entry.name for path in tried if path.parent.is_dir() for entry in path.parent.iterdir()]
+        what = "folder" if exists is Path.is_dir else "file"
+        hint = did_you_mean(given.name, nearby)
+        message = f"{what} not found: {given}{hint or ';'} looked for {' and '.join(map(str, tried))}"
+        raise ConfigError(Problem("eval.general.dataset.file_path", message, "correct the path or make it absolute"))
 
 
-def _text(path: Path, newline: str | None = None) -> str:
+def _read_text(path: Path, newline: str | None = None) -> str:
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             return file.read()
     except UnicodeDecodeError as error:
         raise ConfigError(Problem("", "the file is not UTF-8", "save it as UTF-8", str(path))) from error
     except OSError as error:
-        raise ConfigError(Problem("", f"the dataset cannot be read: {error.strerror}", "", str(path))) from error
+        raise ConfigError(Problem("", f"cannot read the dataset: {error.strerror}", "", str(path))) from error
 
 
 class ListDataset(DatasetLoader):
-    """Examples from Python.
+    """Loads examples from Python rows.
 
     Args:
-        rows: Mappings in one of the shapes, or finished `EvalInputItem`s.
-        id_key: Column with the id.
-        question_key: Column with the agent's input; the default also recognises other shapes.
+        rows: Mappings in one of the supported shapes, or `EvalInputItem`s.
+        id_key: Column with the example's id.
+        question_key: Column with the agent's input; the default also detects other row shapes.
         answer_key: Column with the expected output.
 
     Attributes:
-        shape: What the rows looked like, once they are loaded.
-        places: Where the row of each example stands, by its id.
+        shape: The detected shape of the rows; None before `load`.
+        row_locations: Example id -> location of its row.
     """
 
     def __init__(
@@ -187,7 +196,7 @@ class ListDataset(DatasetLoader):
     ):
         self.rows, self.columns = list(rows), Columns(id_key, question_key, answer_key)
         self.shape: str | None = None
-        self.places: dict[str, str] = {}
+        self.row_locations: dict[str, str] = {}
 
     def load(self) -> list[EvalInputItem]:
         """Returns every example, in order."""
@@ -196,53 +205,53 @@ class ListDataset(DatasetLoader):
         rows = [
             Row(dict(row) if isinstance(row, Mapping) else row, f"row {n}") for n, row in enumerate(self.rows, start=1)
         ]
-        examples = examples_from_rows(rows, self.columns, "the dataset", Found())
-        self.shape, self.places = examples.shape, examples.places
+        examples = build_examples(rows, self.columns, "the dataset", RowProblems())
+        self.shape, self.row_locations = examples.shape, examples.row_locations
         return examples.items
 
 
 @register_dataset(config_type=JsonDatasetConfig)
-async def json_dataset(config: JsonDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
-    """Yields the examples of a JSON file."""
+async def json_dataset(config: JsonDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
+    """Yields the loader of a JSON file."""
     yield FileDataset(config, builder.project_root)
 
 
 @register_dataset(config_type=JsonlDatasetConfig)
-async def jsonl_dataset(config: JsonlDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
-    """Yields the examples of a JSONL file."""
+async def jsonl_dataset(config: JsonlDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
+    """Yields the loader of a JSONL file."""
     yield FileDataset(config, builder.project_root)
 
 
 @register_dataset(config_type=CsvDatasetConfig)
-async def csv_dataset(config: CsvDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
-    """Yields the examples of a CSV file."""
+async def csv_dataset(config: CsvDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
+    """Yields the loader of a CSV file."""
     yield FileDataset(config, builder.project_root)
 
 
 @register_dataset(config_type=ParquetDatasetConfig)
-async def parquet_dataset(config: ParquetDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
-    """Yields the examples of a Parquet file."""
+async def parquet_dataset(config: ParquetDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
+    """Yields the loader of a Parquet file."""
     yield FileDataset(config, builder.project_root)
 
 
 @register_dataset(config_type=HuggingFaceDatasetConfig)
-async def hf_dataset(config: HuggingFaceDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
-    """Yields the examples of a Hugging Face dataset."""
+async def hf_dataset(config: HuggingFaceDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
+    """Yields the loader of a Hugging Face dataset."""
     yield FileDataset(config, builder.project_root)
 
 
 class RowsDatasetConfig(DatasetConfig, name="rows"):
-    """Rows that stand in the configuration itself, or come from Python."""
+    """Rows in the configuration itself, or from Python."""
 
-    rows: list[Any] = Field(description="Mappings with the columns below, or finished EvalInputItems.")
-    id_key: str = Field(default="id", description="Column with the id.")
+    rows: list[Any] = Field(description="Mappings with the columns named below, or EvalInputItems.")
+    id_key: str = Field(default="id", description="Column with the example's id.")
     question_key: str = Field(
-        default="question", description="Column with the agent's input; the default also recognises other shapes."
+        default="question", description="Column with the agent's input; the default also detects other row shapes."
     )
     answer_key: str = Field(default="answer", description="Column with the expected output.")
 
 
 @register_dataset(config_type=RowsDatasetConfig)
-async def rows_dataset(config: RowsDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
-    """Yields the rows."""
+async def rows_dataset(config: RowsDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
+    """Yields the loader of the configuration's rows."""
     yield ListDataset(config.rows, id_key=config.id_key, question_key=config.question_key, answer_key=config.answer_key)

@@ -1,11 +1,11 @@
-"""Rows that show what to say: conversations, and which of their messages are replies to learn.
+"""Demonstrations: conversations from dataset rows, and which of their messages to train on.
 
-    {"messages": [user, assistant, user, assistant]}       => one; replies 1 and 3, reward 1
-    {"prompt": P, "completion": C}                         => one; P and C, reply C, reward 1
+    {"messages": [user, assistant, user, assistant]}       => one conversation; replies 1 and 3, reward 1
+    {"prompt": P, "completion": C}                         => one conversation; P and C, reply C, reward 1
     {"prompt": P, "completion": C, "label": false}         => the same with reward 0
     {"prompt": P, "chosen": C, "rejected": R}              => two siblings: C with reward 1, R with reward 0
 
-A text in place of a prompt is what the user says. An assistant message with OpenAI's `weight: 0` is context.
+A prompt that is a string becomes a user message. An assistant message with OpenAI's `weight: 0` is only context.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from reinforge.evaluation.rows import Row
-from reinforge.evaluation.shapes import LABELLED, MESSAGES, BadRow, Columns, messages_of, shape_of
+from reinforge.evaluation.shapes import LABELLED, MESSAGES, Columns, InvalidRowError, detect_shape, parse_messages
 from reinforge.types.request import Message
 
-PAIRS = ("prompt/chosen/rejected", "openai preference")
-SHOWN = (MESSAGES, "prompt/completion", LABELLED, *PAIRS)
-"""Shapes whose rows show what to say."""
+PREFERENCE_SHAPES = ("prompt/chosen/rejected", "openai preference")
+DEMONSTRATION_SHAPES = (MESSAGES, "prompt/completion", LABELLED, *PREFERENCE_SHAPES)
+"""Shapes whose rows contain assistant messages to train on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One conversation to learn from.
+    """One conversation to train on.
 
     Attributes:
-        messages: All of it, in OpenAI's shape.
-        start: Assistant messages before this one are context: they belong to the prompt.
-        reward: 1 for what is right, 0 for what is wrong.
-        tools: Function definitions in OpenAI's shape, or None.
+        messages: The whole conversation, in OpenAI's format.
+        start: Index of the first message after the prompt; assistant messages before it are context.
+        reward: 1 for a good answer, 0 for a bad one.
+        tools: Function definitions in OpenAI's format, or None.
     """
 
     messages: list[Message]
@@ -40,62 +40,66 @@ class Demonstration:
     tools: list[dict[str, Any]] | None = None
 
     def replies(self, *, last_only: bool = False) -> list[int]:
-        """Returns the places of the messages that are learnt."""
-        places = [
-            place
-            for place, message in enumerate(self.messages)
-            if place >= self.start and message["role"] == "assistant" and message.get("weight", 1) != 0
+        """Returns the indices of the messages to train on."""
+        indices = [
+            index
+            for index, message in enumerate(self.messages)
+            if index >= self.start and message["role"] == "assistant" and message.get("weight", 1) != 0
         ]
-        return places[-1:] if last_only else places
+        return indices[-1:] if last_only else indices
 
 
-def shape_of_rows(rows: Sequence[Any]) -> str:
-    """Returns the shape that most rows have, whatever columns the configuration names."""
-    return shape_of([Row(row, "") for row in rows if isinstance(row, dict)], Columns())
+def detect_row_shape(rows: Sequence[Any]) -> str:
+    """Returns the shape of most rows, ignoring the columns named in the configuration."""
+    return detect_shape([Row(row, "") for row in rows if isinstance(row, dict)], Columns())
 
 
-def demonstrations_of(row: Mapping[str, Any], shape: str) -> list[Demonstration]:
-    """Returns what a row shows: one conversation, or the chosen and the rejected one.
+def parse_demonstrations(row: Mapping[str, Any], shape: str) -> list[Demonstration]:
+    """Returns a row's conversation, or its chosen and its rejected one.
 
     Args:
-        row: The dataset's row.
-        shape: One of `SHOWN`.
+        row: A row of the dataset.
+        shape: One of `DEMONSTRATION_SHAPES`.
 
     Raises:
-        BadRow: It shows nothing that could be learnt.
+        InvalidRowError: The row has no assistant message to train on, or is malformed.
     """
     if not isinstance(row, Mapping):
-        raise BadRow(f"expected an object, found {type(row).__name__}")
+        raise InvalidRowError(f"expected an object, found {type(row).__name__}")
     tools = row.get("tools") or None
     if tools is not None and not isinstance(tools, list):
-        raise BadRow("tools: expected a list of function definitions")
+        raise InvalidRowError("tools: expected a list of function definitions")
     if shape == MESSAGES:
-        messages = messages_of(row["messages"], "messages")
-        if messages[-1]["role"] != "assistant":
-            raise BadRow("messages: the last one is not the assistant's, so nothing is said that could be learnt")
+        messages = parse_messages(row["messages"], "messages")
+        _require_final_reply(messages, "messages")
         return [Demonstration(messages, tools=tools)]
     if shape == "openai preference":
-        asked: Any = row["input"]["messages"]
+        prompt: Any = row["input"]["messages"]
         tools = tools or row["input"].get("tools") or None
         answers = [("preferred_output", 1.0), ("non_preferred_output", 0.0)]
     else:
-        asked = row["prompt"]
-        answers = [("chosen", 1.0), ("rejected", 0.0)] if shape in PAIRS else [("completion", 1.0)]
+        prompt = row["prompt"]
+        answers = [("chosen", 1.0), ("rejected", 0.0)] if shape in PREFERENCE_SHAPES else [("completion", 1.0)]
     if shape == LABELLED:
         answers = [("completion", float(row["label"]))]
-    prompt = _said(asked, "user", "prompt")
-    shown = []
+    context = _parse_text_or_messages(prompt, "user", "prompt")
+    demonstrations = []
     for column, reward in answers:
-        reply = _said(row[column], "assistant", column)
-        if reply[-1]["role"] != "assistant":
-            raise BadRow(f"{column}: the last message is not the assistant's, so nothing is said that could be learnt")
-        shown.append(Demonstration([*prompt, *reply], len(prompt), reward, tools))
-    return shown
+        reply = _parse_text_or_messages(row[column], "assistant", column)
+        _require_final_reply(reply, column)
+        demonstrations.append(Demonstration([*context, *reply], len(context), reward, tools))
+    return demonstrations
 
 
-def _said(value: Any, role: str, where: str) -> list[Message]:
+def _require_final_reply(messages: Sequence[Message], field: str) -> None:
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise InvalidRowError(f"{field}: the last message has role {role}, expected assistant")
+
+
+def _parse_text_or_messages(value: Any, role: str, field: str) -> list[Message]:
     if not isinstance(value, str):
-        return messages_of(value, where)
+        return parse_messages(value, field)
     if not value:
-        raise BadRow(f"{where}: the text is empty")
+        raise InvalidRowError(f"{field}: the text is empty")
     return [{"role": role, "content": value}]

@@ -1,29 +1,38 @@
-"""Dataset x workflow -> finished, scored episodes; one concurrency limit for all of them."""
+"""Runs the workflow over a dataset's examples and scores the episodes, under one concurrency limit."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from reinforge.config.schema import OutcomesConfig
 from reinforge.crash import crash_point
-from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError
+from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, describe_error
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.statistics import summarize
-from reinforge.interfaces import EvaluationReport, EvaluationRunner, Evaluator
-from reinforge.rollout.episode import steps_of
+from reinforge.interfaces import EvaluationRunner, Evaluator
+from reinforge.rollout.episode import build_steps
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
-from reinforge.types.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from reinforge.types.evaluation import (
+    EvalInput,
+    EvalInputItem,
+    EvalOutput,
+    EvalOutputItem,
+    EvaluationReport,
+    EvaluationRunOutput,
+)
 from reinforge.types.trajectory import Outcome
 
 HELD_OUT = ("select", "confirm")
 
 Listener = Callable[[EpisodeRecord], None]
 Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]
-Recorded = Callable[[int, Mapping[str, EvalInputItem]], list[EpisodeRecord]]
+ComputeReward = Callable[[EvalOutputItem, dict[str, Any]], Awaitable[float | None]]
+EpochLoader = Callable[[int, Mapping[str, EvalInputItem]], list[EpisodeRecord]]
 
 
 class DatasetEvaluation(EvaluationRunner):
@@ -33,13 +42,15 @@ class DatasetEvaluation(EvaluationRunner):
         runner: Runs the episodes.
         splits: Examples by split: `train`, `select`, `confirm`.
         evaluators: Evaluators by name.
-        held_out_evaluators: Those of `select` and `confirm`, where they are others; they hold the reward's name too.
+        held_out_evaluators: Evaluators for `select` and `confirm`, including `reward_metric`; None: the same ones.
         reward_metric: The evaluator whose score is the reward.
-        outcomes: Penalties of the policy's own failures.
+        outcomes: Rewards for policy failures, and the number of retries.
+        compute_reward: The trajectory builder's method that turns the reward metric's score of a collected episode into
+            its reward, given `epoch` and `round`. None: the score is the reward.
         listener: Called once for every finished episode (journal, progress).
-        draws: Episodes per example, by split; 1 where absent.
-        recall: Returns an episode that was run and scored before the run was stopped, or None.
-        journalled: Returns the collected episodes of an epoch, given every example by its id.
+        num_samples: Episodes per example, by split; default 1.
+        recall: Returns an episode that finished before the run was interrupted, or None.
+        load_episodes: Returns the collected episodes of an epoch, given all examples by id.
     """
 
     def __init__(
@@ -50,16 +61,18 @@ class DatasetEvaluation(EvaluationRunner):
         *,
         reward_metric: str,
         outcomes: OutcomesConfig,
+        compute_reward: ComputeReward | None = None,
         listener: Listener = lambda record: None,
-        draws: Mapping[str, int] | None = None,
+        num_samples: Mapping[str, int] | None = None,
         held_out_evaluators: Mapping[str, Evaluator] | None = None,
         recall: Recall = lambda key, item: None,
-        journalled: Recorded = lambda epoch, items: [],
+        load_episodes: EpochLoader = lambda epoch, items: [],
     ):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
         self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
-        self.outcomes, self.listener, self.draws = outcomes, listener, dict(draws or {})
-        self.recall, self.journalled = recall, journalled
+        self.outcomes, self.listener, self.num_samples = outcomes, listener, dict(num_samples or {})
+        self.compute_reward = compute_reward
+        self.recall, self.load_episodes = recall, load_episodes
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
         self._held_out = {str(item.id) for split in HELD_OUT for item in self.splits.get(split, [])}
@@ -76,27 +89,27 @@ class DatasetEvaluation(EvaluationRunner):
         return list(self.splits[split])
 
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
-        """Returns these episodes finished and scored, in the order of `keys`: recalled or, where they are not, run."""
-        asked = [(key, self._items[key.example_id]) for key in keys]
-        found = {key: record for key, item in asked if (record := self.recall(key, item)) is not None}
-        missing = [(key, item) for key, item in asked if key not in found]
-        found |= {record.key: record for record in await self.runner.run(missing, self._score, self.listener)}
-        records = [found[key] for key in keys]
+        """Returns these episodes, finished and scored, in the order of `keys`; those not found by `recall` are run."""
+        episodes = [(key, self._items[key.example_id]) for key in keys]
+        finished = {key: record for key, item in episodes if (record := self.recall(key, item)) is not None}
+        remaining = [(key, item) for key, item in episodes if key not in finished]
+        finished |= {record.key: record for record in await self.runner.run(remaining, self._score, self.listener)}
+        records = [finished[key] for key in keys]
         if self._calls_epoch != self.epoch:
             self._calls, self._calls_epoch = {}, self.epoch
         collected = [record for record in records if record.key.phase == "collect"]
         self._calls |= {call.call_id: call for record in collected for call in record.calls}
         return records
 
-    def recorded(self, epoch: int) -> list[EpisodeRecord]:
-        """Returns the collected episodes of an epoch that is over, in the order of their keys."""
-        return self.journalled(epoch, self._items)
+    def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
+        """Returns the collected episodes of a past epoch, in the order of their keys."""
+        return self.load_episodes(epoch, self._items)
 
-    def captured(self, call_id: str) -> ModelCall | None:
-        """Returns a model call of this epoch's episodes, or None where there was none of that id."""
+    def find_call(self, call_id: str) -> ModelCall | None:
+        """Returns the model call of this epoch with this id, or None."""
         return self._calls.get(call_id)
 
-    def _evaluators_of(self, example_id: str) -> dict[str, Evaluator]:
+    def _get_evaluators(self, example_id: str) -> dict[str, Evaluator]:
         return self.held_out_evaluators if example_id in self._held_out else self.evaluators
 
     async def _score(self, record: EpisodeRecord) -> None:
@@ -107,23 +120,34 @@ class DatasetEvaluation(EvaluationRunner):
             record.outcome, record.reason = Outcome.OK, None
 
     async def _score_once(self, record: EpisodeRecord) -> None:
-        """Scores by every evaluator, each once; scores that an earlier attempt gave are kept."""
+        """Scores with every evaluator once; valid scores of an earlier attempt are kept."""
         known = {name: output for name, output in record.scores.items() if output.error is None}
-        evaluators = self._evaluators_of(record.key.example_id)
+        evaluators = self._get_evaluators(record.key.example_id)
         for name in evaluators:
-            await self._score_by(name, evaluators, record, known)
+            await self._score_with(name, evaluators, record, known)
         record.scores = {name: known[name] for name in evaluators}
         reward = record.scores[self.reward_metric]
         if reward.error is not None:
             record.outcome, record.reason = Outcome.JUDGE_ERROR, reward.error
         else:
-            record.reward = float(reward.score)
+            await self._set_reward(record, reward)
         crash_point("reward.after")
 
-    async def _score_by(
+    async def _set_reward(self, record: EpisodeRecord, score: EvalOutputItem) -> None:
+        """Decides an episode's reward once: what the journal keeps is what trains."""
+        if self.compute_reward is None or record.key.phase != "collect":
+            record.reward = score.as_reward()
+            return
+        try:
+            reward = await self.compute_reward(score, {"epoch": record.key.epoch, "round": record.key.round})
+            record.reward = None if reward is None else float(reward)
+        except Exception as error:  # noqa: BLE001  a user's builder may raise anything; the score is then missing
+            record.outcome, record.reason = Outcome.JUDGE_ERROR, f"compute_reward: {describe_error(error)}"
+
+    async def _score_with(
         self, name: str, evaluators: dict[str, Evaluator], record: EpisodeRecord, known: dict[str, EvalOutputItem]
     ) -> EvalOutputItem:
-        """Returns one evaluator's score; a weighted one is made of the scores of its parts."""
+        """Returns one evaluator's score; a weighted evaluator combines the scores of its parts."""
         if name in known:
             return known[name]
         evaluator = evaluators[name]
@@ -132,30 +156,30 @@ class DatasetEvaluation(EvaluationRunner):
             reason = f"{record.outcome}: {record.reason}"
             known[name] = EvalOutputItem(id=record.item.id, score=penalty, reasoning=reason)
         elif isinstance(evaluator, Weighted) and evaluator.weights.keys() <= evaluators.keys():
-            parts = {part: await self._score_by(part, evaluators, record, known) for part in evaluator.weights}
+            parts = {part: await self._score_with(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
         else:
             known[name] = await score_item(evaluator, record.item, self.runner.limits.evaluator_timeout_s)
         return known[name]
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
-        """Runs every example of a split and summarises the scores; the world's failures are missing, never 0."""
-        ids, draws = self.example_ids(split), self.draws.get(split, 1)
-        keys = [EpisodeKey(phase, epoch, example, draw) for example in ids for draw in range(draws)]
+        """Runs every example of a split and summarizes the scores; environment failures are missing, never 0."""
+        ids, num_samples = self.example_ids(split), self.num_samples.get(split, 1)
+        keys = [EpisodeKey(phase, epoch, example, sample) for example in ids for sample in range(num_samples)]
         return self.report(split, epoch, await self.collect(keys))
 
     def report(self, split: str, epoch: int, records: Sequence[EpisodeRecord]) -> EvaluationReport:
-        """Returns the figures of finished episodes: mean over an example's draws, then over examples."""
+        """Summarizes finished episodes: the mean over each example's samples, then over examples."""
         evaluators = self.held_out_evaluators if split in HELD_OUT else self.evaluators
-        drawn: dict[str, dict[str, list[float]]] = {name: {} for name in evaluators}
+        samples: dict[str, dict[str, list[float]]] = {name: {} for name in evaluators}
         for record in records:
             for name, output in record.scores.items():
                 if output.error is None and not record.outcome.is_missing:
-                    drawn[name].setdefault(record.key.example_id, []).append(float(output.score))
-        scores = {name: {id_: statistics.fmean(v) for id_, v in found.items()} for name, found in drawn.items()}
+                    samples[name].setdefault(record.key.example_id, []).append(float(output.score))
+        scores = {name: {id_: statistics.fmean(v) for id_, v in by_id.items()} for name, by_id in samples.items()}
         num_examples = len({record.key.example_id for record in records})
-        summaries = {name: summarize(name, found, num_examples) for name, found in scores.items()}
-        error = None if scores[self.reward_metric] else why_missing(records)
+        summaries = {name: summarize(name, by_id, num_examples) for name, by_id in scores.items()}
+        error = None if scores[self.reward_metric] else describe_missing(records)
         return EvaluationReport(
             split=split,
             epoch=epoch,
@@ -168,28 +192,28 @@ class DatasetEvaluation(EvaluationRunner):
         )
 
     async def run_eval(self) -> EvaluationRunOutput:
-        """Runs one generation over the training examples, with outputs, steps and scores.
+        """Runs one generation over the training examples and returns outputs, steps and scores.
 
-        Missing scores have `score=None` and say why in `error`.
+        A missing score has `score=None` and the reason in `error`.
         """
         generation = self._num_evals[self.epoch]
         self._num_evals[self.epoch] += 1
         keys = [EpisodeKey("collect", self.epoch, example, generation) for example in self.example_ids("train")]
         records = await self.collect(keys)
-        items = [record.item.copy_with_updates(trajectory=steps_of(record)) for record in records]
+        items = [record.item.copy_with_updates(trajectory=build_steps(record)) for record in records]
         return EvaluationRunOutput(
             workflow_output_file=None,
             evaluator_output_files=[],
             workflow_interrupted=False,
             eval_input=EvalInput(eval_input_items=items),
-            evaluation_results=[(name, self._output(name, records)) for name in self.evaluators],
+            evaluation_results=[(name, self._build_output(name, records)) for name in self.evaluators],
             usage_stats={
                 "prompt_tokens": sum(record.num_prompt_tokens for record in records),
                 "completion_tokens": sum(record.num_completion_tokens for record in records),
             },
         )
 
-    def _output(self, name: str, records: Sequence[EpisodeRecord]) -> EvalOutput:
+    def _build_output(self, name: str, records: Sequence[EpisodeRecord]) -> EvalOutput:
         items = [
             record.scores.get(name)
             or EvalOutputItem(id=record.item.id, score=None, reasoning=None, error=f"{record.outcome}: {record.reason}")
@@ -200,21 +224,21 @@ class DatasetEvaluation(EvaluationRunner):
 
 
 def count_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, int]:
-    """Returns how many episodes ended in each way; the counts add up to the number of episodes."""
+    """Returns the number of episodes by outcome."""
     return dict(Counter(record.outcome.value for record in records))
 
 
-def why_missing(records: Sequence[EpisodeRecord]) -> str:
-    """Returns the commonest reason among episodes that the world failed, with its count."""
+def describe_missing(records: Sequence[EpisodeRecord]) -> str:
+    """Returns the most frequent reason for missing scores, with its count."""
     reasons = Counter(f"{r.outcome}: {r.reason}" for r in records if r.outcome.is_missing)
     if not reasons:
         return "no episodes were run"
     reason, count = reasons.most_common(1)[0]
-    return f"{count} of {len(records)} episodes are missing because of {reason}"
+    return f"{count} of {len(records)} episodes have no score because of {reason}"
 
 
-def error_of(outcomes: Mapping[str, int]) -> type[ReinforgeError]:
-    """Returns what is raised where too much is missing: the environment's error if most of it is the backend's fault.
+def choose_error_type(outcomes: Mapping[str, int]) -> type[ReinforgeError]:
+    """Returns the error type for too many missing scores: BackendUnavailable if the backend caused most of them.
 
     Example: {"backend_error": 3, "tool_error": 2, "ok": 9} -> BackendUnavailable; {"tool_error": 1} -> EvaluationError.
     """
@@ -222,16 +246,16 @@ def error_of(outcomes: Mapping[str, int]) -> type[ReinforgeError]:
     return BackendUnavailable if outcomes.get(Outcome.BACKEND_ERROR, 0) > missing / 2 else EvaluationError
 
 
-def refuse_too_many_missing(records: Sequence[EpisodeRecord], allowed: float, what: str) -> None:
-    """Stops the run where the world failed too often for any figure to be trusted.
+def check_missing_share(records: Sequence[EpisodeRecord], allowed: float, what: str) -> None:
+    """Raises an error if too many episodes have no score.
 
     Raises:
-        BackendUnavailable: More than the `allowed` share is missing, mostly since a model did not answer.
-        EvaluationError: So many are missing for other reasons.
+        BackendUnavailable: More than the `allowed` share has no score, mostly because of the backend.
+        EvaluationError: More than the `allowed` share has no score, mostly for other reasons.
     """
     missing = sum(record.outcome.is_missing for record in records)
     if records and missing > allowed * len(records):
-        raise error_of(count_outcomes(records))(
-            f"{what}: {missing} of {len(records)} episodes are missing, more than outcomes.max_missing "
-            f"({allowed:.0%}) allows; {why_missing(records)}"
+        raise choose_error_type(count_outcomes(records))(
+            f"{what}: {missing} of {len(records)} episodes have no score, more than outcomes.max_missing "
+            f"({allowed:.0%}) allows; {describe_missing(records)}"
         )

@@ -1,8 +1,8 @@
-"""The shapes that rows come in, and rows as examples.
+"""Detects the shape of a dataset's rows and turns them into examples.
 
     question/answer             {"question": Q, "answer": A}                   => input Q, expected A
     messages                    {"messages": [M.., {"role": "assistant"..}]}   => input M.., expected the last text
-    messages (to be answered)   {"messages": [M..], "label": 3}                => input M.., extra fields for the reward
+    messages (prompts only)     {"messages": [M..], "label": 3}                => input M.., extra fields for the reward
     prompt/completion           {"prompt": P, "completion": C}                 => input P, expected C
     prompt/completion/label     {"prompt": P, "completion": C, "label": true}  => input P, expected C, or None if false
     prompt/chosen/rejected      {"prompt": P, "chosen": C, "rejected": R}      => input P, expected C
@@ -10,8 +10,8 @@
                                  "non_preferred_output": [R]}                  => input M.., expected C
     prompt                      {"prompt": P}                                  => input P
 
-A dataset has one shape, found from its rows; a column that is named in the configuration is believed before any
-shape. Whatever the shape, the whole row stays in `full_dataset_entry`.
+A dataset has one shape, detected from its rows; columns named in the configuration take precedence. Whatever the shape,
+`full_dataset_entry` keeps the whole row.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from reinforge.errors import did_you_mean
-from reinforge.evaluation.rows import Found, Row
+from reinforge.evaluation.rows import Row, RowProblems
 from reinforge.types.evaluation import EvalInputItem
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 QUESTION_ANSWER = "question/answer"
-MESSAGES, TO_BE_ANSWERED = "messages", "messages (to be answered)"
+MESSAGES, MESSAGES_PROMPTS_ONLY = "messages", "messages (prompts only)"
 LABELLED = "prompt/completion/label"
 
 SHAPES: dict[str, tuple[str, ...]] = {
@@ -38,233 +38,244 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "prompt/completion": ("prompt", "completion"),
     "prompt": ("prompt",),
 }
-"""Shape -> the columns that a row must have, the most demanding first."""
+"""Shape -> the columns that it requires, the most specific shape first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns hold what; a name that is not the default was asked for and must be there."""
+    """Names of the columns; one that differs from the default was configured, so every row must have it."""
 
     id_key: str = "id"
     question_key: str = "question"
     answer_key: str = "answer"
 
-    def is_asked(self, name: str) -> bool:
-        """Returns True if the user named this column: `id_key`, `question_key` or `answer_key`."""
+    def is_configured(self, name: str) -> bool:
+        """Returns True if the user configured this key: `id_key`, `question_key` or `answer_key`."""
         return bool(getattr(self, name) != getattr(Columns(), name))
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
-    """Examples, the shape that their rows had, and the place of each row by the example's id."""
+class LoadedExamples:
+    """Examples, the shape of their rows, and the location of each row by example id."""
 
     items: list[EvalInputItem]
     shape: str
-    places: dict[str, str]
+    row_locations: dict[str, str]
 
 
-class BadRow(Exception):
-    """What is wrong with one row."""
+class InvalidRowError(Exception):
+    """A row that cannot be used."""
 
 
-def examples_from_rows(rows: Sequence[Row], columns: Columns, name: str, found: Found) -> Examples:
-    """Returns one example a row.
+def build_examples(rows: Sequence[Row], columns: Columns, name: str, problems: RowProblems) -> LoadedExamples:
+    """Returns one example per row.
+
+    Args:
+        rows: The rows.
+        columns: Names of the columns.
+        name: The dataset's name in error messages.
+        problems: Problems found so far; new ones are added.
 
     Raises:
-        ConfigError: With every row that cannot be used, and those that `found` holds already.
+        ConfigError: There are problems; the error has all of them.
     """
-    if not rows and not found.problems:
-        found.add(name, "the dataset is empty", "give it at least one row")
+    if not rows and not problems.problems:
+        problems.add(name, "the dataset is empty", "add at least one row")
     usable = [row for row in rows if isinstance(row.value, dict)]
     for row in rows:
         if not isinstance(row.value, dict):
-            found.add(row.place, f"expected an object, found {type(row.value).__name__}")
-    shape = shape_of(usable, columns)
+            problems.add(row.location, f"expected an object, found {type(row.value).__name__}")
+    shape = detect_shape(usable, columns)
     if shape == QUESTION_ANSWER:
-        pairs = _questions(usable, columns, found)
+        pairs = _read_question_answer_pairs(usable, columns, problems)
     else:
-        pairs, shape = _shaped(usable, shape, columns, found)
-    ids = _ids(usable, columns, found)
-    order = {row.place: number for number, row in enumerate(rows)}
-    found.problems.sort(key=lambda problem: order.get(problem.location, -1))
-    found.raise_all()
+        pairs, shape = _read_shaped_pairs(usable, shape, columns, problems)
+    ids = _read_ids(usable, columns, problems)
+    order = {row.location: number for number, row in enumerate(rows)}
+    problems.problems.sort(key=lambda problem: order.get(problem.location, -1))
+    problems.raise_all()
     items = [
-        EvalInputItem(id=id_, input_obj=asked, expected_output_obj=expected, full_dataset_entry=row.value)
-        for row, id_, (asked, expected) in zip(usable, ids, pairs, strict=True)
+        EvalInputItem(id=id_, input_obj=prompt, expected_output_obj=expected, full_dataset_entry=row.value)
+        for row, id_, (prompt, expected) in zip(usable, ids, pairs, strict=True)
     ]
-    return Examples(items, shape, {id_: row.place for row, id_ in zip(usable, ids, strict=True)})
+    return LoadedExamples(items, shape, {id_: row.location for row, id_ in zip(usable, ids, strict=True)})
 
 
-def shape_of(rows: Sequence[Row], columns: Columns) -> str:
-    """Returns the shape that most rows have; question/answer where a column is named or none fits."""
-    if columns.is_asked("question_key"):
+def detect_shape(rows: Sequence[Row], columns: Columns) -> str:
+    """Returns the shape of most rows; question/answer if question_key is configured or no other shape matches."""
+    if columns.is_configured("question_key"):
         return QUESTION_ANSWER
     counts: Counter[str] = Counter()
     for row in rows:
         if columns.question_key in row.value:
             counts[QUESTION_ANSWER] += 1
             continue
-        counts[next((shape for shape in SHAPES if _fits(row.value, shape)), "")] += 1
+        counts[next((shape for shape in SHAPES if _matches_shape(row.value, shape)), "")] += 1
     del counts[""]
     return counts.most_common(1)[0][0] if counts else QUESTION_ANSWER
 
 
-def _fits(row: Mapping[str, Any], shape: str) -> bool:
+def _matches_shape(row: Mapping[str, Any], shape: str) -> bool:
     if shape == LABELLED and not isinstance(row.get("label"), bool):
-        return False  # a column of that name that means something else
+        return False  # some other column that happens to be called label
     return all(row.get(key) is not None for key in SHAPES[shape])
 
 
-def _questions(rows: Sequence[Row], columns: Columns, found: Found) -> list[tuple[Any, Any]]:
-    has_answer = columns.is_asked("answer_key") or any(row.value.get(columns.answer_key) is not None for row in rows)
-    needs_answer = "" if columns.is_asked("answer_key") else "; some rows have an answer, so every row needs one"
+def _read_question_answer_pairs(rows: Sequence[Row], columns: Columns, problems: RowProblems) -> list[tuple[Any, Any]]:
+    """Returns the input and the expected output of each row of shape question/answer."""
+    is_configured = columns.is_configured("answer_key")
+    has_answer = is_configured or any(row.value.get(columns.answer_key) is not None for row in rows)
+    reason = "" if is_configured else "; some rows have an answer, so every row needs one"
     pairs = []
     for row in rows:
-        _require(row, columns.question_key, found)
+        _require_field(row, columns.question_key, problems)
         if has_answer:
-            _require(row, columns.answer_key, found, needs_answer)
+            _require_field(row, columns.answer_key, problems, reason)
         pairs.append((row.value.get(columns.question_key), row.value.get(columns.answer_key)))
     return pairs
 
 
-def _shaped(rows: Sequence[Row], shape: str, columns: Columns, found: Found) -> tuple[list[tuple[Any, Any]], str]:
-    """Returns input and expected output of each row, and the shape, told apart by whether messages are answered."""
+def _read_shaped_pairs(
+    rows: Sequence[Row], shape: str, columns: Columns, problems: RowProblems
+) -> tuple[list[tuple[Any, Any]], str]:
+    """Returns the input and the expected output of each row, and the shape (`messages` with or without answers)."""
     pairs: list[tuple[Any, Any]] = []
     for row in rows:
-        lacking = [key for key in SHAPES[shape] if row.value.get(key) is None]
-        if lacking:
+        absent = [key for key in SHAPES[shape] if row.value.get(key) is None]
+        if absent:
             has = ", ".join(row.value) or "no fields"
-            fix = f"the dataset's shape is {shape}; give the row {', '.join(lacking)}"
-            found.add(row.place, f"no {' and no '.join(lacking)} (the row has {has})", fix)
+            fix = f"the dataset has shape {shape}; add {', '.join(absent)} to the row"
+            problems.add(row.location, f"no {' and no '.join(absent)} (the row has {has})", fix)
             pairs.append((None, None))
             continue
         try:
-            asked, expected = _READERS[shape](row.value)
-        except BadRow as error:
-            found.add(row.place, str(error), f"the dataset's shape is {shape}")
-            asked, expected = None, None
-        if shape in (MESSAGES, "prompt") and (columns.is_asked("answer_key") or expected is None):
+            prompt, expected = _READERS[shape](row.value)
+        except InvalidRowError as error:
+            problems.add(row.location, str(error), f"the dataset has shape {shape}")
+            prompt, expected = None, None
+        if shape in (MESSAGES, "prompt") and (columns.is_configured("answer_key") or expected is None):
             expected = row.value.get(columns.answer_key)
-        pairs.append((asked, expected))
-    answered = [expected is not None for asked, expected in pairs if asked is not None]
-    if shape == LABELLED or (not any(answered) and not columns.is_asked("answer_key")):
-        return pairs, TO_BE_ANSWERED if shape == MESSAGES else shape
-    for row, (asked, expected) in zip(rows, pairs, strict=True):
-        if asked is not None and expected is None:
+        pairs.append((prompt, expected))
+    answered = [expected is not None for prompt, expected in pairs if prompt is not None]
+    if shape == LABELLED or (not any(answered) and not columns.is_configured("answer_key")):
+        return pairs, MESSAGES_PROMPTS_ONLY if shape == MESSAGES else shape
+    for row, (prompt, expected) in zip(rows, pairs, strict=True):
+        if prompt is not None and expected is None:
             what = f'no final assistant message and no field "{columns.answer_key}"'
             what = what if shape == MESSAGES else f'no field "{columns.answer_key}"'
-            found.add(row.place, f"{what}; other rows have an answer, so every row needs one")
+            problems.add(row.location, f"{what}; other rows have an answer, so every row needs one")
     return pairs, shape
 
 
-def _ids(rows: Sequence[Row], columns: Columns, found: Found) -> list[str]:
-    """Returns the ids as text; rows are numbered where none has one."""
-    has_id = columns.is_asked("id_key") or any(row.value.get(columns.id_key) is not None for row in rows)
-    needs_id = "" if columns.is_asked("id_key") else "; some rows have an id, so every row needs one"
+def _read_ids(rows: Sequence[Row], columns: Columns, problems: RowProblems) -> list[str]:
+    """Returns the ids as strings; if no row has one, rows are numbered from 1."""
+    has_id = columns.is_configured("id_key") or any(row.value.get(columns.id_key) is not None for row in rows)
+    reason = "" if columns.is_configured("id_key") else "; some rows have an id, so every row needs one"
     seen: dict[str, str] = {}
     ids = []
     for number, row in enumerate(rows, start=1):
         id_ = row.value.get(columns.id_key)
         if has_id and id_ is None:
-            _require(row, columns.id_key, found, needs_id)
+            _require_field(row, columns.id_key, problems, reason)
         text = str(id_) if has_id else str(number)
         if text in seen and id_ is not None:
-            found.add(row.place, f'the id "{text}" is taken by {seen[text]}', "give every example an id of its own")
-        seen.setdefault(text, row.place)
+            problems.add(row.location, f'id "{text}" is already used at {seen[text]}', "give every example its own id")
+        seen.setdefault(text, row.location)
         ids.append(text)
     return ids
 
 
-def _require(row: Row, key: str, found: Found, why: str = "") -> None:
+def _require_field(row: Row, key: str, problems: RowProblems, reason: str = "") -> None:
     if row.value.get(key) is not None:
         return
     if key in row.value:
-        found.add(row.place, f'the field "{key}" is null{why}')
+        problems.add(row.location, f'the field "{key}" is null{reason}')
         return
     hint = did_you_mean(key, row.value)
-    message = f'no field "{key}"{hint or ";"} the row has {", ".join(row.value) or "no fields"}{why}'
+    message = f'no field "{key}"{hint or ";"} the row has {", ".join(row.value) or "no fields"}{reason}'
     fix = "name the column with question_key, answer_key or id_key, or use messages or prompt/completion"
-    found.add(row.place, message, "" if why else fix)
+    problems.add(row.location, message, "" if reason else fix)
 
 
-def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
-    """Returns chat messages without the empty fields that columnar formats add.
+def parse_messages(value: Any, field: str) -> list[dict[str, Any]]:
+    """Returns chat messages without the null fields that columnar formats add.
 
     Raises:
-        BadRow: It is no list of messages in OpenAI's shape.
+        InvalidRowError: The value is not a list of messages in OpenAI's format.
     """
     if not isinstance(value, list) or not value:
-        raise BadRow(f"{where}: expected a list of messages, found {_shown(value)}")
+        raise InvalidRowError(f"{field}: expected a list of messages, found {_describe(value)}")
     messages = []
     for number, message in enumerate(value):
-        place = f"{where}[{number}]"
+        path = f"{field}[{number}]"
         if not isinstance(message, Mapping):
-            raise BadRow(f"{place}: expected a message, found {_shown(message)}")
+            raise InvalidRowError(f"{path}: expected a message, found {_describe(message)}")
         role = message.get("role")
         if role not in ROLES:
-            raise BadRow(f"{place}: role {role!r}{did_you_mean(str(role), ROLES) or ';'} roles: {', '.join(ROLES)}")
+            hint = did_you_mean(str(role), ROLES)
+            raise InvalidRowError(f"{path}: unknown role {role!r}{hint or ';'} allowed: {', '.join(ROLES)}")
         content = message.get("content")
         if content is None and not message.get("tool_calls") and not message.get("function_call"):
-            raise BadRow(f"{place}: no content and no tool_calls")
+            raise InvalidRowError(f"{path}: no content and no tool_calls")
         if not isinstance(content, str | list | None):
-            raise BadRow(f"{place}: content is {_shown(content)}, expected text or a list of blocks")
+            raise InvalidRowError(f"{path}: content is {_describe(content)}, expected a string or a list of blocks")
         messages.append({key: item for key, item in message.items() if item is not None or key == "content"})
     return messages
 
 
-def _conversation(row: dict[str, Any]) -> tuple[Any, Any]:
-    messages = messages_of(row["messages"], "messages")
+def _read_conversation(row: dict[str, Any]) -> tuple[Any, Any]:
+    messages = parse_messages(row["messages"], "messages")
     if messages[-1]["role"] != "assistant":
         return messages, None
     if len(messages) == 1:
-        raise BadRow("messages: only an assistant message, so there is nothing to answer")
-    return messages[:-1], _answer(messages[-1:], "messages")
+        raise InvalidRowError("messages: expected a message before the assistant's")
+    return messages[:-1], _parse_answer(messages[-1:], "messages")
 
 
-def _prompt(value: Any, where: str = "prompt") -> Any:
-    return value if isinstance(value, str) else messages_of(value, where)
+def _parse_prompt(value: Any, field: str = "prompt") -> Any:
+    return value if isinstance(value, str) else parse_messages(value, field)
 
 
-def _answer(value: Any, where: str) -> Any:
-    """Returns an answer as text where it is one; else the messages (tool calls, several turns)."""
+def _parse_answer(value: Any, field: str) -> Any:
+    """Returns an answer as a string if it is plain text; otherwise its messages (tool calls, several turns)."""
     if isinstance(value, str):
         return value
-    messages = messages_of(value, where)
+    messages = parse_messages(value, field)
     content = messages[0].get("content")
     return content if len(messages) == 1 and isinstance(content, str) and content else messages
 
 
-def _preference(row: dict[str, Any]) -> tuple[Any, Any]:
-    _answer(row["rejected"], "rejected")
-    return _prompt(row["prompt"]), _answer(row["chosen"], "chosen")
+def _read_preference(row: dict[str, Any]) -> tuple[Any, Any]:
+    _parse_answer(row["rejected"], "rejected")
+    return _parse_prompt(row["prompt"]), _parse_answer(row["chosen"], "chosen")
 
 
-def _openai_preference(row: dict[str, Any]) -> tuple[Any, Any]:
+def _read_openai_preference(row: dict[str, Any]) -> tuple[Any, Any]:
     if not isinstance(row["input"], Mapping):
-        raise BadRow(f"input: expected an object with messages, found {_shown(row['input'])}")
-    asked = messages_of(row["input"].get("messages"), "input.messages")
-    _answer(row["non_preferred_output"], "non_preferred_output")
-    return asked, _answer(row["preferred_output"], "preferred_output")
+        raise InvalidRowError(f"input: expected an object with messages, found {_describe(row['input'])}")
+    prompt = parse_messages(row["input"].get("messages"), "input.messages")
+    _parse_answer(row["non_preferred_output"], "non_preferred_output")
+    return prompt, _parse_answer(row["preferred_output"], "preferred_output")
 
 
-def _labelled(row: dict[str, Any]) -> tuple[Any, Any]:
+def _read_labelled(row: dict[str, Any]) -> tuple[Any, Any]:
     if not isinstance(row["label"], bool):
-        raise BadRow(f"label: expected true or false, found {_shown(row['label'])}")
-    answer = _answer(row["completion"], "completion")
-    return _prompt(row["prompt"]), answer if row["label"] else None
+        raise InvalidRowError(f"label: expected true or false, found {_describe(row['label'])}")
+    answer = _parse_answer(row["completion"], "completion")
+    return _parse_prompt(row["prompt"]), answer if row["label"] else None
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
-    MESSAGES: _conversation,
-    "openai preference": _openai_preference,
-    "prompt/chosen/rejected": _preference,
-    LABELLED: _labelled,
-    "prompt/completion": lambda row: (_prompt(row["prompt"]), _answer(row["completion"], "completion")),
-    "prompt": lambda row: (_prompt(row["prompt"]), None),
+    MESSAGES: _read_conversation,
+    "openai preference": _read_openai_preference,
+    "prompt/chosen/rejected": _read_preference,
+    LABELLED: _read_labelled,
+    "prompt/completion": lambda row: (_parse_prompt(row["prompt"]), _parse_answer(row["completion"], "completion")),
+    "prompt": lambda row: (_parse_prompt(row["prompt"]), None),
 }
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return str(value)
     return f'"{value[:40]}"' if isinstance(value, str) and value else "nothing" if not value else type(value).__name__

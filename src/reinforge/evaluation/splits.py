@@ -1,11 +1,11 @@
-"""Divides examples into `train`, `select` and `confirm`, so that no verdict rests on what was trained on.
+"""Splits examples into `train`, `select` and `confirm`, so that the verdict uses only examples held out from training.
 
     10 examples, shares 0.6 / 0.15 / 0.25  =>  6, 2, 2 (largest remainder; every split gets at least one)
-    10 examples, confirm: 4 (a count), train: 0.5, select: 0.5  =>  3, 3, 4 (shares are of the 6 that are left)
+    10 examples, confirm: 4 (a count), train: 0.5, select: 0.5  =>  3, 3, 4 (shares of the remaining 6)
 
-Examples that are equal apart from their id (same input, same expected output, same other columns: a world's seed
-counts as content) are one unit that is never torn apart, or training would see what `confirm` asks. Where a column
-names the split (`key`), equal rows in two splits are an error, since it is the user's choice that would be undone.
+Examples that differ only in their id (same input, expected output and other columns; an environment seed counts as
+content) form a group that always goes into one split, or else training would see examples of `confirm`. If a column
+names the split (`key`), equal rows in different splits are an error, since grouping them would override that column.
 """
 
 from __future__ import annotations
@@ -29,89 +29,94 @@ PATH = "finetuning.splits"
 def split_examples(
     items: Sequence[EvalInputItem], config: SplitsConfig, seed: int, *, id_key: str = "id"
 ) -> dict[str, list[EvalInputItem]]:
-    """Returns the examples of each split, in the dataset's order; the same for any order of the dataset's rows.
+    """Returns the examples of each split, in the dataset's order.
+
+    The order of the dataset's rows does not change which example goes into which split.
 
     Args:
-        items: The examples; each id once.
+        items: The examples, with unique ids.
         config: Shares (up to 1), counts (above 1), or the column that names the split.
         seed: The run's seed.
-        id_key: The column of the rows that holds the id, which is no content.
+        id_key: The column with the id, which does not count as content.
 
     Raises:
-        ConfigError: A split would be empty, the counts do not fit, ids repeat, or equal rows stand in two splits.
+        ConfigError: A split would be empty, the counts exceed the number of examples, ids repeat, or equal rows are in
+            different splits.
     """
-    _refuse_repeated_ids(items)
-    units = _units(items, id_key, config.key)
-    chosen = _by_column(items, units, config.key) if config.key else _by_size(units, config, seed)
-    splits = {name: [item for item in items if chosen[str(item.id)] == name] for name in SPLITS}
+    _check_unique_ids(items)
+    groups = group_equal_examples(items, id_key, config.key)
+    assigned = _assign_by_column(items, groups, config.key) if config.key else _assign_by_size(groups, config, seed)
+    splits = {name: [item for item in items if assigned[str(item.id)] == name] for name in SPLITS}
     empty = [name for name in SPLITS if not splits[name]]
     if empty:
         raise ConfigError(
             Problem(
                 PATH,
-                f"no examples are left for {' and '.join(empty)} of {len(items)}, {len(units)} of them different",
-                "add examples (three different ones at the least) or give the other splits less",
+                f"no examples are left for {' and '.join(empty)}: the dataset has {len(items)}, "
+                f"{len(groups)} of them different",
+                "add examples (at least three different ones) or make the other splits smaller",
             )
         )
     return splits
 
 
-def _refuse_repeated_ids(items: Sequence[EvalInputItem]) -> None:
+def _check_unique_ids(items: Sequence[EvalInputItem]) -> None:
     seen: set[str] = set()
     repeated = {str(item.id) for item in items if str(item.id) in seen or seen.add(str(item.id))}  # type: ignore[func-returns-value]
     if repeated:
         raise ConfigError(f"the dataset has these ids more than once: {', '.join(sorted(repeated)[:10])}")
 
 
-def _units(items: Sequence[EvalInputItem], id_key: str, split_key: str | None) -> list[list[str]]:
-    """Returns the ids of examples with equal content together, units and ids in the order of the ids."""
-    units: dict[str, list[str]] = defaultdict(list)
+def group_equal_examples(items: Sequence[EvalInputItem], id_key: str, split_key: str | None) -> list[list[str]]:
+    """Returns groups of ids whose examples have equal content; groups and ids are in the order of the ids."""
+    groups: dict[str, list[str]] = defaultdict(list)
     for item in sorted(items, key=lambda item: str(item.id)):
         row = item.full_dataset_entry
         columns = {k: v for k, v in row.items() if k not in (id_key, split_key)} if isinstance(row, Mapping) else {}
-        units[_digest([item.input_obj, item.expected_output_obj, columns])].append(str(item.id))
-    return list(units.values())
+        groups[_hash_content([item.input_obj, item.expected_output_obj, columns])].append(str(item.id))
+    return list(groups.values())
 
 
-def _digest(content: Any) -> str:
+def _hash_content(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _by_size(units: list[list[str]], config: SplitsConfig, seed: int) -> dict[str, str]:
-    """Returns the split of each id: big units first, each to the split that lacks most."""
-    lacking = _sizes(sum(map(len, units)), config)
-    stable_random(seed, "splits").shuffle(units)
-    chosen: dict[str, str] = {}
-    for unit in sorted(units, key=len, reverse=True):
-        name = max(SPLITS, key=lambda name: lacking[name])
-        if lacking[name] <= 0:
-            break  # shares below 1 in all: the rest is not used
-        lacking[name] -= len(unit)
-        chosen.update(dict.fromkeys(unit, name))
-    return defaultdict(str, chosen)
+def _assign_by_size(groups: list[list[str]], config: SplitsConfig, seed: int) -> dict[str, str]:
+    """Returns the split of each id: large groups first, each to the split with the most free places."""
+    free = _compute_sizes(sum(map(len, groups)), config)
+    stable_random(seed, "splits").shuffle(groups)
+    assigned: dict[str, str] = {}
+    for group in sorted(groups, key=len, reverse=True):
+        name = max(SPLITS, key=lambda name: free[name])
+        if free[name] <= 0:
+            break  # the shares add up to less than 1: the rest is not used
+        free[name] -= len(group)
+        assigned.update(dict.fromkeys(group, name))
+    return defaultdict(str, assigned)
 
 
-def _sizes(total: int, config: SplitsConfig) -> dict[str, int]:
-    """Returns how many examples each split is to have."""
+def _compute_sizes(total: int, config: SplitsConfig) -> dict[str, int]:
+    """Returns the number of examples for each split."""
     given = {name: float(getattr(config, name)) for name in SPLITS}
     for name, value in given.items():
         if value > 1 and value != int(value):
-            raise ConfigError(Problem(f"{PATH}.{name}", f"{value:g} is neither a share (up to 1) nor a whole number"))
+            message = f"{value:g} is neither a share (0 to 1) nor a whole number of examples"
+            raise ConfigError(Problem(f"{PATH}.{name}", message))
     counts = {name: int(value) for name, value in given.items() if value > 1}
     left = total - sum(counts.values())
     if left < 0:
-        asked = " + ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigError(Problem(PATH, f"{asked} is more than the {total} examples there are", "ask for fewer"))
+        wanted = " + ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigError(Problem(PATH, f"{wanted} is more than the dataset's {total} examples", "lower the counts"))
     shares = {name: value for name, value in given.items() if name not in counts}
     if sum(shares.values()) > 1 + 1e-9:
-        asked = " + ".join(f"{name} {share:g}" for name, share in shares.items())
-        raise ConfigError(Problem(PATH, f"the shares {asked} add up to more than 1", "make them add up to 1"))
-    return counts | _rounded(shares, left)
+        wanted = " + ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise ConfigError(Problem(PATH, f"the shares {wanted} add up to more than 1", "lower them to a sum of 1"))
+    return counts | _round_shares(shares, left)
 
 
-def _rounded(shares: Mapping[str, float], total: int) -> dict[str, int]:
-    """Returns whole sizes for shares of `total`: largest remainder, then one from the largest to each empty one."""
+def _round_shares(shares: Mapping[str, float], total: int) -> dict[str, int]:
+    """Returns integer sizes: by largest remainder, then one example from the largest split to each empty one."""
     sizes = {name: math.floor(share * total + 1e-9) for name, share in shares.items()}
     spare = round(sum(shares.values()) * total) - sum(sizes.values())
     for name in sorted(shares, key=lambda name: sizes[name] - shares[name] * total)[:spare]:
@@ -123,10 +128,10 @@ def _rounded(shares: Mapping[str, float], total: int) -> dict[str, int]:
     return sizes
 
 
-def _by_column(items: Sequence[EvalInputItem], units: list[list[str]], key: str) -> dict[str, str]:
-    """Returns the split that each row names."""
+def _assign_by_column(items: Sequence[EvalInputItem], groups: list[list[str]], key: str) -> dict[str, str]:
+    """Returns the split of each id, read from the column `key`."""
     problems: list[Problem] = []
-    chosen: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for item in items:
         row = item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
         name = row.get(key)
@@ -135,17 +140,17 @@ def _by_column(items: Sequence[EvalInputItem], units: list[list[str]], key: str)
             problems.append(Problem(f"{PATH}.key", f'example "{item.id}" has no field "{key}"{hint}'))
         elif name not in SPLITS:
             hint = did_you_mean(str(name), SPLITS)
-            message = f'example "{item.id}" says {key}: {name!r}{hint or ";"} allowed: {", ".join(SPLITS)}'
+            message = f'example "{item.id}" has {key}: {name!r}{hint or ";"} allowed: {", ".join(SPLITS)}'
             problems.append(Problem(f"{PATH}.key", message))
         else:
-            chosen[str(item.id)] = str(name)
-    for unit in units:
-        names = dict.fromkeys(chosen[id_] for id_ in unit if id_ in chosen)
+            assigned[str(item.id)] = str(name)
+    for group in groups:
+        names = dict.fromkeys(assigned[id_] for id_ in group if id_ in assigned)
         if len(names) > 1:
-            told = ", ".join(f"{id_} ({chosen[id_]})" for id_ in unit if id_ in chosen)
-            message = f"these examples are equal apart from their id and stand in different splits: {told}"
-            problems.append(Problem(f"{PATH}.key", message, "put them into one split, or keep one of them"))
+            members = ", ".join(f"{id_} ({assigned[id_]})" for id_ in group if id_ in assigned)
+            message = f"examples that differ only in their id are in different splits: {members}"
+            problems.append(Problem(f"{PATH}.key", message, "put them into one split, or keep only one of them"))
     if problems:
         more = [Problem("", f"and {len(problems) - 20} more problems like these")] if len(problems) > 20 else []
         raise ConfigError(problems[:20] + more)
-    return chosen
+    return assigned

@@ -1,11 +1,11 @@
-"""Figures with intervals, and whether one arm of an evaluation is better than the other.
+"""Means with confidence intervals, and the paired comparison of two models on the same examples.
 
-    mean_interval       scores of one arm        -> mean and 95 % interval
-    paired_difference   scores of the two arms   -> mean difference, interval and p-value, example by example
-    detectable_effect   number of examples       -> the smallest improvement that a comparison will find
+    compute_mean_interval       scores of one model    -> mean and 95 % interval
+    compute_paired_difference   scores of two models   -> mean per-example difference, interval and p-value
+    compute_detectable_effect   number of examples     -> the smallest improvement that the comparison can find
 
-The unit is the example: several draws of one example are averaged before they come here, so draws never pass for
-examples. An unknown end of an interval is None, never a number.
+The unit is the example: several samples of one example are averaged before they get here, so they never count as
+several examples. Where a bound of an interval is unknown it is None, never a number.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,21 +24,21 @@ from reinforge.types.evaluation import MetricSummary
 Scores = NDArray[np.float64]
 
 MAX_EXACT_FLIPS = 12
-"""With this many non-zero differences or fewer, all 2^n sign flips are enumerated."""
+"""Up to this many non-zero differences, all 2^n sign flips are enumerated."""
 NUM_RANDOM_FLIPS = 10_000
-"""Flips drawn where there are more."""
-_FLIPS_AT_ONCE = 1 << 18  # signs held in memory, small enough for the cache
+"""Random sign flips used when there are more."""
+_SIGNS_PER_CHUNK = 1 << 18  # small enough for the CPU cache
 
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """How much better the tuned arm is than the base, over the examples scored in both.
+    """How much better the tuned model is than the base, over the examples that have a score from both.
 
     Attributes:
         mean_difference: Mean of tuned minus base.
-        ci_low, ci_high: Ends of its 95 % interval; None where nothing is known of the spread.
-        p_value: Two-sided, of the sign-flip test that the mean difference is `margin` (0 unless asked otherwise).
-        num_pairs: Examples scored in both arms.
+        ci_low, ci_high: Bounds of its 95 % interval; None if the spread is unknown.
+        p_value: Two-sided p-value of the sign-flip test against a mean difference of `margin` (default 0).
+        num_pairs: Number of examples with both scores.
         method: How the interval and the p-value were computed.
     """
 
@@ -56,26 +57,26 @@ class Improvement:
         return f"{format_interval(self.mean_difference, self.ci_low, self.ci_high, signed=True)}"
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
-    """Returns mean, low and high of the mean's confidence interval.
+def compute_mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
+    """Returns the mean and the lower and upper bound of its confidence interval.
 
-    Where every value is 0 or 1: the Wilson score interval (Wilson 1927), which stays inside [0, 1] and has width even
-    when all values are equal. Otherwise Student's t: `mean +- t * s / sqrt(n)`; with one value, or values that are all
-    equal, nothing is known of the spread and both ends are None (an interval of width 0 would claim certainty).
+    If every value is 0 or 1: the Wilson score interval (Wilson 1927), which stays inside [0, 1] and has a width even
+    when all values are equal. Otherwise Student's t: `mean +- t * s / sqrt(n)`; with one value, or with values that are
+    all equal, the spread is unknown and both bounds are None (an interval of width 0 would claim certainty).
 
-    Example: `mean_interval([1, 1, 1, 0])` -> `(0.75, 0.301, 0.954)`; `mean_interval([0.5])` -> `(0.5, None, None)`.
+    Example: [1, 1, 1, 0] -> (0.75, 0.301, 0.954); [0.5] -> (0.5, None, None).
 
     Args:
-        values: Scores, one an example; at least one.
+        values: One score per example; at least one.
         level: Coverage of the interval.
 
     Raises:
-        ValueError: No values, or one that is not finite.
+        ValueError: There are no values, or one is not finite.
     """
-    array = _finite(values)
+    array = _to_finite_array(values)
     mean = float(array.mean())
     if _is_binary(array):
-        return mean, *_wilson(int(array.sum()), array.size, level)
+        return mean, *_wilson_interval(int(array.sum()), array.size, level)
     if array.size < 2 or np.ptp(array) == 0:
         return mean, None, None
     half = _t_half_width(array, level)
@@ -83,82 +84,84 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 
 
 def summarize(metric: str, scores: dict[str, float], num_examples: int) -> MetricSummary:
-    """Returns the figure of one metric.
+    """Returns the mean, interval and counts of one metric.
 
     Args:
         metric: Name of the evaluator.
-        scores: Example id -> score; missing examples are absent.
-        num_examples: Examples that were asked for, scored or not.
+        scores: Example id -> score; examples without a score are left out.
+        num_examples: All examples, with and without a score.
 
     Raises:
-        ValueError: There are more scores than examples, or one is not finite.
+        ValueError: There are more scores than examples, or a score is not finite.
     """
     num_unscored = num_examples - len(scores)
     if num_unscored < 0:
         raise ValueError(f"{metric}: {len(scores)} scores for {num_examples} examples")
     if not scores:
         return MetricSummary(metric, None, None, None, 0, num_unscored)
-    mean, low, high = mean_interval(list(scores.values()))
+    mean, low, high = compute_mean_interval(list(scores.values()))
     return MetricSummary(metric, mean, low, high, len(scores), num_unscored)
 
 
-def paired_difference(
+def compute_paired_difference(
     base: dict[str, float], tuned: dict[str, float], margin: float = 0.0, level: float = 0.95
 ) -> Improvement:
-    """Returns the difference of two arms over the examples scored in both; what one misses is dropped for both.
+    """Returns the mean difference between two models, with interval and p-value.
 
-    The interval is Student's t over per-example differences. Where all differences are equal it would have width 0;
-    then at most `q = 1 - ((1 - level) / 2)^(1/n)` of all examples behave otherwise (Clopper-Pearson at n of n), and
+    Only examples with a score from both models count.
+
+    The interval is Student's t over the per-example differences. If all differences are equal, it would have width 0;
+    then at most `q = 1 - ((1 - level) / 2)^(1/n)` of all examples behave differently (Clopper-Pearson at n of n), and
     each of those can move the difference to plus or minus the range of the scores (1 for scores of 0 and 1):
     12 examples that all went from 0 to 1 -> difference 1, interval [0.47, 1].
 
-    The p-value is of the sign-flip permutation test (Fisher 1935): if tuned and base were equal, each difference could
-    as well have had the other sign. It guards the t interval where examples are few or few of them changed. Exact where
-    at most 12 differences are not zero (2^12 flips) or all have one size (a binomial); else 10,000 flips drawn with a
-    fixed seed, so the same scores always give the same value.
+    The p-value is that of the sign-flip permutation test (Fisher 1935): if both models were equally good, each
+    difference could just as well have had the other sign. It backs up the t interval when there are few examples, or
+    when few of them changed. It is exact if at most 12 differences are not zero (2^12 flips) or if all of those have
+    the same size (a binomial); otherwise it uses 10,000 random flips with a fixed seed, so the same scores always give
+    the same p-value.
 
     Args:
-        base: Example id -> score of the base.
-        tuned: The same of the tuned model.
+        base: Example id -> score of the base model.
+        tuned: Example id -> score of the tuned model.
         margin: Difference that the p-value tests against.
         level: Coverage of the interval.
 
     Raises:
-        ValueError: No example is scored in both arms.
+        ValueError: No example has a score from both models.
     """
     ids = sorted(base.keys() & tuned.keys())
     if not ids:
-        raise ValueError("no example is scored in both arms")
-    base_scores, tuned_scores = _finite([base[i] for i in ids]), _finite([tuned[i] for i in ids])
+        raise ValueError("no example has a score from both models")
+    base_scores, tuned_scores = _to_finite_array(base[i] for i in ids), _to_finite_array(tuned[i] for i in ids)
     differences = tuned_scores - base_scores
     mean = float(differences.mean())
-    p_value, p_method = _sign_flip(differences - margin)
+    p_value, p_method = _sign_flip_test(differences - margin)
     low: float | None
     high: float | None
     if np.ptp(differences) > 1e-12:
         half = _t_half_width(differences, level)
         low, high, method = mean - half, mean + half, "paired t interval"
     else:
-        low, high = _no_spread_interval(mean, np.concatenate([base_scores, tuned_scores]), len(ids), level)
+        low, high = _equal_differences_interval(mean, np.concatenate([base_scores, tuned_scores]), len(ids), level)
         method = "exact bound for equal differences"
     return Improvement(mean, low, high, p_value, len(ids), f"{method}; {p_method}")
 
 
-def detectable_effect(num_pairs: int, spread: float, power: float = 0.9, level: float = 0.95) -> float:
+def compute_detectable_effect(num_pairs: int, spread: float, power: float = 0.9, level: float = 0.95) -> float:
     """Returns the smallest true mean difference whose interval lies above 0 with probability `power`.
 
-    `(z_(1+level)/2 + z_power) * spread / sqrt(n)`; with scores of 0 and 1, arms drawn independently and a success rate
-    near 1/2, the spread of a difference is at most 0.71: 1000 examples -> 0.073, 100 -> 0.23.
+    `(z_((1+level)/2) + z_power) * spread / sqrt(n)`. With scores of 0 and 1, independent samples from both models and a
+    success rate near 1/2, the standard deviation of a difference is at most 0.71: 1000 examples -> 0.073, 100 -> 0.23.
 
     Args:
-        num_pairs: Examples scored in both arms.
-        spread: Standard deviation of one example's difference between the arms.
+        num_pairs: Number of examples with a score from both models.
+        spread: Standard deviation of an example's difference between the models.
         power: Probability of finding the effect.
         level: Coverage of the interval.
     """
-    from scipy.special import ndtri
-
-    return float((ndtri((1 + level) / 2) + ndtri(power)) * spread / math.sqrt(num_pairs))
+    normal = NormalDist()
+    return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * spread / math.sqrt(num_pairs)
 
 
 def format_interval(
@@ -167,10 +170,10 @@ def format_interval(
     """Returns `0.412 [0.380, 0.445]`, `0.412 (interval unknown)` or `unknown`.
 
     Args:
-        mean: The figure; None: unknown.
-        low: Lower end of its interval.
-        high: Upper end.
-        signed: Write a plus before positive numbers, for differences.
+        mean: The mean; None: unknown.
+        low: Lower bound of its interval.
+        high: Upper bound of its interval.
+        signed: Write a plus sign before positive numbers, for differences.
     """
     if mean is None:
         return "unknown"
@@ -180,10 +183,10 @@ def format_interval(
     return f"{mean:{style}} [{low:{style}}, {high:{style}}]"
 
 
-def _finite(values: Iterable[float]) -> Scores:
+def _to_finite_array(values: Iterable[float]) -> Scores:
     array = np.asarray(list(values), dtype=np.float64)
     if array.size == 0 or not np.isfinite(array).all():
-        raise ValueError("scores must be finite numbers, at least one; leave missing ones out")
+        raise ValueError("expected one or more finite scores; leave out examples without a score")
     return array
 
 
@@ -191,10 +194,8 @@ def _is_binary(values: Scores) -> bool:
     return bool(np.isin(values, (0.0, 1.0)).all())
 
 
-def _wilson(successes: int, n: int, level: float) -> tuple[float, float]:
-    from scipy.special import ndtri
-
-    z = float(ndtri((1 + level) / 2))
+def _wilson_interval(successes: int, n: int, level: float) -> tuple[float, float]:
+    z = NormalDist().inv_cdf((1 + level) / 2)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -204,40 +205,88 @@ def _wilson(successes: int, n: int, level: float) -> tuple[float, float]:
 
 
 def _t_half_width(values: Scores, level: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(values.size - 1, (1 + level) / 2) * values.std(ddof=1) / math.sqrt(values.size))
+    return t_quantile(values.size - 1, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
 
 
-def _no_spread_interval(difference: float, scores: Scores, n: int, level: float) -> tuple[float | None, float | None]:
-    """Returns the interval of a difference that every pair shares; None where the scores show no range either."""
+def t_quantile(df: int, level: float) -> float:
+    """Returns the t for which `P(|T| < t) = level`, where T follows Student's t with `df` degrees of freedom.
+
+    For integer `df`, `P(|T| < t)` is a finite sum in `theta = atan(t / sqrt(df))` (Abramowitz & Stegun 1964, 26.7.3 and
+    26.7.4):
+
+        df even: sin(theta) * (1 + 1/2 cos^2(theta) + 1*3/(2*4) cos^4(theta) + ..., df/2 terms)
+        df odd:  2/pi * (theta + sin(theta) cos(theta) * (1 + 2/3 cos^2(theta) + 2*4/(3*5) cos^4(theta) + ...,
+                 (df - 1)/2 terms))
+
+    All terms are positive, so nothing cancels. The sum is concave in theta and the normal quantile is smaller than the
+    t quantile, so Newton's method approaches the root from below until rounding stops it.
+
+    Example: `t_quantile(2, 0.95)` -> 4.3027.
+
+    Args:
+        df: Degrees of freedom, at least 1.
+        level: Coverage of the two-sided interval, between 0 and 1.
+    """
+    odd = df % 2
+    steps = np.arange(1, df // 2)
+    factors = 2 * steps / (2 * steps + 1) if odd else (2 * steps - 1) / (2 * steps)
+    slope_at_0 = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
+    theta = math.atan(NormalDist().inv_cdf((1 + level) / 2) / math.sqrt(df))
+    while True:
+        cos = math.cos(theta)
+        total = math.sin(theta) * (1 + float(np.cumprod(factors * cos * cos).sum()))
+        if odd:
+            total = 2 / math.pi * (theta + (cos * total if df > 1 else 0.0))
+        step = (level - total) / (slope_at_0 * cos ** (df - 1))
+        if not step > 1e-15:
+            return math.sqrt(df) * math.tan(theta)
+        theta += step
+
+
+def _equal_differences_interval(
+    difference: float, scores: Scores, n: int, level: float
+) -> tuple[float | None, float | None]:
+    """Returns the interval for n equal differences; None if the scores are all equal too."""
     score_range = 1.0 if _is_binary(scores) else float(np.ptp(scores))
     if score_range == 0:
         return None, None
-    other = 1 - ((1 - level) / 2) ** (1 / n)
-    return difference * (1 - other) - score_range * other, difference * (1 - other) + score_range * other
+    q = 1 - ((1 - level) / 2) ** (1 / n)
+    return difference * (1 - q) - score_range * q, difference * (1 - q) + score_range * q
 
 
-def _sign_flip(differences: Scores) -> tuple[float, str]:
-    """Returns the two-sided p-value and how it was computed; zeros are left out, since no flip changes them."""
+def _sign_flip_test(differences: Scores) -> tuple[float, str]:
+    """Returns the two-sided p-value and how it was computed; zeros are left out, since a flip does not change them."""
     sizes = np.abs(differences[np.abs(differences) > 1e-12])
     n = sizes.size
     if n == 0:
         return 1.0, "sign-flip test, exact"
-    observed = abs(float(differences.sum())) - 1e-9 * float(sizes.sum())  # equal sums count, whatever the rounding
+    observed = abs(float(differences.sum())) - 1e-9 * float(sizes.sum())  # so that rounding cannot break a tie
     if n <= MAX_EXACT_FLIPS:
         signs = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1
         return float((np.abs((2 * signs - 1) @ sizes) >= observed).mean()), "sign-flip test, exact"
     if np.ptp(sizes) <= 1e-12:
-        from scipy.special import bdtr
-
         fewer = round((n - abs(float(differences.sum())) / float(sizes[0])) / 2)
-        return min(1.0, 2 * float(bdtr(fewer, n, 0.5))), "sign-flip test, exact"
+        return min(1.0, 2 * fair_coin_cdf(fewer, n)), "sign-flip test, exact"
     random = np.random.default_rng(0)
-    as_far = 0
-    rows = max(1, _FLIPS_AT_ONCE // n)
+    num_extreme = 0
+    rows = max(1, _SIGNS_PER_CHUNK // n)
     for start in range(0, NUM_RANDOM_FLIPS, rows):
         count = min(rows, NUM_RANDOM_FLIPS - start)
         coins = np.unpackbits(random.integers(0, 256, (count, (n + 7) // 8), dtype=np.uint8), axis=1, count=n)
-        as_far += int((np.abs(2 * (coins.astype(np.float64) @ sizes) - sizes.sum()) >= observed).sum())
-    return (1 + as_far) / (1 + NUM_RANDOM_FLIPS), f"sign-flip test, {NUM_RANDOM_FLIPS:,} random flips"
+        num_extreme += int((np.abs(2 * (coins.astype(np.float64) @ sizes) - sizes.sum()) >= observed).sum())
+    return (1 + num_extreme) / (1 + NUM_RANDOM_FLIPS), f"sign-flip test, {NUM_RANDOM_FLIPS:,} random flips"
+
+
+def fair_coin_cdf(k: int, n: int) -> float:
+    """Returns the probability of at most `k` heads in `n` tosses of a fair coin.
+
+    `sum_(i<=k) C(n, i) / 2^n`: the last term in exact integers, the others from it by `C(n, i-1) = C(n, i) i/(n-i+1)`.
+
+    Example: `fair_coin_cdf(1, 3)` -> (3 + 1) / 8 = 0.5.
+
+    Args:
+        k: Number of heads, at most `n / 2`.
+        n: Number of tosses.
+    """
+    below = np.arange(k, 0, -1)
+    return math.comb(n, k) / (1 << n) * (1 + float(np.cumprod(below / (n - below + 1)).sum()))

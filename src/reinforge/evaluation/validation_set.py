@@ -1,7 +1,9 @@
-"""A dataset of its own to select and confirm on: all of the other one is trained on, and nothing stands in both.
+"""Splits for a run with a separate validation dataset.
 
-train.jsonl: a b c d     validation.jsonl: x y z w u     shares select 0.15, confirm 0.25
-    =>  train a b c d; select x y; confirm z w u          (0.15 : 0.25 of the five, by a seeded order)
+The validation dataset becomes `select` and `confirm`; the other dataset is all `train`.
+
+    train.jsonl: a b c d     validation.jsonl: x y z w u     shares select 0.15, confirm 0.25
+    =>  train a b c d; select x y; confirm z w u          (0.15 : 0.25 of the five, in a seeded order)
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import PATH, _units
+from reinforge.evaluation.splits import PATH, group_equal_examples
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
@@ -21,33 +23,31 @@ PREFIX = "validation:"
 def split_with_validation(
     train: Sequence[EvalInputItem], validation: Sequence[EvalInputItem], config: SplitsConfig, seed: int, *, id_key: str
 ) -> dict[str, list[EvalInputItem]]:
-    """Returns the splits; ids of the validation dataset get a prefix where both datasets use the same ones.
+    """Returns the splits; if the two datasets share ids, those of the validation dataset get a prefix.
 
     Args:
         train: Every example to train on.
         validation: Examples to divide into `select` and `confirm`.
-        config: The shares (or counts) of `select` and `confirm` say how to divide.
+        config: Sets the ratio of `select` to `confirm` by their shares (or counts).
         seed: The run's seed.
-        id_key: The column of the rows that holds the id, which is no content.
+        id_key: The column with the id, which does not count as content.
 
     Raises:
-        ConfigError: Rows are equal in both, a split would be empty, or a column names the splits already.
+        ConfigError: A row is in both datasets, a split would be empty, or a column already names the splits.
     """
     if config.key is not None:
-        message = (
-            "a column of the dataset names the splits, and a validation dataset is given; both say what to hold out"
-        )
+        message = "set together with a validation dataset, but both define which examples are held out"
         raise ConfigError(Problem(f"{PATH}.key", message, "remove one of the two"))
     if {str(item.id) for item in train} & {str(item.id) for item in validation}:
         validation = [item.copy_with_updates(id=f"{PREFIX}{item.id}") for item in validation]
     held_out = {str(item.id) for item in validation}
-    units = _units([*train, *validation], id_key, None)
-    torn = [unit for unit in units if held_out & set(unit) and set(unit) - held_out]
-    if torn:
-        told = "; ".join(" and ".join(unit) for unit in torn[:10])
-        message = f"{len(torn)} rows are equal, apart from their id, to rows that are trained on: {told}"
+    groups = group_equal_examples([*train, *validation], id_key, None)
+    shared = [group for group in groups if held_out & set(group) and set(group) - held_out]
+    if shared:
+        members = "; ".join(" and ".join(group) for group in shared[:10])
+        message = f"{len(shared)} rows are also in the training dataset under another id: {members}"
         raise ConfigError(Problem(VALIDATION_DATASET, message, "remove them from one of the two datasets"))
-    chosen = _select([unit for unit in units if held_out & set(unit)], config, seed)
+    chosen = _choose_select_ids([group for group in groups if held_out & set(group)], config, seed)
     splits = {
         "train": list(train),
         "select": [item for item in validation if str(item.id) in chosen],
@@ -55,19 +55,19 @@ def split_with_validation(
     }
     empty = [name for name, items in splits.items() if not items]
     if empty:
-        message = f"no examples are left for {' and '.join(empty)} of {len(validation)} in the validation dataset"
-        raise ConfigError(Problem(VALIDATION_DATASET, message, "give it at least two different examples"))
+        message = f"no examples are left for {' and '.join(empty)}: the validation dataset has {len(validation)}"
+        raise ConfigError(Problem(VALIDATION_DATASET, message, "add examples (at least two different ones)"))
     return splits
 
 
-def _select(units: list[list[str]], config: SplitsConfig, seed: int) -> set[str]:
-    """Returns the ids of `select`: whole units in a seeded order, until the share is reached."""
-    total = sum(map(len, units))
+def _choose_select_ids(groups: list[list[str]], config: SplitsConfig, seed: int) -> set[str]:
+    """Returns the ids for `select`: whole groups in a seeded order, until the share is reached."""
+    total = sum(map(len, groups))
     wanted = max(1, round(total * config.select / (config.select + config.confirm)))
-    stable_random(seed, "validation").shuffle(units)
+    stable_random(seed, "validation").shuffle(groups)
     chosen: set[str] = set()
-    for unit in units:
-        if chosen and len(chosen) + len(unit) > wanted:
+    for group in groups:
+        if chosen and len(chosen) + len(group) > wanted:
             continue
-        chosen.update(unit)
+        chosen.update(group)
     return chosen

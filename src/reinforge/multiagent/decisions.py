@@ -1,13 +1,13 @@
-"""How a verifier's message is read: what it decides, or that it decides nothing and is a question.
+"""Parses a verifier's message: a decision, or none, in which case the message is a question.
 
-accept                     accept     a line that is the word alone, whatever stands around it: **Accept.**
+accept                     accept     a line with nothing but the word, markup aside: **Accept.**
 I reject.                  reject     or the word with "I" before it
 Cell 3 is blue.            reject     or a line that begins with decision, verdict or answer, then the word,
 Decision: reject, sorry               then nothing or a mark
-I do not accept            None       a word inside a sentence decides nothing: it may be denied, asked or quoted
+I do not accept            None       a word inside a sentence is no decision: it may be negated, asked or quoted
 Decision: not accept       None
-Decision: accept or none?  None       two words decide nothing
-accept, and below it       None       nor do two lines that disagree; lines with a label count before others
+Decision: accept or none?  None       two different words are no decision
+accept, and below it       None       nor are two lines that disagree; labelled lines take precedence
 reject
 """
 
@@ -24,11 +24,11 @@ _STOPS = r"(?=\s*(?:$|[^\w\s?/|]))"
 
 
 def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
-    """Returns what a message decides; None: nothing.
+    """Returns the decision in a message, or None.
 
     Args:
         text: The message.
-        words: What the decisions are called, in small letters.
+        words: Words for the decisions, in lower case.
     """
     word = "|".join(re.escape(each) for each in sorted(words, key=len, reverse=True))
     labelled, alone = set[Decision](), set[Decision]()

@@ -1,4 +1,4 @@
-"""What has been said in one episode of a protocol. None changes, so branches of a tree share a beginning.
+"""Dialogues: the messages of one episode of a protocol. Immutable, so the branches of a tree share their beginning.
 
 round 0   verifier: Is cell 3 red?      round 1   prover: It is.      round 2   verifier: accept
 """
@@ -20,13 +20,13 @@ _TRUTHS |= dict.fromkeys(("reject", "0", "0.0", "false", "no"), "reject")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """What is talked about.
+class DialogueProblem:
+    """The problem that a dialogue is about.
 
     Attributes:
         question: The example's question.
-        truth: The right decision; None where the dataset does not say, or there is nothing to decide.
-        row: The example's columns, for role prompts.
+        truth: The right decision; None if the dataset does not give one or there is nothing to decide.
+        row: The example's columns, for the role prompts.
     """
 
     question: str
@@ -34,22 +34,22 @@ class Problem:
     row: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def undecided(cls, item: EvalInputItem) -> Problem:
-        """Returns an example as something to talk about and not to decide on."""
+    def without_truth(cls, item: EvalInputItem) -> DialogueProblem:
+        """Returns the problem of an example that has no right decision."""
         return cls(str(item.input_obj), None, {"question": item.input_obj, **(item.full_dataset_entry or {})})
 
     @classmethod
-    def of(cls, item: EvalInputItem, words: Mapping[str, Decision] | None = None) -> Problem:
-        """Returns an example as a problem; `expected_output_obj` says what is right, or is None.
+    def from_item(cls, item: EvalInputItem, words: Mapping[str, Decision] | None = None) -> DialogueProblem:
+        """Returns the problem of an example; its `expected_output_obj` is the right decision, or None.
 
         Args:
-            item: The example; it expects accept or reject, 1 or 0, true or false, yes or no.
+            item: The example, whose expected output is accept or reject, 1 or 0, true or false, yes or no.
             words: Further words for decisions.
 
         Raises:
             EvaluationError: The expected output is none of these.
         """
-        problem, expected = cls.undecided(item), item.expected_output_obj
+        problem, expected = cls.without_truth(item), item.expected_output_obj
         if expected is None:
             return problem
         truth = {**_TRUTHS, **(words or {})}.get(str(expected).strip().lower())
@@ -63,14 +63,14 @@ class Message:
     """One message.
 
     Attributes:
-        round: The round it was said in, from 0.
-        agent: Who said it.
-        channel: Where; the agents that see the channel hear it from the next round on.
-        text: What was said.
-        shown: What the others are shown.
-        call_id: The model call that drew it.
-        num_retries: Invalid replies that were drawn before it.
-        refused: Why it is invalid itself: its agent's last try, which nobody is shown; None: it is valid.
+        round: Its round, from 0.
+        agent: The agent that wrote it.
+        channel: Its channel; the agents that see the channel read it from the next round on.
+        text: What the agent wrote.
+        shown: What the other agents see.
+        call_id: The model call that sampled it.
+        num_retries: Invalid replies that were sampled before it.
+        refused: Why the message is invalid: the agent's last attempt, which no agent sees; None if it is valid.
     """
 
     round: int
@@ -85,13 +85,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a round led to.
+    """The outcome of one round.
 
     Attributes:
         done: The dialogue is over.
-        decision: What the verifier decided; None: it has not.
-        terminated: It is over since its rounds are, without a decision.
-        rewards: What each agent earned in this round; an agent is left out where nobody can tell.
+        decision: The verifier's decision; None if it has not decided.
+        terminated: The dialogue reached its last round without a decision.
+        rewards: What each agent earned in this round; agents whose reward is unknown are left out.
     """
 
     done: bool = False
@@ -105,17 +105,17 @@ class Dialogue:
     """A dialogue so far.
 
     Attributes:
-        problem: What it is about.
-        stances: What each prover argues for.
-        messages: In the order of rounds, and of speakers within a round.
-        round: The round that is next, from 0.
-        step: What the last round led to.
+        problem: The problem.
+        stances: The decision that each prover argues for.
+        messages: By round, and by speaker within a round.
+        round: The next round, from 0.
+        step: The outcome of the last round.
         rewards: What each agent has earned so far.
         absent: Agents that do not speak in this episode.
-        order: Agents in the order in which what they say at the same time is told; empty: that of the round.
+        order: Order of the agents in which messages of the same round are delivered; empty: the round's own order.
     """
 
-    problem: Problem
+    problem: DialogueProblem
     stances: Mapping[str, Decision] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
     round: int = 0
@@ -124,21 +124,21 @@ class Dialogue:
     absent: frozenset[str] = frozenset()
     order: tuple[str, ...] = ()
 
-    def said_in(self, round_: int) -> list[Message]:
-        """Returns the messages of one round, in the order in which they are told."""
-        said = [message for message in self.messages if message.round == round_]
-        return sorted(said, key=lambda m: self.order.index(m.agent) if m.agent in self.order else -1)
+    def messages_in(self, round_: int) -> list[Message]:
+        """Returns the messages of one round, in the order in which they are delivered."""
+        messages = [message for message in self.messages if message.round == round_]
+        return sorted(messages, key=lambda m: self.order.index(m.agent) if m.agent in self.order else -1)
 
-    def before(self, round_: int) -> Dialogue:
-        """Returns the dialogue as it was when a round was about to be said."""
-        said = tuple(message for message in self.messages if message.round < round_)
-        return replace(self, messages=said, round=round_, step=Step(), rewards={})
+    def before_round(self, round_: int) -> Dialogue:
+        """Returns the dialogue as it was before a round."""
+        earlier = tuple(message for message in self.messages if message.round < round_)
+        return replace(self, messages=earlier, round=round_, step=Step(), rewards={})
 
-    def after(self, messages: tuple[Message, ...]) -> Dialogue:
-        """Returns the dialogue with one more round said, before anybody looks at what it led to."""
+    def with_round(self, messages: tuple[Message, ...]) -> Dialogue:
+        """Returns the dialogue with the messages of one more round, whose outcome is not known yet."""
         return replace(self, messages=(*self.messages, *messages), round=self.round + 1)
 
-    def ended(self, step: Step) -> Dialogue:
-        """Returns the dialogue with what its last round led to."""
+    def with_step(self, step: Step) -> Dialogue:
+        """Returns the dialogue with the outcome of its last round, and its rewards added up."""
         earned = {name: self.rewards.get(name, 0.0) + value for name, value in step.rewards.items()}
         return replace(self, step=step, rewards={**self.rewards, **earned})

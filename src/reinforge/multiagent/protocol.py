@@ -1,4 +1,4 @@
-"""The base of every protocol: who speaks when and where, who sees what, who decides, when it ends, what each earns.
+"""Base of every protocol: who speaks when and where, who sees what, who decides, when it ends, what each agent earns.
 
     class OneQuestionConfig(ProtocolConfig, name="one_question"):
         '''The verifier asks once, the prover answers, the verifier decides.'''
@@ -24,180 +24,183 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from reinforge.config.schema import WorkflowConfig
+from reinforge.interfaces import Builder
 from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.decisions import read_decision
-from reinforge.multiagent.dialogue import DECISIONS, Decision, Dialogue, Problem, Step
+from reinforge.multiagent.dialogue import DECISIONS, Decision, Dialogue, DialogueProblem, Step
 from reinforge.types.evaluation import EvalInputItem
 
 Turn = tuple[str, str]
-"""Who speaks, and in which channel."""
+"""An agent and the channel it speaks in."""
 
 
 class DialogueConfig(WorkflowConfig):
-    """What every protocol has: agents who talk."""
+    """What all protocols share: agents."""
 
-    agents: dict[str, AgentParameters] = Field(description="Parameters of each agent of the protocol, by its name.")
+    agents: dict[str, AgentParameters] = Field(description="The parameters of each agent, by name.")
     num_responses: int = Field(
         default=1,
         ge=1,
-        description="Replies at each turn of a trained agent while training: more than 1 grows a tree (MALT).",
+        description="Replies per turn of a trained agent during training; more than 1 grows a tree (MALT).",
     )
 
 
 class ProtocolConfig(DialogueConfig):
-    """What protocols share in which somebody decides: how long they go on, and what decisions are worth."""
+    """What all protocols with a verifier share: their length, and the rewards of decisions."""
 
     verifier_first: bool = Field(default=True, description="The verifier speaks before the provers.")
     randomize_prover_stance: bool = Field(
-        default=False, description="Provers argue for accept or reject by chance; false: for accept."
+        default=False, description="Provers argue for accept or reject at random; false: always for accept."
     )
-    prover_reward: float = Field(default=1.0, description="Earned by a prover whose stance is decided for.")
-    verifier_reward: float = Field(default=1.0, description="Earned by the verifier for a right decision.")
-    verifier_incorrect_penalty: float = Field(default=-1.0, description="Earned for a wrong decision.")
-    verifier_terminated_penalty: float = Field(default=-1.0, description="Earned where the rounds end undecided.")
-    verifier_no_guess_reward: float = Field(default=0.0, description="Earned for the decision `none`.")
-    shared_reward: bool = Field(default=False, description="Every agent earns what the verifier earns.")
-    max_message_rounds: int = Field(default=8, ge=1, description="Rounds, after which it is over undecided.")
-    min_message_rounds: int = Field(default=1, ge=1, description="A decision in an earlier round is invalid.")
+    prover_reward: float = Field(default=1.0, description="Reward of a prover if the decision is its stance.")
+    verifier_reward: float = Field(default=1.0, description="Reward of the verifier for a right decision.")
+    verifier_incorrect_penalty: float = Field(default=-1.0, description="Reward for a wrong decision.")
+    verifier_terminated_penalty: float = Field(default=-1.0, description="Reward if the rounds end without a decision.")
+    verifier_no_guess_reward: float = Field(default=0.0, description="Reward for the decision `none`.")
+    shared_reward: bool = Field(default=False, description="Every agent gets the verifier's reward.")
+    max_message_rounds: int = Field(default=8, ge=1, description="Rounds after which an undecided dialogue ends.")
+    min_message_rounds: int = Field(default=1, ge=1, description="A decision before this round is invalid.")
     last_round_hint: str | None = Field(
         default=None,
-        description="Told to the verifier in its last round; null: to decide now, in its words; empty: nothing.",
+        description="Last line of the verifier's prompt in its last round; null: asks for a decision; empty: none.",
     )
     decision_words: dict[str, Decision] = Field(
         default={word: word for word in DECISIONS},
-        description="What a verifier writes to decide, in small letters, and what it means: accept, reject or none.",
+        description="Words that decide, in lower case, each with its decision: accept, reject or none.",
     )
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> ProtocolConfig:
         if self.min_message_rounds > self.max_message_rounds:
             raise ValueError(
-                f"min_message_rounds is {self.min_message_rounds} and max_message_rounds {self.max_message_rounds}, "
-                "so nothing could ever be decided"
+                f"min_message_rounds is {self.min_message_rounds} but max_message_rounds is {self.max_message_rounds}; "
+                "the verifier could never decide"
             )
         if missing := {"accept", "reject"} - set(self.decision_words.values()):
             raise ValueError(f"decision_words has no word for {' and '.join(sorted(missing))}")
         if odd := [word for word in self.decision_words if word != word.strip().lower() or not word]:
-            raise ValueError(f"decision_words: {odd[0]!r} is not a word in small letters")
+            raise ValueError(f"decision_words: {odd[0]!r} must be a lower-case word")
         return self
 
 
 class ProtocolHandler(ABC):
-    """One protocol; it keeps no state of an episode, which is all in the `Dialogue`.
+    """A protocol. It keeps no state of an episode; that is all in the `Dialogue`.
 
     Args:
         config: Its settings.
 
     Attributes:
         provers: Names of the agents that argue.
-        verifiers: Names of the agents that decide; the first one's decision counts.
-        others: Names of further agents.
-        needs_truth: An example without a right decision is refused.
-        tells_channels: An agent that sees several channels is told which one a message is in.
+        verifiers: Names of the agents that decide; the decision of the first one counts.
+        others: Names of all other agents.
+        needs_truth: Every example must have a right decision.
+        labels_channels: Messages carry their channel's name for agents that see several channels.
     """
 
     provers: tuple[str, ...] = ()
     verifiers: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     needs_truth: ClassVar[bool] = False
-    tells_channels: ClassVar[bool] = True
+    labels_channels: ClassVar[bool] = True
 
     def __init__(self, config: ProtocolConfig):
         self.config = config
 
-    async def prepare(self, builder: Any) -> None:  # noqa: B027  most protocols need nothing
-        """Gets what the protocol needs of its run before the first episode: a team its evaluator.
+    async def setup(self, builder: Builder) -> None:  # noqa: B027  most protocols need nothing
+        """Gets what the protocol needs from its run before the first episode, such as a team's evaluator.
 
         Raises:
-            ConfigError: It is not there.
+            ConfigError: It is missing.
         """
 
-    # What a protocol says.
+    # What a protocol may define.
 
     @abstractmethod
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns who speaks in each round, then from the first again; nobody hears others of its own round."""
+        """Returns the turns of each round; rounds repeat in order. A message is seen from the next round on."""
 
     def channels(self) -> Mapping[str, Sequence[str]]:
-        """Returns who sees each channel: here there is one, which all see."""
+        """Returns the agents that see each channel; by default a single channel that all agents see."""
         return {"main": self.agent_names}
 
-    def problem(self, item: EvalInputItem) -> Problem:
-        """Returns what an example is about.
+    def parse_problem(self, item: EvalInputItem) -> DialogueProblem:
+        """Returns an example's problem.
 
         Raises:
-            EvaluationError: Its expected output is no decision.
+            EvaluationError: The expected output is not a decision.
         """
-        return Problem.of(item, self.config.decision_words) if self.verifier_names else Problem.undecided(item)
+        if not self.verifier_names:
+            return DialogueProblem.without_truth(item)
+        return DialogueProblem.from_item(item, self.config.decision_words)
 
-    def stances(self, problem: Problem, rng: random.Random) -> dict[str, Decision]:
-        """Returns what each prover argues for in one episode."""
+    def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
+        """Returns the decision that each prover argues for in one episode."""
         if self.prover_names and self.config.randomize_prover_stance:
             return {name: rng.choice(DECISIONS[:2]) for name in self.prover_names}
         return dict.fromkeys(self.prover_names, "accept")
 
-    def absent(self, problem: Problem, rng: random.Random) -> frozenset[str]:
-        """Returns who does not speak in one episode: here everybody does."""
+    def absent(self, problem: DialogueProblem, rng: random.Random) -> frozenset[str]:
+        """Returns the agents that do not speak in one episode; by default none."""
         return frozenset()
 
-    def order(self, problem: Problem, rng: random.Random) -> tuple[str, ...]:
-        """Returns agents in the order in which what they say at the same time is told; empty: that of the round."""
+    def order(self, problem: DialogueProblem, rng: random.Random) -> tuple[str, ...]:
+        """Returns the order in which messages of the same round are delivered; empty: the order of the round."""
         return ()
 
-    def decision_of(self, text: str) -> Decision | None:
-        """Returns what a verifier's message decides (`decisions.py`); None: nothing, it is a question."""
+    def parse_decision(self, text: str) -> Decision | None:
+        """Returns the decision in a verifier's message (`decisions.py`); None if it is a question."""
         return read_decision(text, self.config.decision_words)
 
-    def decision_text(self, decision: Decision) -> str:
-        """Returns what a verifier says to decide: `decision_of` reads it back."""
+    def format_decision(self, decision: Decision) -> str:
+        """Returns the message that makes a decision; `parse_decision` reads it back."""
         return next((word for word, meant in self.config.decision_words.items() if meant == decision), decision)
 
-    def refuse(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
-        """Returns why a reply is invalid, so that another is drawn; None: it is valid."""
+    def check_reply(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
+        """Returns why a reply is invalid, in which case it is sampled again; None if it is valid."""
         if not text.strip():
             return "an empty message"
         if agent not in self.verifier_names:
             return None
-        decision = self.decision_of(text)
+        decision = self.parse_decision(text)
         if decision is not None and dialogue.round + 1 < self.min_message_rounds:
             return f"a decision before round {self.min_message_rounds}"
         if decision is None and self.is_last_turn(agent, dialogue.round):
             return "no decision in the last round"
         return None
 
-    def shown(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
-        """Returns what the others are shown of a message: here evidence can be checked against the problem."""
+    def visible_text(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
+        """Returns what the other agents see of a message; override it to check evidence against the problem."""
         return text
 
-    def called(self, agent: str, dialogue: Dialogue) -> str:
-        """Returns the name by which the others know an agent."""
+    def display_name(self, agent: str, dialogue: Dialogue) -> str:
+        """Returns the name under which the other agents see an agent."""
         return agent
 
     def hint(self, agent: str, dialogue: Dialogue) -> str:
-        """Returns a last line for an agent that is about to speak; empty: none."""
+        """Returns the last line of the prompt of an agent that is about to speak; empty: none."""
         if agent not in self.verifier_names or not self.is_last_turn(agent, dialogue.round):
             return ""
         if self.config.last_round_hint is not None:
             return self.config.last_round_hint
-        return f"Decide now: {self.decision_text('accept')} or {self.decision_text('reject')}."
+        return f"Decide now: {self.format_decision('accept')} or {self.format_decision('reject')}."
 
     def step_interaction_protocol(self, dialogue: Dialogue) -> Step:
-        """Returns what the round that was just said led to: over once the verifier decides, or the rounds are.
+        """Returns the outcome of the last round: the dialogue ends with a decision or with the last round.
 
         A verifier that decides both ways in one round, in two channels, has decided `none`.
         """
-        said = [m.text for m in dialogue.said_in(dialogue.round - 1) if m.agent in self.verifier_names[:1]]
-        decided = {read for text in said if (read := self.decision_of(text)) is not None}
-        decision: Decision | None = (decided.pop() if len(decided) == 1 else "none") if decided else None
+        texts = [m.text for m in dialogue.messages_in(dialogue.round - 1) if m.agent in self.verifier_names[:1]]
+        decisions = {found for text in texts if (found := self.parse_decision(text)) is not None}
+        decision: Decision | None = (decisions.pop() if len(decisions) == 1 else "none") if decisions else None
         terminated = decision is None and dialogue.round >= self.max_message_rounds
         if decision is None and not terminated:
             return Step()
         return Step(True, decision, terminated, self.rewards(dialogue, decision))
 
     def rewards(self, dialogue: Dialogue, decision: Decision | None) -> dict[str, float]:
-        """Returns what each agent earns for a decision; None: there was none when the rounds ended.
+        """Returns what each agent earns for a decision; None if the rounds ended without one.
 
-        Left out are the absent, and where the truth is not known, those whose reward depends on it.
+        Absent agents are left out, and so are agents whose reward depends on a truth that is unknown.
 
         Example: stance accept, truth reject, decision accept -> prover 1, verifier -1.
         """
@@ -219,15 +222,15 @@ class ProtocolHandler(ABC):
         paid = present if config.shared_reward else [name for name in present if name in self.verifier_names]
         return {**earned, **dict.fromkeys(paid, judged)}
 
-    async def settle(self, dialogue: Dialogue, item: Any) -> Mapping[str, float]:
-        """Returns what each agent has earned once a dialogue is over; a team asks an evaluator here."""
+    async def settle_rewards(self, dialogue: Dialogue, item: Any) -> Mapping[str, float]:
+        """Returns the final rewards of a dialogue that is over; a team calls its evaluator here."""
         return dialogue.rewards
 
     def answer(self, dialogue: Dialogue) -> str | None:
-        """Returns what a finished dialogue answers, for a team; None: it was about a decision."""
+        """Returns a team's answer from a dialogue that is over; None for a protocol with a decision."""
         return None
 
-    # What follows from it; the reference's names.
+    # What follows from it, under the names of neural-interactive-proofs.
 
     @property
     def agent_names(self) -> tuple[str, ...]:
@@ -261,27 +264,27 @@ class ProtocolHandler(ABC):
 
     @property
     def min_message_rounds(self) -> int:
-        """Rounds before which nothing may be decided."""
+        """The first round, counted from 1, in which a decision is valid."""
         return self.config.min_message_rounds
 
     @property
     def max_verifier_questions(self) -> int:
-        """Rounds in which the verifier may ask: all of its own but the last, in which it decides."""
+        """Number of the verifier's rounds but the last, in which it must decide."""
         return max(0, sum(self._speaks(self.verifier_names, r) for r in range(self.max_message_rounds)) - 1)
 
     def can_agent_see_channel(self, agent_name: str, channel_name: str) -> bool:
-        """Returns True if an agent hears what is said in a channel."""
+        """Returns True if an agent sees the messages of a channel."""
         return agent_name in self.channels().get(channel_name, ())
 
     def can_agent_be_active(self, agent_name: str, round_id: int, channel_name: str) -> bool:
-        """Returns True if an agent speaks in a channel in a round, unless it is absent from the episode."""
-        return 0 <= round_id < self.max_message_rounds and (agent_name, channel_name) in self.speakers(round_id)
+        """Returns True if an agent speaks in a channel in a round (unless it is absent from the episode)."""
+        return 0 <= round_id < self.max_message_rounds and (agent_name, channel_name) in self.turns_in_round(round_id)
 
     def agent_first_active_round(self, agent_name: str) -> int:
         """Returns the first round that an agent speaks in.
 
         Raises:
-            ValueError: It never does.
+            ValueError: It never speaks.
         """
         for round_ in range(self.max_message_rounds):
             if self._speaks((agent_name,), round_):
@@ -289,24 +292,24 @@ class ProtocolHandler(ABC):
         raise ValueError(f"{agent_name} never speaks in {self.max_message_rounds} rounds")
 
     def reward_mid_point_estimate(self, agent_name: str) -> float:
-        """Returns the middle between what an agent earns for the decision that it wants and for the other one."""
+        """Returns the mean of an agent's rewards for the decision that it wants and for the opposite one."""
         config = self.config
         if agent_name in self.verifier_names or config.shared_reward:
             return (config.verifier_reward + config.verifier_incorrect_penalty) / 2
         return config.prover_reward / 2
 
-    def speakers(self, round_id: int) -> list[Turn]:
-        """Returns who speaks in a round, and where."""
+    def turns_in_round(self, round_id: int) -> list[Turn]:
+        """Returns the turns of a round."""
         turns = self.turns()
         return list(turns[round_id % len(turns)])
 
-    def active(self, dialogue: Dialogue) -> list[Turn]:
-        """Returns who speaks next in a dialogue, and where."""
-        return [turn for turn in self.speakers(dialogue.round) if turn[0] not in dialogue.absent]
+    def active_turns(self, dialogue: Dialogue) -> list[Turn]:
+        """Returns the next turns of a dialogue, without absent agents."""
+        return [turn for turn in self.turns_in_round(dialogue.round) if turn[0] not in dialogue.absent]
 
     def is_last_turn(self, agent: str, round_id: int) -> bool:
-        """Returns True if an agent does not speak again after a round."""
+        """Returns True if an agent has no turn after a round."""
         return not any(self._speaks((agent,), r) for r in range(round_id + 1, self.max_message_rounds))
 
     def _speaks(self, agents: Sequence[str], round_id: int) -> bool:
-        return any(agent in agents for agent, _ in self.speakers(round_id))
+        return any(agent in agents for agent, _ in self.turns_in_round(round_id))

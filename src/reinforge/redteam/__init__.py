@@ -1,17 +1,17 @@
-"""Stress testing: an attacker is trained against a target so that it finds likely, natural failures.
+"""Stress testing: train an attacker against a target to find the target's likely, natural failures.
 
     problem = ASTProblem()
     sampler = ASTSampler(problem, ["It is a rainy Monday at the desk in Wick, with two visitors."])
     Trainer(TrainingConfiguration(training_steps=20), sampler, DPO(problem)).train()
 
-core/         systems, samplers, scorers, algorithms, evaluators: what users subclass
-methods/      adaptive stress testing of text by text (ASTPrompter)
-algorithms/   DPO, IPO, PPO and GRPO over trees of conversations
+core/         base classes to subclass: System, Sampler, Scorer, Algorithm, Evaluator
+methods/      adaptive stress testing of text models (ASTPrompter)
+algorithms/   DPO, IPO, PPO and GRPO on trees of conversations
 scorers/      what counts as a failure
-training/     the loop
-ext/          Hugging Face forms of the same
+training/     the training loop
+ext/          the same classes for Hugging Face model ids and folders
 
-Names are loaded when they are first used; torch is loaded with those that need it.
+Names are imported on first use; torch is imported only by those that need it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _HOMES = {
         "ASTProblem",
         "ASTSampler",
         "ASTSystem",
-        "Dialogue",
-        "Said",
+        "Conversation",
+        "GeneratedText",
         "WorkflowTarget",
         "openai_target",
     ),

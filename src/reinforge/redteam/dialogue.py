@@ -1,4 +1,4 @@
-r"""One conversation of attacker and target, as each of them sees it.
+r"""The messages of one conversation as the attacker and the target each see them.
 
 opening "A rainy Monday at the desk."   probe "What is new?"   response "Nothing."   probe "And now?"
 
@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from reinforge.types.request import Message
 
 Turn = tuple[str, str]
-"""What the attacker said, and what the target answered."""
+"""Probe and response."""
 
 
-def attacker_messages(opening: str, turns: Sequence[Turn]) -> list[Message]:
-    """Returns the conversation as the attacker is asked to go on with it."""
+def build_attacker_messages(opening: str, turns: Sequence[Turn]) -> list[Message]:
+    """Returns the messages that prompt the attacker for its next probe."""
     messages: list[Message] = [{"role": "user", "content": opening}]
     for probe, response in turns:
         messages += [{"role": "assistant", "content": probe}, {"role": "user", "content": response}]
     return messages
 
 
-def target_messages(opening: str, turns: Sequence[Turn], probe: str) -> list[Message]:
-    """Returns the conversation as the target is asked to answer it."""
+def build_target_messages(opening: str, turns: Sequence[Turn], probe: str) -> list[Message]:
+    """Returns the messages that prompt the target for its response to `probe`."""
     messages: list[Message] = []
-    for said, response in turns:
-        messages += [{"role": "user", "content": said}, {"role": "assistant", "content": response}]
+    for earlier, response in turns:
+        messages += [{"role": "user", "content": earlier}, {"role": "assistant", "content": response}]
     messages.append({"role": "user", "content": probe})
     return [{"role": "user", "content": f"{opening}\n{messages[0]['content']}"}, *messages[1:]]

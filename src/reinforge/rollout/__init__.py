@@ -1,1 +1,1 @@
-"""Runs the agent and records every model call exactly as it was sampled."""
+"""Runs the agent and records every model call as it was sampled."""

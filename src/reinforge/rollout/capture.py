@@ -1,12 +1,11 @@
-"""Records every model call of one episode exactly, and gives the agent OpenAI's chat shape.
+"""Records every model call of one episode, behind OpenAI's chat completions interface.
 
-The agent calls `llm.chat.completions.create(messages=..., ...)`; in async workflows the result is awaited, in plain
-ones the call blocks. How replies of a trained policy are drawn is the run's decision: what the agent asks for
-temperature, top_p, top_k, min_p and seed is overridden, since agents bring `temperature=0` and then all siblings are
-equal.
+The agent calls `llm.chat.completions.create(messages=..., ...)`, which async workflows await and plain ones block on.
+The run decides how a trained policy is sampled: it overrides the agent's temperature, top_p, top_k, min_p and seed,
+since an agent with `temperature=0` would get equal siblings.
 
-Of several choices (`n`) one is the turn: the one that a later request holds after this call's own messages, or else
-whose text is what the agent returned, or else - nobody can tell, a majority may have been taken - the first.
+If a call has several choices (`n`), one of them becomes the turn: the choice that a later request contains after this
+call's messages; else the choice whose text the agent returned; else the first, since the agent may have combined them.
 """
 
 from __future__ import annotations
@@ -16,46 +15,35 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from reinforge.errors import CaptureError
-from reinforge.interfaces import ContextOverflow
-from reinforge.rollout.chat import MAX_CHOICES, ChatCompletion, build_request, completion_of, passed_on
+from reinforge.errors import CaptureError, ContextOverflow
+from reinforge.interfaces import ChatModel
+from reinforge.rollout.chat import (
+    MAX_CHOICES,
+    ChatCompletion,
+    build_completion,
+    build_forwarded_arguments,
+    build_request,
+)
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.seeding import stable_random
 
 
-class ChatModel(Protocol):
-    """A model behind an entry of `llms`."""
-
-    @property
-    def model_name(self) -> str:
-        """The model's own name."""
-
-    @property
-    def is_policy(self) -> bool:
-        """True if its replies are drawn from the weights being trained."""
-
-    async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply.
-
-        A model that has `sample_choices(request, n)` is asked for several replies by one call of that.
-        """
-
-
 @dataclass(slots=True)
 class Capture:
-    """What one episode did so far.
+    """The model calls and marks of one episode so far.
 
     Attributes:
-        seed: Seed of this episode's draws: siblings differ here.
+        seed: The episode's sampling seed, which differs between siblings.
         calls: Finished model calls, in the order they ended.
-        marks: What the agent marked.
-        functions: Function scopes that are open, outermost first.
-        overflow: True once a prompt was longer than the context.
-        pending: Calls in flight.
-        num_started: Calls started so far, finished or not.
+        marks: The agent's marks.
+        functions: Open function scopes, outermost first.
+        overflow: True once a prompt exceeded the context.
+        pending: Number of calls in flight.
+        num_started: Number of calls started so far, finished or not.
+        closed: True once the episode has ended.
     """
 
     seed: int
@@ -66,11 +54,11 @@ class Capture:
     pending: int = 0
     num_started: int = 0
     closed: bool = False
-    _open: list[ModelCall] = field(default_factory=list)
+    _undecided: list[ModelCall] = field(default_factory=list)
 
     @contextmanager
     def function(self, name: str) -> Iterator[None]:
-        """Opens a function scope: calls and marks inside belong to it."""
+        """Opens a function scope; calls and marks inside it belong to the function."""
         outer, self.functions = self.functions, (*self.functions, name)
         try:
             yield
@@ -78,39 +66,40 @@ class Capture:
             self.functions = outer
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
-        """Marks something about a turn: the one before it, or that of a call by its id.
+        """Marks the latest turn, or the turn of the call with this id.
 
         Raises:
             CaptureError: No call of this episode has that id.
         """
         if call_id is not None and all(call.call_id != call_id for call in self.calls):
-            raise CaptureError(f'mark: no call of this episode has the id "{call_id}"; give a completion\'s `id`')
+            raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
         self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
 
     async def call(self, name: str, model: ChatModel, request: ModelRequest, n: int = 1) -> ChatCompletion:
         """Makes one model call and records it.
 
         Args:
-            name: The entry under `llms`.
-            model: What stands behind it.
-            request: What is asked.
-            n: Choices to draw.
+            name: The entry of `llms`.
+            model: The model behind the entry.
+            request: The request.
+            n: Number of choices to sample.
+
+        Raises:
+            CaptureError: The episode has ended.
         """
-        if self.closed:
-            raise CaptureError("the episode has ended: its model handle cannot be used any more")
-        self._went_on_with(request.messages)
+        self._check_open()
+        self._match_request(request.messages)
         index, functions, started = self.num_started, self.functions, time.time()
         self.num_started += 1
         self.pending += 1
         try:
-            replies = await draw_choices(model, request, n)
+            replies = await sample_choices(model, request, n)
         except ContextOverflow:
             self.overflow = True
             raise
         finally:
             self.pending -= 1
-        if self.closed:
-            raise CaptureError("the episode has ended: its model handle cannot be used any more")
+        self._check_open()
         call_id = f"call-{self.seed:x}-{index}"
         reply, *others = replies
         ended = time.time()
@@ -119,32 +108,36 @@ class Capture:
         )
         self.calls.append(call)
         if others:
-            self._open.append(call)
-        return completion_of(call)
+            self._undecided.append(call)
+        return build_completion(call)
 
-    def _went_on_with(self, messages: Sequence[Message]) -> None:
-        """Looks in a new request for choices of earlier calls."""
-        for call in self._open.copy():
-            own = call.request.messages
-            goes_on = list(messages[: len(own)]) == own
-            new = messages[len(own) :] if goes_on else [message for message in messages if message not in own]
-            found = next((i for message in new if (i := _index_of(message, call)) is not None), None)
-            if found is not None:
-                call.choose(found)
-                self._open.remove(call)
+    def _check_open(self) -> None:
+        if self.closed:
+            raise CaptureError("the episode has ended; its model handle can no longer be used")
 
-    def returned(self, output: Any) -> None:
-        """Looks for choices in what the agent returned."""
-        for call in self._open:
-            found = _index_of({"role": "assistant", "content": output}, call) if isinstance(output, str) else None
-            if found is not None:
-                call.choose(found)
+    def _match_request(self, messages: Sequence[Message]) -> None:
+        """Selects the choices of earlier calls that a new request contains."""
+        for call in self._undecided.copy():
+            prompt = call.request.messages
+            extends = list(messages[: len(prompt)]) == prompt
+            new = messages[len(prompt) :] if extends else [message for message in messages if message not in prompt]
+            index = next((i for message in new if (i := _find_choice(message, call)) is not None), None)
+            if index is not None:
+                call.choose(index)
+                self._undecided.remove(call)
+
+    def match_output(self, output: Any) -> None:
+        """Selects the choices whose text the agent returned."""
+        for call in self._undecided:
+            index = _find_choice({"role": "assistant", "content": output}, call) if isinstance(output, str) else None
+            if index is not None:
+                call.choose(index)
 
 
-def _index_of(message: Message, call: ModelCall) -> int | None:
-    """Returns which choice of a call says the same as a message; white space around the text does not matter."""
+def _find_choice(message: Message, call: ModelCall) -> int | None:
+    """Returns the index of the call's choice that equals a message, ignoring white space around the text."""
 
-    def said(message: Message) -> tuple[Any, ...]:
+    def normalize(message: Message) -> tuple[Any, ...]:
         content = message.get("content")
         return (
             message.get("role"),
@@ -152,52 +145,52 @@ def _index_of(message: Message, call: ModelCall) -> int | None:
             message.get("tool_calls"),
         )
 
-    return next((i for i, reply in enumerate(call.choices) if said(reply.message) == said(message)), None)
+    return next((i for i, reply in enumerate(call.choices) if normalize(reply.message) == normalize(message)), None)
 
 
-async def draw_choices(model: ChatModel, request: ModelRequest, n: int) -> list[ModelReply]:
-    """Returns n replies to one request: by the model's own `sample_choices`, or drawn beside each other.
+async def sample_choices(model: ChatModel, request: ModelRequest, n: int) -> list[ModelReply]:
+    """Returns n replies to one request, by the model's own `sample_choices` or by n concurrent `sample` calls.
 
-    The first has the request's seed and is the reply that n = 1 gives, each further one a seed derived from it. An
-    engine that sees equal prompts at the same time reads them once.
+    The first reply uses the request's seed and is the one that n = 1 gives; the others use seeds derived from it. The
+    engine prefills equal prompts that arrive together once.
     """
     if n == 1:
         return [await model.sample(request)]
-    if (several := getattr(model, "sample_choices", None)) is not None:
-        return list(await several(request, n))
+    if (own := getattr(model, "sample_choices", None)) is not None:
+        return list(await own(request, n))
     seed = request.sampling.seed
-    seeds = [seed, *(None if seed is None else call_seed(seed, index) for index in range(1, n))]
-    requests = [replace(request, sampling=replace(request.sampling, seed=own)) for own in seeds]
-    tasks = [asyncio.ensure_future(model.sample(own)) for own in requests]
+    seeds = [seed, *(None if seed is None else derive_call_seed(seed, index) for index in range(1, n))]
+    requests = [replace(request, sampling=replace(request.sampling, seed=each)) for each in seeds]
+    tasks = [asyncio.ensure_future(model.sample(each)) for each in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:  # one has failed: nobody waits for the others
+        for task in tasks:  # if one failed, the others are not needed
             task.cancel()
 
 
-class _Completions:
+class _CompletionsNamespace:
     """`llm.chat.completions`."""
 
     def __init__(self, create: Callable[..., Any]):
         self.create = create
 
 
-class _Chat:
+class _ChatNamespace:
     """`llm.chat`."""
 
     def __init__(self, create: Callable[..., Any]):
-        self.completions = _Completions(create)
+        self.completions = _CompletionsNamespace(create)
 
 
 class AsyncLLM:
-    """The handle of an async workflow: `await llm.chat.completions.create(messages=...)`."""
+    """The model handle of an async workflow: `await llm.chat.completions.create(messages=...)`."""
 
     def __init__(self, name: str, model: ChatModel, capture: Capture, sampling: SamplingParams | None):
         self.name, self.model, self._capture = name, model, capture
         self._sampling = sampling if model.is_policy else None
-        self._passes_through: bool = getattr(model, "passes_through", False)
-        self.chat = _Chat(self._create)
+        self._forwards_arguments: bool = getattr(model, "forwards_arguments", False)
+        self.chat = _ChatNamespace(self._create)
 
     @property
     def model_name(self) -> str:
@@ -209,20 +202,20 @@ class AsyncLLM:
     ) -> ChatCompletion:
         capture, n = self._capture, 1 if n is None else n
         if not 1 <= n <= MAX_CHOICES:
-            raise TypeError(f"chat.completions.create takes n from 1 to {MAX_CHOICES}, not {n}")
-        if self._passes_through:
-            asked = passed_on({**arguments, "seed": seed})
-            request = build_request(messages, sampling=None, seed=seed or 0, passes_through=True, **arguments)
-            return await capture.call(self.name, self.model, replace(request, arguments=asked), n)
-        if seed is None or self._sampling is not None:  # a trained policy draws by the run's seed, not the agent's
-            seed = call_seed(capture.seed, capture.num_started)
-        further = arguments.pop("extra_body", None) or {}
-        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments, **further)
+            raise TypeError(f"chat.completions.create: n must be between 1 and {MAX_CHOICES}, found {n}")
+        if self._forwards_arguments:
+            forwarded = build_forwarded_arguments({**arguments, "seed": seed})
+            request = build_request(messages, sampling=None, seed=seed or 0, forwards_arguments=True, **arguments)
+            return await capture.call(self.name, self.model, replace(request, arguments=forwarded), n)
+        if seed is None or self._sampling is not None:  # a trained policy uses the run's seed, not the agent's
+            seed = derive_call_seed(capture.seed, capture.num_started)
+        extra_body = arguments.pop("extra_body", None) or {}
+        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments, **extra_body)
         return await capture.call(self.name, self.model, request, n)
 
 
 class BlockingLLM(AsyncLLM):
-    """The handle of a plain workflow: the call blocks its thread."""
+    """The model handle of a plain workflow, whose calls block the thread."""
 
     def __init__(
         self,
@@ -234,13 +227,13 @@ class BlockingLLM(AsyncLLM):
     ):
         super().__init__(name, model, capture, sampling)
         self._loop = loop
-        self.chat = _Chat(self._create_blocking)
+        self.chat = _ChatNamespace(self._create_blocking)
 
     def _create_blocking(self, *, messages: Sequence[Any], **arguments: Any) -> ChatCompletion:
         return asyncio.run_coroutine_threadsafe(self._create(messages=messages, **arguments), self._loop).result()
 
 
-def call_seed(episode_seed: int, index: int) -> int:
+def derive_call_seed(episode_seed: int, index: int) -> int:
     """Returns the seed of an episode's `index`-th model call: a 63-bit mix (SplitMix64, Steele et al. 2014)."""
     mask = (1 << 64) - 1
     z = (episode_seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
@@ -250,12 +243,12 @@ def call_seed(episode_seed: int, index: int) -> int:
 
 
 class EpisodeContext:
-    """What a workflow is told about its episode.
+    """A workflow's view of its episode.
 
     Attributes:
-        seed: Seed of the episode's world; equal for siblings, so that they meet the same luck.
+        seed: The environment's seed; equal for siblings, so that they face the same random events.
         example_id: The example's id.
-        is_training: True while episodes are collected to be trained on; False in validations and the verdict.
+        is_training: True if the episode is collected for training; False in validations and the verdict.
     """
 
     def __init__(
@@ -263,15 +256,15 @@ class EpisodeContext:
         seed: int,
         example_id: str,
         capture: Capture,
-        handles: Callable[[str], AsyncLLM],
+        create_handle: Callable[[str], AsyncLLM],
         *,
         is_training: bool = True,
     ):
         self.seed, self.example_id, self.is_training = seed, example_id, is_training
-        self._capture, self._handles = capture, handles
+        self._capture, self._create_handle = capture, create_handle
 
     def random(self, *names: str | int) -> Any:
-        """Returns a `random.Random` of the world's, one stream per name."""
+        """Returns a `random.Random` derived from the environment's seed, one stream per name."""
         return stable_random(self.seed, *names)
 
     def function(self, name: str) -> Any:
@@ -282,12 +275,12 @@ class EpisodeContext:
         """Marks a turn with a `step_reward` or a `TTCEventData`.
 
         Args:
-            data: Whatever is worth keeping.
+            data: Any data to record.
             step_reward: Reward of the turn.
-            call_id: The `id` of the completion that the turn is; None: the one before.
+            call_id: The `id` of the turn's completion; None: the latest turn.
         """
         self._capture.mark(data, step_reward=step_reward, call_id=call_id)
 
     def llm(self, name: str) -> AsyncLLM:
-        """Returns the handle of another entry of `llms`."""
-        return self._handles(name)
+        """Returns the model handle of another entry of `llms`."""
+        return self._create_handle(name)

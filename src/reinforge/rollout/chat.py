@@ -1,4 +1,4 @@
-"""OpenAI's chat shape: what an agent asks becomes a request, and the replies become a chat completion."""
+"""OpenAI's chat completions format: turns an agent's arguments into a request, and replies into a completion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChatMessage:
 
 @dataclass(slots=True)
 class ChatChoice:
-    """One of a completion's `choices`; `logprobs` is the exact `TokenLogprobs`, `.content[i].logprob` works too."""
+    """One of a completion's `choices`; `logprobs` is a `TokenLogprobs`, which also has `.content[i].logprob`."""
 
     index: int
     message: ChatMessage
@@ -31,20 +31,20 @@ class ChatChoice:
 
 @dataclass(slots=True)
 class ChatUsage:
-    """Tokens of one call."""
+    """Token counts of one call."""
 
     prompt_tokens: int
     completion_tokens: int
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and reply."""
+        """Tokens of the prompt and the replies."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(slots=True)
 class ChatCompletion:
-    """What `create` returns: the fields of OpenAI's object that agents read."""
+    """The result of `create`, with the fields of OpenAI's object that agents read."""
 
     id: str
     model: str
@@ -54,8 +54,8 @@ class ChatCompletion:
     object: str = "chat.completion"
 
 
-def completion_of(call: ModelCall) -> ChatCompletion:
-    """Returns a call's replies in the shape that agents read; the prompt counts once, as it does in OpenAI's usage."""
+def build_completion(call: ModelCall) -> ChatCompletion:
+    """Returns a call as a chat completion; its usage counts the prompt once, as OpenAI does."""
     choices = [
         ChatChoice(
             index=index,
@@ -69,11 +69,11 @@ def completion_of(call: ModelCall) -> ChatCompletion:
     return ChatCompletion(call.call_id, call.model, int(call.started_s), choices, usage)
 
 
-_ACCEPTED_AND_UNUSED = frozenset({"model", "logprobs", "top_logprobs", "user", "metadata", "store", "timeout"})
-_NEVER = frozenset({"extra_headers", "extra_query"})  # where it goes and with which key is the configuration's to say
-_NOT_PASSED_ON = frozenset({"model", "logprobs", "top_logprobs", "timeout", "tools", "stream"})
+_IGNORED_ARGUMENTS = frozenset({"model", "logprobs", "top_logprobs", "user", "metadata", "store", "timeout"})
+_FORBIDDEN_ARGUMENTS = frozenset({"extra_headers", "extra_query"})  # only the configuration sets endpoint and key
+_UNFORWARDED_ARGUMENTS = frozenset({"model", "logprobs", "top_logprobs", "timeout", "tools", "stream"})
 MAX_CHOICES = 128
-"""Choices of one request, as many as OpenAI takes."""
+"""Maximum choices of one request, the same as OpenAI's."""
 
 
 def build_request(
@@ -90,34 +90,34 @@ def build_request(
     stop: str | list[str] | None = None,
     tools: list[dict[str, Any]] | None = None,
     stream: bool = False,
-    passes_through: bool = False,
+    forwards_arguments: bool = False,
     **other: Any,
 ) -> ModelRequest:
-    """Returns the request for one call in OpenAI's arguments.
+    """Returns the request for one call with OpenAI's arguments.
 
     Args:
         messages: The history.
-        sampling: The run's temperature, top_p, top_k and min_p for a trained policy; None: the agent's own count.
-        seed: The call's own seed.
-        temperature: Used where `sampling` is None.
-        top_p: Used where `sampling` is None.
-        top_k: Used where `sampling` is None; OpenAI has none, agents of other servers give it in `extra_body`.
-        min_p: The same.
-        max_tokens: Longest reply in tokens; the agent's own.
-        max_completion_tokens: OpenAI's newer name of `max_tokens`.
-        stop: Texts that end the reply; the agent's own.
+        sampling: The run's temperature, top_p, top_k and min_p for a trained policy; None: use the agent's.
+        seed: The call's seed.
+        temperature: Used if `sampling` is None.
+        top_p: Used if `sampling` is None.
+        top_k: Used if `sampling` is None; not an argument of OpenAI's, other servers' clients put it in `extra_body`.
+        min_p: Like `top_k`.
+        max_tokens: The agent's limit of the reply, in tokens.
+        max_completion_tokens: OpenAI's newer name for `max_tokens`.
+        stop: The agent's stop strings.
         tools: Function definitions.
         stream: Must be False.
-        passes_through: The model behind takes any argument of OpenAI's.
-        other: Arguments of OpenAI's that do not change the reply are accepted; any other is refused.
+        forwards_arguments: True if the model's endpoint accepts every argument of OpenAI's.
+        other: Other arguments; those that do not change the reply are ignored.
 
     Raises:
-        TypeError: An argument that would change the reply cannot be honoured.
+        TypeError: An argument that would change the reply is not supported.
     """
-    refused = sorted(set(other) & _NEVER if passes_through else set(other) - _ACCEPTED_AND_UNUSED)
-    if refused or stream:
-        what = ", ".join(refused + (["stream"] if stream else []))
-        raise TypeError(f"chat.completions.create cannot honour: {what}")
+    rejected = sorted(set(other) & _FORBIDDEN_ARGUMENTS if forwards_arguments else set(other) - _IGNORED_ARGUMENTS)
+    if rejected or stream:
+        names = ", ".join(rejected + (["stream"] if stream else []))
+        raise TypeError(f"chat.completions.create does not support: {names}")
     if not messages:
         raise TypeError("chat.completions.create needs at least one message")
     if sampling is not None:
@@ -133,11 +133,11 @@ def build_request(
         stop=stops,
         seed=seed,
     )
-    return ModelRequest([as_message(message) for message in messages], params, tools)
+    return ModelRequest([normalize_message(message) for message in messages], params, tools)
 
 
-def as_message(message: Any) -> Message:
-    """Returns a message as a mapping; agents may append `choices[0].message` itself, ours or another library's."""
+def normalize_message(message: Any) -> Message:
+    """Returns a message as a dict; agents may also pass message objects such as `choices[0].message`."""
     if isinstance(message, ChatMessage):
         message = {"role": message.role, "content": message.content, "tool_calls": message.tool_calls}
     elif hasattr(message, "model_dump"):
@@ -145,8 +145,8 @@ def as_message(message: Any) -> Message:
     return {key: value for key, value in dict(message).items() if value is not None or key == "content"}
 
 
-def passed_on(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what an agent asked of a model that is no policy, as its endpoint is asked."""
-    given = {key: value for key, value in arguments.items() if value is not None and key not in _NOT_PASSED_ON}
-    further = given.pop("extra_body", {})
-    return {**given, **further}
+def build_forwarded_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the agent's arguments that are forwarded to an endpoint."""
+    given = {key: value for key, value in arguments.items() if value is not None and key not in _UNFORWARDED_ARGUMENTS}
+    extra_body = given.pop("extra_body", {})
+    return {**given, **extra_body}

@@ -1,4 +1,4 @@
-"""From one finished episode to a trajectory and to its step view."""
+"""Builds trajectories and intermediate steps from a finished episode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from reinforge.rollout.chat import completion_of
+from reinforge.rollout.chat import build_completion
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, Message, TokenLogprobs
 from reinforge.types.steps import (
@@ -27,7 +27,7 @@ WORKFLOW = "<workflow>"
 _ROLES = {**{role.value: role for role in EpisodeItemRole}, "developer": EpisodeItemRole.SYSTEM}
 
 
-def text_of(content: Any) -> str:
+def extract_text(content: Any) -> str:
     """Returns the text of a message's content, which may be a string, None, or a list of blocks."""
     if isinstance(content, str):
         return content
@@ -36,26 +36,26 @@ def text_of(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def item_of(message: Message, **fields: Any) -> EpisodeItem:
-    """Returns a message as an episode item; what is more than text stays whole in the metadata."""
+def build_episode_item(message: Message, **fields: Any) -> EpisodeItem:
+    """Returns a message as an episode item; everything but role and text goes into the metadata."""
     extra = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
     content = message.get("content")
     if not isinstance(content, str) and content is not None:
         extra["content"] = content
     role = _ROLES.get(message.get("role", "other"), EpisodeItemRole.OTHER)
     values = {"logprobs": None, "trained": None, **fields}
-    return EpisodeItem.model_construct(role=role, content=text_of(content), metadata=extra or None, **values)
+    return EpisodeItem.model_construct(role=role, content=extract_text(content), metadata=extra or None, **values)
 
 
-def is_target(
+def is_trained_call(
     call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: Collection[str]
 ) -> bool:
-    """Returns True if a call's tokens are trained.
+    """Returns True if a call's reply is trained.
 
     Args:
         call: The call.
         target_model: Entry of `llms` or name of a model; None: every policy.
-        target_functions: Function names; `<workflow>` stands for everything.
+        target_functions: Names of functions; `<workflow>` matches every call.
         policies: Entries of `llms` that are trained policies.
     """
     if call.llm not in policies:
@@ -65,82 +65,83 @@ def is_target(
     return WORKFLOW in target_functions or any(name in target_functions for name in call.functions)
 
 
-def episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[EpisodeItem]:
+def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[EpisodeItem]:
     """Returns the episode's messages in order, each once.
 
-    A call whose history begins with all that was said before adds only what is new; a call with another history
-    (a fresh prompt) adds its whole history. Repeated messages stay, since histories are compared, not messages.
+    A call whose prompt starts with the previous call's conversation adds only its new messages; any other prompt is
+    added in full. Messages that repeat within a conversation are kept, since whole conversations are compared.
 
     Args:
         record: The episode.
         targets: For each call, whether its reply is trained.
     """
     items: list[EpisodeItem] = []
-    said: list[Message] = []
+    previous: list[Message] = []
     for call, trained in zip(record.calls, targets, strict=True):
         messages = call.request.messages
-        new = messages[len(said) :] if said and messages[: len(said)] == said else messages
-        items += [item_of(message) for message in new]
-        known = call.known if trained else None
-        items.append(item_of(call.reply.message, logprobs=known, trained=None if trained else False))
-        said = [*messages, call.reply.message]
+        new = messages[len(previous) :] if previous and messages[: len(previous)] == previous else messages
+        items += [build_episode_item(message) for message in new]
+        known = call.training_source if trained else None
+        items.append(build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False))
+        previous = [*messages, call.reply.message]
     return items
 
 
-def find_tokens(collection: TrajectoryCollection, captured: Callable[[str], ModelCall | None]) -> None:
-    """Gives turns without exact tokens those of the model call that they name, or its prompt where it tells none.
+def attach_captured_tokens(collection: TrajectoryCollection, find_call: Callable[[str], ModelCall | None]) -> None:
+    """Adds the sampled tokens to turns that name their model call but have no tokens themselves.
 
-    A user's builder may keep the log-probs in a form of its own, or none; what was sampled is in the capture.
+    A user's builder may keep the log-probs in another format, or not at all; the captured call has them. If the call
+    has no tokens either (a hosted policy), the turn gets the call's prompt.
 
     Args:
-        collection: What a builder returned.
-        captured: The model call of a call id; None where there was none.
+        collection: A builder's trajectories, changed in place.
+        find_call: Returns the model call with an id, or None.
     """
     turns = (turn for siblings in collection.trajectories for trajectory in siblings for turn in trajectory.turns)
     for turn in turns:
-        call = captured(turn.call_id) if not turn.is_known and turn.call_id is not None else None
-        match call.known if call is not None else None:
+        call = find_call(turn.call_id) if not turn.is_recorded and turn.call_id is not None else None
+        match call.training_source if call is not None else None:
             case TokenLogprobs() as tokens:
                 turn.bind_tokens(tokens)
             case ChatPrompt() as prompt:
                 turn.bind_prompt(prompt)
 
 
-def bind_prompts(trajectory: Trajectory, tools: Sequence[dict[str, Any]] | None = None) -> None:
-    """Gives turns that are said to be trained (`trained=True`), and of which nothing is known, what stands above them.
+def attach_prompts(trajectory: Trajectory, tools: Sequence[dict[str, Any]] | None = None) -> None:
+    """Adds a prompt, the preceding messages, to turns marked `trained=True` that have neither tokens nor a prompt.
 
-    For backends that train on messages; whoever builds episodes message by message need not know of any call.
+    For backends that train on messages: a builder can make episodes from messages alone, without model calls.
 
     Args:
-        trajectory: One policy's view of an episode.
-        tools: What the policy was offered.
+        trajectory: One policy's view of an episode, changed in place.
+        tools: The tools that the policy was given.
     """
     offered = tuple(tools) if tools else None
-    above: list[Message] = []
+    preceding: list[Message] = []
     for item in trajectory.episode:
         if not isinstance(item, EpisodeItem):
             return
-        if item.role is EpisodeItemRole.ASSISTANT and item.trained and not item.is_known:
-            item.bind_prompt(ChatPrompt(tuple(above), offered, -1))
-        above.append(message_of(item))
+        if item.role is EpisodeItemRole.ASSISTANT and item.trained and not item.is_recorded:
+            item.bind_prompt(ChatPrompt(tuple(preceding), offered, -1))
+        preceding.append(build_message(item))
 
 
-_SPOKEN_AS = {"environment": "user", "other": "user"}
-"""Roles that no chat has."""
-_OF_A_MESSAGE = ("tool_calls", "refusal", "tool_call_id", "name")
+_CHAT_ROLES = {"environment": "user", "other": "user"}
+"""Chat roles for the episode roles that a chat does not have."""
+_MESSAGE_FIELDS = ("tool_calls", "refusal", "tool_call_id", "name")
 
 
-def message_of(item: EpisodeItem) -> Message:
-    """Returns an episode item as a message in OpenAI's shape; what `item_of` kept in the metadata is back in place."""
-    kept = item.metadata or {}
-    role = _SPOKEN_AS.get(item.role.value, item.role.value)
-    further = {key: kept[key] for key in _OF_A_MESSAGE if kept.get(key) is not None}
-    content = kept.get("content", item.content)
-    return {"role": role, "content": None if content == "" and further.get("tool_calls") else content, **further}
+def build_message(item: EpisodeItem) -> Message:
+    """Returns an episode item as a message in OpenAI's format; the inverse of `build_episode_item`."""
+    metadata = item.metadata or {}
+    role = _CHAT_ROLES.get(item.role.value, item.role.value)
+    fields = {key: metadata[key] for key in _MESSAGE_FIELDS if metadata.get(key) is not None}
+    content = metadata.get("content", item.content)
+    return {"role": role, "content": None if content == "" and fields.get("tool_calls") else content, **fields}
 
 
-def step_rewards(record: EpisodeRecord) -> list[float] | None:
-    """Returns the marked reward of each call, 0 where none was marked; None where the agent marked no reward."""
+def sum_step_rewards(record: EpisodeRecord) -> list[float] | None:
+    """Returns the sum of the marked rewards of each call (default 0); None if the agent marked no reward at all."""
     rewards = [0.0] * len(record.calls)
     numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
     found = False
@@ -152,7 +153,7 @@ def step_rewards(record: EpisodeRecord) -> list[float] | None:
     return rewards if found else None
 
 
-def trajectory_of(
+def build_trajectory(
     record: EpisodeRecord,
     reward: float,
     targets: Sequence[bool],
@@ -162,28 +163,28 @@ def trajectory_of(
     agent: str | None = None,
     model_group: str | None = None,
 ) -> Trajectory:
-    """Returns one trained policy's view of one finished episode.
+    """Returns one trained policy's view of a finished episode.
 
     Args:
         record: The episode.
         reward: Its reward.
         targets: For each call, whether its reply is trained.
-        chosen: For each call, whether it is seen at all; None: every one.
-        group_id: Group whose rewards may be compared; None: the example.
+        chosen: For each call, whether it is part of the view; None: all are.
+        group_id: The group in which rewards are compared; None: the example's id.
         agent: The agent whose view this is.
-        model_group: Who is trained on it; None: the one policy.
+        model_group: The adapter that is trained on it; None: the only policy.
     """
     if chosen is not None:
-        record, targets = part_of(record, chosen), list(compress(targets, chosen))
+        record, targets = select_calls(record, chosen), list(compress(targets, chosen))
     key, calls = record.key, zip(record.calls, targets, strict=True)
     metadata = {"generation": key.generation, "attempt": record.attempt, "reason": record.reason}
     others = [reply.num_completion_tokens for call, trained in calls if trained for reply in call.others]
     if others:
         metadata[OTHER_CHOICES] = sum(others)
     return Trajectory.model_construct(
-        episode=episode_items(record, targets),
+        episode=build_episode_items(record, targets),
         reward=reward,
-        shaped_rewards=step_rewards(record),
+        shaped_rewards=sum_step_rewards(record),
         metadata=metadata,
         group_id=key.example_id if group_id is None else group_id,
         episode_id=str(key),
@@ -193,47 +194,47 @@ def trajectory_of(
     )
 
 
-def part_of(record: EpisodeRecord, chosen: Sequence[bool]) -> EpisodeRecord:
-    """Returns an episode with some of its calls alone, and the marks about them; those ahead of any call stay.
+def select_calls(record: EpisodeRecord, chosen: Sequence[bool]) -> EpisodeRecord:
+    """Returns a copy of the episode with only the chosen calls and their marks, and the marks before the first call.
 
-    Example: calls A, B, A with marks after each, A's chosen -> calls A, A; the marks after the first and the third.
-
-    Args:
-        record: The episode, which stays as it is.
-        chosen: For each call, whether it stays.
-    """
-    numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
-    seen = [sum(chosen[:count]) for count in range(len(record.calls) + 1)]
-    marks = []
-    for mark in record.marks:
-        about = mark.after_call if mark.call_id is None else numbers.get(mark.call_id, 0)
-        if about == 0 or chosen[about - 1]:
-            marks.append(replace(mark, after_call=seen[mark.after_call]))
-    return replace(record, calls=list(compress(record.calls, chosen)), marks=marks)
-
-
-def trajectories_of(
-    record: EpisodeRecord, reward: float, targets: Sequence[bool], policies: Mapping[str, str | None]
-) -> list[Trajectory]:
-    """Returns the view of each adapter that one finished episode called; of the one policy, where none has a name.
-
-    planner (adapter a): plan; worker (adapter b): part 1, part 2  =>  a: plan;  b: part 1, part 2
-
-    What an adapter did not say itself is no part of its view but as the messages that it was asked with. Siblings are
-    the views of one adapter: their `group_id` is EXAMPLE/ADAPTER.
+    Example: calls A, B, A with a mark after each, both A chosen -> calls A, A and the first and the third mark.
 
     Args:
         record: The episode.
-        reward: Its reward, which is that of every adapter.
+        chosen: For each call, whether it is kept.
+    """
+    numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
+    new_numbers = [sum(chosen[:count]) for count in range(len(record.calls) + 1)]
+    marks = []
+    for mark in record.marks:
+        number = mark.after_call if mark.call_id is None else numbers.get(mark.call_id, 0)
+        if number == 0 or chosen[number - 1]:
+            marks.append(replace(mark, after_call=new_numbers[mark.after_call]))
+    return replace(record, calls=list(compress(record.calls, chosen)), marks=marks)
+
+
+def build_adapter_trajectories(
+    record: EpisodeRecord, reward: float, targets: Sequence[bool], policies: Mapping[str, str | None]
+) -> list[Trajectory]:
+    """Returns the view of each adapter that the episode called, or one view if the policy has no named adapters.
+
+    planner (adapter a): plan; worker (adapter b): part 1, part 2  =>  a: plan;  b: part 1, part 2
+
+    An adapter's view has its own calls only; other agents' messages appear in it as part of its prompts. Views of the
+    same adapter are siblings: their `group_id` is EXAMPLE/ADAPTER.
+
+    Args:
+        record: The episode.
+        reward: Its reward, which every adapter gets.
         targets: For each call, whether its reply is trained.
-        policies: The adapter of each entry of `llms` that is trained; None: it has no name.
+        policies: The adapter of each trained entry of `llms`; None: it has no name.
     """
     names = [name for name in dict.fromkeys(policies.values()) if name is not None]
     if not names:
-        return [trajectory_of(record, reward, targets)]
+        return [build_trajectory(record, reward, targets)]
     called = [policies.get(call.llm) for call in record.calls]
     return [
-        trajectory_of(
+        build_trajectory(
             record,
             reward,
             targets,
@@ -241,28 +242,28 @@ def trajectories_of(
             group_id=f"{record.key.example_id}/{name}",
             model_group=name,
         )
-        for name in [name for name in names if name in called] or names[:1]  # nobody called: that is one view too
+        for name in [name for name in names if name in called] or names[:1]  # no call at all: one empty view
     ]
 
 
-def steps_of(record: EpisodeRecord) -> list[IntermediateStep]:
-    """Returns the step view of one episode: model calls and marks in the order they happened."""
+def build_steps(record: EpisodeRecord) -> list[IntermediateStep]:
+    """Returns an episode's intermediate steps: model calls and marks in the order they happened."""
     steps: list[IntermediateStep] = []
     marks = sorted(record.marks, key=lambda mark: mark.after_call)
     for index, call in enumerate(record.calls):
-        steps += [_mark_step(mark) for mark in marks if mark.after_call == index]
-        steps += _call_steps(call)
-    return steps + [_mark_step(mark) for mark in marks if mark.after_call >= len(record.calls)]
+        steps += [_build_mark_step(mark) for mark in marks if mark.after_call == index]
+        steps += _build_call_steps(call)
+    return steps + [_build_mark_step(mark) for mark in marks if mark.after_call >= len(record.calls)]
 
 
-def _node(functions: tuple[str, ...]) -> InvocationNode:
+def _build_invocation_node(functions: tuple[str, ...]) -> InvocationNode:
     name = functions[-1] if functions else WORKFLOW
     parent = functions[-2] if len(functions) > 1 else (WORKFLOW if functions else None)
     return InvocationNode(function_id="/".join(functions) or WORKFLOW, function_name=name, parent_name=parent)
 
 
-def _call_steps(call: ModelCall) -> list[IntermediateStep]:
-    reply = completion_of(call)
+def _build_call_steps(call: ModelCall) -> list[IntermediateStep]:
+    reply = build_completion(call)
     usage = UsageInfo(prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens)
     messages = call.request.messages
     started = IntermediateStepPayload(
@@ -276,22 +277,23 @@ def _call_steps(call: ModelCall) -> list[IntermediateStep]:
         event_type=IntermediateStepType.LLM_END,
         event_timestamp=call.ended_s,
         name=call.llm,
-        data=StreamEventData(input=messages, output=text_of(call.reply.message.get("content")), payload=reply),
+        data=StreamEventData(input=messages, output=extract_text(call.reply.message.get("content")), payload=reply),
         usage_info=usage,
         metadata={"choice": call.choice} if call.others else None,
         UUID=call.call_id,
     )
-    node = _node(call.functions)
+    node = _build_invocation_node(call.functions)
     return [IntermediateStep(parent_id="root", function_ancestry=node, payload=payload) for payload in (started, ended)]
 
 
-def _mark_step(mark: Mark) -> IntermediateStep:
-    candidate = isinstance(mark.data, StreamEventData)
+def _build_mark_step(mark: Mark) -> IntermediateStep:
+    is_event = isinstance(mark.data, StreamEventData)
     payload = IntermediateStepPayload(
-        event_type=IntermediateStepType.TTC_END if candidate else IntermediateStepType.CUSTOM_END,
+        event_type=IntermediateStepType.TTC_END if is_event else IntermediateStepType.CUSTOM_END,
         event_timestamp=mark.at_s,
         name="mark",
         metadata=None if mark.step_reward is None else {"step_reward": mark.step_reward},
-        data=mark.data if candidate else StreamEventData(payload=mark.data),
+        data=mark.data if is_event else StreamEventData(payload=mark.data),
     )
-    return IntermediateStep(parent_id="root", function_ancestry=_node(mark.functions), payload=payload)
+    node = _build_invocation_node(mark.functions)
+    return IntermediateStep(parent_id="root", function_ancestry=node, payload=payload)

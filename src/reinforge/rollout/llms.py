@@ -1,21 +1,20 @@
-"""What stands behind an entry of `llms`."""
+"""`llms.<name>._type: policy`: the model that is being trained."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
 
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import LLMConfig
-from reinforge.dialects.tool_calls import with_tool_calls
+from reinforge.dialects.tool_calls import add_tool_calls
 from reinforge.errors import ConfigError, Problem
-from reinforge.interfaces import PolicyServer
+from reinforge.interfaces import Builder, PolicyServer
 from reinforge.registry import register_llm
 from reinforge.types.request import ModelReply, ModelRequest
 
 RESERVED = "training"
-"""The folder of a checkpoint in which the run's own state lies."""
+"""A checkpoint's folder for the training state, so no adapter can have this name."""
 
 
 class PolicyLLMConfig(LLMConfig, name="policy"):
@@ -23,19 +22,20 @@ class PolicyLLMConfig(LLMConfig, name="policy"):
 
     adapter: str | None = Field(
         default=None,
-        description="The LoRA adapter that answers; entries with the same name share it; null: the one policy.",
+        description="Name of the LoRA adapter; entries with the same name share it; null: the only policy.",
     )
 
     @field_validator("adapter")
     @classmethod
-    def _is_a_name(cls, adapter: str | None) -> str | None:
+    def _check_name(cls, adapter: str | None) -> str | None:
         if adapter is not None and (not adapter.isidentifier() or adapter == RESERVED):
-            raise ValueError(f"{adapter!r} cannot be the name of an adapter; use letters, digits and _, as in provers")
+            allowed = f'letters, digits and _, not "{RESERVED}"'
+            raise ValueError(f"{adapter!r} is not a valid adapter name; allowed: {allowed}")
         return adapter
 
 
-def adapters_of(llms: Mapping[str, LLMConfig]) -> dict[str, str]:
-    """Returns the adapter of each entry of `llms` that names one.
+def find_adapters(llms: Mapping[str, LLMConfig]) -> dict[str, str]:
+    """Returns the adapter name of each entry of `llms` that has one.
 
     Example: planner: {_type: policy, adapter: a}, worker: {_type: policy, adapter: b}, judge: {_type: openai} ->
     {"planner": "a", "worker": "b"}.
@@ -48,11 +48,11 @@ def adapters_of(llms: Mapping[str, LLMConfig]) -> dict[str, str]:
 
 
 class PolicyLLM:
-    """Calls go to the policy server that the adapter names.
+    """Sends calls to the trainer adapter's policy server.
 
     Args:
-        find: Returns the adapter's policy, or None while it has none.
-        adapter: Which of its named policies; None: the policy itself.
+        find: Returns the policy server, or None if there is none yet.
+        adapter: Name of one of its LoRA adapters; None: the policy itself.
     """
 
     is_policy = True
@@ -65,15 +65,15 @@ class PolicyLLM:
         """The policy server.
 
         Raises:
-            ConfigError: The adapter serves none, or none of that name.
+            ConfigError: The trainer adapter serves no policy, or none with this name.
         """
         server = self._find()
         if server is None:
             raise ConfigError(
-                "llms: `_type: policy` needs a trainer adapter that serves the policy, and this one does not; "
-                "use `_type: local`, or point the agent at the model that your backend serves"
+                "llms: `_type: policy` needs a trainer adapter that serves the policy, but this one does not; "
+                "use the trainer adapter `_type: local`, or point the agent at the model that your backend serves"
             )
-        return server if self.adapter is None else server.named(self.adapter)
+        return server if self.adapter is None else server.get_policy(self.adapter)
 
     @property
     def model_name(self) -> str:
@@ -81,17 +81,17 @@ class PolicyLLM:
         return self.server.model_name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply from the weights being trained; tool calls in its text are read in the family's format."""
+        """Samples one reply from the weights being trained and parses tool calls in the model family's format."""
         server = self.server
-        return with_tool_calls(await server.sample(request), request, server.chat_template)
+        return add_tool_calls(await server.sample(request), request, server.chat_template)
 
 
 @register_llm(config_type=PolicyLLMConfig)
-async def policy_llm(config: PolicyLLMConfig, builder: Any) -> AsyncIterator[PolicyLLM]:
-    """Yields the adapter's policy, which exists once the adapter is initialised."""
-    named = adapters_of(builder.config.llms)
+async def policy_llm(config: PolicyLLMConfig, builder: Builder) -> AsyncIterator[PolicyLLM]:
+    """Yields the policy, which is available once the trainer adapter is initialized."""
+    named = find_adapters(builder.config.llms)
     if named and config.adapter is None:
-        told = ", ".join(f"{entry} names {adapter}" for entry, adapter in named.items())
-        message = f"this entry names no adapter, so nobody can tell what it trains ({told})"
-        raise ConfigError(Problem("adapter", message, "name one here too, or leave it out of every entry"))
+        others = ", ".join(f"{entry}: {adapter}" for entry, adapter in named.items())
+        message = f"not set, but other entries of llms name an adapter ({others})"
+        raise ConfigError(Problem("adapter", message, "set it here too, or in none of the entries"))
     yield PolicyLLM(builder.policy, config.adapter)

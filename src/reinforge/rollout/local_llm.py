@@ -1,18 +1,19 @@
-"""`llms.<name>._type: local`: a model in this process that is not trained: a target, an opponent, a baseline."""
+"""`llms.<name>._type: local`: a frozen model in this process, such as a target, an opponent or a baseline."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from reinforge.config.schema import FinetuneConfig, LLMConfig, PolicyConfig
-from reinforge.dialects.tool_calls import with_tool_calls
+from reinforge.dialects.tool_calls import add_tool_calls
 from reinforge.errors import ConfigError, Problem
+from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
-from reinforge.rollout.threads import in_daemon_thread
+from reinforge.rollout.threads import run_in_daemon_thread
 from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.sample import FloatArray
 
@@ -21,22 +22,26 @@ if TYPE_CHECKING:
 
 
 class LocalLLMConfig(LLMConfig, name="local"):
-    """A frozen model in this process; it draws as the agent asks, and is never trained."""
+    """A frozen model in this process, sampled with the agent's own settings."""
 
-    model: str = Field(min_length=1, description="Folder, hub id, or the name of a bundled model, bundled:NAME.")
+    renamed_keys: ClassVar[dict[str, str]] = PolicyConfig.renamed_keys
+
+    model: str = Field(min_length=1, description="Folder, hub id, or bundled:NAME for a bundled model.")
     tokenizer: str | None = Field(default=None, description="Folder or hub id; null: the model's.")
     chat_template: str | None = Field(default=None, description="Jinja text or a file; null: the tokenizer's.")
-    precision: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of the weights.")
-    max_context: int | None = Field(default=None, ge=8, description="Longest prompt and reply; null: the model's.")
-    max_batch: int = Field(default=64, ge=1, description="Replies drawn at the same time.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of the weights.")
+    max_model_len: int | None = Field(
+        default=None, ge=8, description="Maximum tokens of prompt and reply; null: the model's."
+    )
+    max_num_seqs: int = Field(default=64, ge=1, description="Replies sampled at the same time.")
 
 
 class LocalLLM:
-    """Calls go to an engine of its own, which never learns; it is loaded by the first call.
+    """Sends calls to its own engine, which is loaded on the first call and never trained.
 
     Args:
         policy: The model.
-        run: Seed, device and whether replies are to be the same bits.
+        run: Sets the seed, the device and determinism.
     """
 
     is_policy = False
@@ -52,27 +57,27 @@ class LocalLLM:
         return str(self.policy.model)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply; tool calls in its text are read in the family's format."""
-        server = (await self._loaded()).policy
-        return with_tool_calls(await server.sample(request), request, server.chat_template)
+        """Samples one reply and parses tool calls in the model family's format."""
+        server = (await self._load_engine()).policy
+        return add_tool_calls(await server.sample(request), request, server.chat_template)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given those before it, at temperature 1: one `[T]` each, 0 for the first."""
-        return await (await self._loaded()).policy.score(token_ids)
+        """Returns the log-prob of each token given those before it, at temperature 1: `[T]` per sequence, first 0."""
+        return await (await self._load_engine()).policy.score(token_ids)
 
     async def close(self) -> None:
-        """Gives the model back."""
+        """Frees the model."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
-            await in_daemon_thread(engine.close, "llm-close")
+            await run_in_daemon_thread(engine.close, "llm-close")
 
-    async def _loaded(self) -> Engine:
+    async def _load_engine(self) -> Engine:
         async with self._loading:
             if self._engine is None:
-                from reinforge.engine import Engine  # torch is loaded here and nowhere before
+                from reinforge.engine import Engine  # imports torch
 
                 run = self.run
-                self._engine = await in_daemon_thread(
+                self._engine = await run_in_daemon_thread(
                     lambda: Engine.load(self.policy, seed=run.seed, device=run.device, deterministic=run.deterministic),
                     "llm-load",
                 )
@@ -80,13 +85,13 @@ class LocalLLM:
 
 
 @register_llm(config_type=LocalLLMConfig)
-async def local_llm(config: LocalLLMConfig, builder: Any) -> AsyncIterator[LocalLLM]:
-    """Yields the model, looked at but not yet loaded, and gives it back at the end."""
+async def local_llm(config: LocalLLMConfig, builder: Builder) -> AsyncIterator[LocalLLM]:
+    """Yields the model, validated but not yet loaded, and frees it at the end."""
     from reinforge.engine.model.preflight import check_policy
 
-    wanted = config.model_dump()
-    wanted["model"] = await builder.get_bundled(config.model)
-    policy = PolicyConfig(**wanted)
+    settings = config.model_dump()
+    settings["model"] = await builder.get_bundled(config.model)
+    policy = PolicyConfig(**settings)
     if problems := check_policy(policy):
         raise ConfigError([Problem(p.path.removeprefix("finetuning.policy."), p.message, p.fix) for p in problems])
     model = LocalLLM(policy, builder.config.finetuning)

@@ -1,8 +1,9 @@
-"""The client behind `_type: openai`: chat completions of an endpoint, as replies.
+"""The client behind `_type: openai`: sends requests to a chat completions endpoint.
 
+response                                     result
 200 and a chat completion                    ModelReply(tokens=None)
 200 and anything else                        BackendError
-no usable answer                             as `openai_http` says
+anything else                                see `openai_http`
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import SecretStr
 
 from reinforge.errors import BackendError
 from reinforge.rollout.openai_config import OpenAILLMConfig
-from reinforge.rollout.openai_http import OpenAIEndpoint, what_is_said
+from reinforge.rollout.openai_http import OpenAIEndpoint, extract_error_message
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
 PATH = "/chat/completions"
@@ -26,16 +27,16 @@ class OpenAIChat:
     """A model behind an endpoint; not a policy.
 
     Args:
-        config: Name, limits and defaults.
-        url: The endpoint, up to /v1.
+        config: The model's name, limits and defaults.
+        url: The endpoint's URL, up to /v1.
         key: Sent as a bearer token.
-        endpoint: Connections that others use too; None: its own.
-        checks_name: Refuse replies that do not say that they are this model's. A name that stands for a dated one
-            (`gpt-x` for `gpt-x-2025-01-01`) is the same model.
+        endpoint: Connections to share with other models; None: its own.
+        verify_model_name: Reject replies from a model with another name; a dated version (`gpt-x-2025-01-01` for
+            `gpt-x`) is accepted.
     """
 
     is_policy = False
-    passes_through = True
+    forwards_arguments = True
 
     def __init__(
         self,
@@ -44,9 +45,9 @@ class OpenAIChat:
         key: SecretStr | None = None,
         *,
         endpoint: OpenAIEndpoint | None = None,
-        checks_name: bool = False,
+        verify_model_name: bool = False,
     ):
-        self.config, self.url, self.checks_name = config, url, checks_name
+        self.config, self.url, self.verify_model_name = config, url, verify_model_name
         self._endpoint = endpoint or OpenAIEndpoint(config, url, key)
 
     @property
@@ -56,98 +57,97 @@ class OpenAIChat:
 
     @property
     def endpoint(self) -> str:
-        """Where prompts are sent, for a person."""
+        """The URL that prompts are sent to."""
         return self.url
 
-    def named(self, model_name: str) -> Self:
-        """Returns another model of the same endpoint, over the same connections."""
+    def for_model(self, model_name: str) -> Self:
+        """Returns another model at the same endpoint, with shared connections."""
         config = self.config.model_copy(update={"model_name": model_name})
-        return type(self)(config, self.url, endpoint=self._endpoint, checks_name=self.checks_name)
+        return type(self)(config, self.url, endpoint=self._endpoint, verify_model_name=self.verify_model_name)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Asks for one reply; its tokens are not known, so it is never trained.
+        """Requests one reply; its tokens are unknown, so it is never trained.
 
         Raises:
-            BackendUnavailable: No usable answer after every attempt.
-            BackendError: An answer that trying again would not change.
+            BackendUnavailable: Every attempt failed.
+            BackendError: The endpoint rejected the request.
         """
         return (await self.sample_choices(request, 1))[0]
 
     async def sample_choices(self, request: ModelRequest, n: int) -> list[ModelReply]:
-        """Asks for n choices at once; the first one carries the tokens of all, which the endpoint counts together.
+        """Requests n choices at once; the first reply has the completion tokens of all, which the endpoint sums.
 
         Raises:
-            BackendUnavailable: No usable answer after every attempt.
-            BackendError: An answer that trying again would not change, or one of fewer choices.
+            BackendUnavailable: Every attempt failed.
+            BackendError: The endpoint rejected the request or returned fewer choices.
         """
-        body = body_of(self.config, request) | ({"n": n} if n > 1 else {})
-        return self._replies(await self._endpoint.call("POST", PATH, body=body), n)
+        body = build_body(self.config, request) | ({"n": n} if n > 1 else {})
+        return self._parse_replies(await self._endpoint.call("POST", PATH, body=body), n)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._endpoint.close()
 
-    def _replies(self, text: str, n: int) -> list[ModelReply]:
-        """Returns the n replies that an answer holds."""
+    def _parse_replies(self, text: str, n: int) -> list[ModelReply]:
         where = f"{self.url}{PATH}"
         try:
             answer = json.loads(text)
             choices = answer["choices"][:n]
-            messages: list[Message] = [_message(choice["message"]) for choice in (choices[0], *choices[1:])]
+            messages: list[Message] = [_parse_message(choice["message"]) for choice in (choices[0], *choices[1:])]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            told = self._endpoint.clean(what_is_said(text))
-            raise BackendError(f"{where}: the answer is no chat completion: {told}") from None
+            message = self._endpoint.redact(extract_error_message(text))
+            raise BackendError(f"{where}: the response is not a chat completion: {message}") from None
         if len(choices) < n:
-            raise BackendError(f"{where}: {len(choices)} of n = {n} choices came back")
-        if self.checks_name and not _is_same_model(self.model_name, answer.get("model")):
-            said = self._endpoint.clean(repr(answer.get("model")))
-            raise BackendError(f"{where}: asked for {self.model_name!r}, answered by {said}")
+            raise BackendError(f"{where}: requested n = {n} choices, received {len(choices)}")
+        if self.verify_model_name and not _is_same_model(self.model_name, answer.get("model")):
+            other = self._endpoint.redact(repr(answer.get("model")))
+            raise BackendError(f"{where}: requested the model {self.model_name!r}, but {other} replied")
         usage = answer.get("usage") or {}
-        prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        prompt, completion = _read_count(usage, "prompt_tokens"), _read_count(usage, "completion_tokens")
         return [
             ModelReply(message, str(choice.get("finish_reason") or "stop"), None, prompt, 0 if index else completion)
             for index, (message, choice) in enumerate(zip(messages, choices, strict=True))
         ]
 
 
-def body_of(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
-    """Returns the JSON of one call: the configuration's defaults, then what the caller asked for."""
+def build_body(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
+    """Returns the JSON body of a call: the configuration's defaults, overridden by the request's arguments."""
     defaults = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}
-    asked = request.arguments
-    if asked is None:
+    arguments = request.arguments
+    if arguments is None:
         sampling = request.sampling
-        asked = {
+        arguments = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p if sampling.top_p < 1 else None,
             "max_tokens": sampling.max_tokens,
             "stop": list(sampling.stop) or None,
             "seed": sampling.seed,
         }
-    if asked.get("max_completion_tokens") is not None:
+    if arguments.get("max_completion_tokens") is not None:
         del defaults["max_tokens"]
-    given = {key: value for key, value in {**defaults, **_given(asked)}.items() if value is not None}
+    given = _drop_none({**defaults, **_drop_none(arguments)})
     tools = {"tools": request.tools} if request.tools else {}
     return {"model": config.model_name, "messages": request.messages, **config.extra_body, **given, **tools}
 
 
-def _is_same_model(asked: str, answered: Any) -> bool:
-    """True if the name that answered is the one asked for, or the dated one that a base model's name stands for.
+def _is_same_model(requested: str, replied: Any) -> bool:
+    """Returns True if the two names are equal, or the second is a dated version of the first.
 
-    Example: `gpt-x` is `gpt-x-2025-04-14` and `gpt-x-0613`; it is not `gpt-x-mini`. `ft:` names are only themselves.
+    Example: `gpt-x` matches `gpt-x-2025-04-14` and `gpt-x-0613`, but not `gpt-x-mini`. `ft:` names must be equal.
     """
-    is_dated = not asked.startswith("ft:") and re.fullmatch(rf"{re.escape(asked)}-\d[\d-]*", str(answered))
-    return answered == asked or bool(is_dated)
+    is_dated = not requested.startswith("ft:") and re.fullmatch(rf"{re.escape(requested)}-\d[\d-]*", str(replied))
+    return replied == requested or bool(is_dated)
 
 
-def _message(said: Mapping[str, Any]) -> Message:
-    further = {key: said[key] for key in ("tool_calls", "refusal") if said.get(key)}
-    return {"role": "assistant", "content": said.get("content"), **further}
+def _parse_message(message: Mapping[str, Any]) -> Message:
+    extra = {key: message[key] for key in ("tool_calls", "refusal") if message.get(key)}
+    return {"role": "assistant", "content": message.get("content"), **extra}
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-def _count(usage: Any, name: str) -> int:
+def _read_count(usage: Any, name: str) -> int:
     value = usage.get(name) if isinstance(usage, Mapping) else None
     return value if isinstance(value, int) and value > 0 else 0

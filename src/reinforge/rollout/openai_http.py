@@ -1,11 +1,11 @@
-"""Calls to an endpoint that speaks OpenAI's API: typed failures, and retries that obey the server.
+"""HTTP calls to an OpenAI-compatible endpoint, with retries.
 
-    answer                                       outcome
+    response                                     result
     200                                          its text
-    408, 409, 429, 5xx, no or half an answer     tried again (after `retry-after` if given), then BackendUnavailable
-    any other status, a redirect                 BackendError, at once
+    408, 409, 429, 5xx, none or a partial one    retried (after `retry-after` if given), then BackendUnavailable
+    any other status, a redirect                 BackendError, without a retry
 
-The key travels in a header and is cut out of every message that could repeat it. Redirects are not followed.
+The key is sent in a header and redacted from every message. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import stamina
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.rollout.openai_config import EndpointConfig, is_metadata
+from reinforge.rollout.openai_config import EndpointConfig, is_metadata_host
 
 T = TypeVar("T")
 
-AGAIN = frozenset({408, 409, 429})
+RETRYABLE_STATUSES = frozenset({408, 409, 429})
 MAX_WAIT_S = 120.0
-"""A server that asks for a longer wait is not waited for."""
+"""If the server asks to wait longer than this, the call fails instead."""
 MAX_BYTES = 32 << 20
 CONNECT_S = 10.0
 UPLOAD_S = 600.0
-"""A file may take so long, however short the answers of other calls must be."""
+"""Minimum time limit of a file upload."""
 
 
-class TryAgain(Exception):
-    """A failure that may pass.
+class RetryableError(Exception):
+    """A temporary failure; the call may be retried.
 
     Attributes:
-        wait_s: Seconds that the server asks to wait; None: it does not say.
+        wait_s: Seconds that the server asks to wait; None: not given.
     """
 
     def __init__(self, message: str, wait_s: float | None = None):
@@ -48,8 +48,8 @@ class TryAgain(Exception):
         self.wait_s = wait_s
 
 
-class Refused(BackendError):
-    """An answer that trying again would not change.
+class RequestRejected(BackendError):
+    """The server rejected the request; a retry would not help.
 
     Attributes:
         status: The HTTP status.
@@ -64,43 +64,43 @@ class OpenAIEndpoint:
     """The connections to one endpoint.
 
     Args:
-        config: Limits.
-        url: The endpoint, up to /v1.
+        config: Limits and retries.
+        url: The endpoint's URL, up to /v1.
         key: Sent as a bearer token.
     """
 
     def __init__(self, config: EndpointConfig, url: str, key: SecretStr | None = None):
         self.config, self.url, self._key = config, url, key
-        self._open: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, **arguments: Any) -> str:
-        """Makes a call that may be made twice and returns the text of its answer; arguments as of `once`.
+        """Makes an idempotent call with retries and returns the response text; arguments as for `send`.
 
         Raises:
-            BackendUnavailable: No usable answer after every attempt.
-            BackendError: An answer that trying again would not change.
+            BackendUnavailable: Every attempt failed.
+            BackendError: The server rejected the request.
         """
-        return await self.retried(lambda: self.once(method, path, **arguments))
+        return await self.retry(lambda: self.send(method, path, **arguments))
 
-    async def retried(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Does `work`, which may raise `TryAgain`, as often as the configuration says.
+    async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Runs `work` and repeats it after a `RetryableError`, up to `max_retries` times.
 
         Raises:
-            BackendUnavailable: Every attempt failed in a way that may pass.
+            BackendUnavailable: Every attempt failed.
         """
         attempts = self.config.max_retries + 1
         try:
             async for attempt in stamina.retry_context(
-                on=_wait, attempts=attempts, timeout=None, wait_initial=0.5, wait_max=8.0, wait_jitter=0.25
+                on=_choose_backoff, attempts=attempts, timeout=None, wait_initial=0.5, wait_max=8.0, wait_jitter=0.25
             ):
                 with attempt:
-                    done = await work()
-        except TryAgain as error:
-            tried = "" if error.wait_s is not None and error.wait_s > MAX_WAIT_S else f" ({attempts} attempts)"
-            raise BackendUnavailable(f"{error}{tried}") from None
-        return done
+                    result = await work()
+        except RetryableError as error:
+            gave_up_early = error.wait_s is not None and error.wait_s > MAX_WAIT_S
+            raise BackendUnavailable(f"{error}{'' if gave_up_early else f' ({attempts} attempts)'}") from None
+        return result
 
-    async def once(
+    async def send(
         self,
         method: str,
         path: str,
@@ -109,64 +109,65 @@ class OpenAIEndpoint:
         body: Mapping[str, Any] | None = None,
         file: tuple[str, bytes, Mapping[str, str]] | None = None,
     ) -> str:
-        """Makes one call and returns the text of an answer with status 200.
+        """Makes one call and returns the text of a response with status 200.
 
         Args:
             method: GET or POST.
-            path: Below the endpoint's URL.
-            query: Behind the `?`.
+            path: Path below the endpoint's URL.
+            query: Query parameters.
             body: Sent as JSON.
-            file: Name, content and the other fields of a form; sent in place of JSON.
+            file: Name, content and the other form fields of an upload; sent instead of JSON.
 
         Raises:
-            TryAgain: A failure that may pass.
-            Refused: An answer that trying again would not change.
+            RetryableError: The call failed temporarily.
+            RequestRejected: The server rejected the request.
         """
         headers = {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key is not None else {}
         url = f"{self.url}{path}"
         limit_s = self.config.timeout_s if file is None else max(UPLOAD_S, self.config.timeout_s)
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
-        sent: dict[str, Any] = {"json": body} if file is None else {"data": _form(*file)}
+        content: dict[str, Any] = {"json": body} if file is None else {"data": _build_form(*file)}
         try:
-            async with self._session().request(
-                method, url, params=query, headers=headers, timeout=timeout, allow_redirects=False, **sent
+            async with self._get_session().request(
+                method, url, params=query, headers=headers, timeout=timeout, allow_redirects=False, **content
             ) as response:
                 text = (await self._read(response)).decode("utf-8", "replace")
-                status, answered = response.status, dict(response.headers)
+                status, received = response.status, dict(response.headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            what = f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
-            raise TryAgain(self.clean(f"{url}: {what or type(error).__name__}")) from None
+            what = f"no response within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise RetryableError(self.redact(f"{url}: {what or type(error).__name__}")) from None
         if status == 200:
             return text
-        said = self.clean(f"{url}: {status} {what_is_said(text)}")
-        lower = {key.lower(): value for key, value in answered.items()}
+        message = self.redact(f"{url}: {status} {extract_error_message(text)}")
+        lower = {key.lower(): value for key, value in received.items()}
         if 300 <= status < 400:
-            raise Refused(f"{said}: redirects are not followed; set base_url to where it points", status)
-        again = {"true": True, "false": False}.get(lower.get("x-should-retry", ""), status in AGAIN or status >= 500)
-        if not again:
-            raise Refused(said, status)
-        wait_s = asked_wait_s(lower)
-        told = f"; it asks to wait {wait_s:.0f} s" if wait_s is not None and wait_s > MAX_WAIT_S else ""
-        raise TryAgain(said + told, wait_s)
+            raise RequestRejected(f"{message}: redirects are not followed; set base_url to the final URL", status)
+        is_retryable = status in RETRYABLE_STATUSES or status >= 500
+        if not {"true": True, "false": False}.get(lower.get("x-should-retry", ""), is_retryable):
+            raise RequestRejected(message, status)
+        wait_s = parse_retry_after(lower)
+        if wait_s is not None and wait_s > MAX_WAIT_S:
+            message += f"; the server asks to wait {wait_s:.0f} s, more than the maximum of {MAX_WAIT_S:.0f} s"
+        raise RetryableError(message, wait_s)
 
-    def clean(self, text: str) -> str:
-        """Returns text without the key, in case the server repeats it."""
+    def redact(self, text: str) -> str:
+        """Returns the text with the key replaced by ***, in case the server repeated it."""
         key = self._key.get_secret_value() if self._key is not None else ""
         return text.replace(key, "***") if key else text
 
     async def close(self) -> None:
         """Closes the connections."""
-        if self._open is not None:
-            await self._open.close()
-            self._open = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._open is None:
-            self._open = aiohttp.ClientSession(
+    def _get_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self.config.max_connections, resolver=SafeResolver()),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-        return self._open
+        return self._session
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         chunks, size = [], 0
@@ -174,40 +175,40 @@ class OpenAIEndpoint:
             chunks.append(chunk)
             size += len(chunk)
             if size > MAX_BYTES:
-                raise BackendError(f"{self.url}: the answer is longer than {MAX_BYTES >> 20} MiB")
+                raise BackendError(f"{self.url}: the response is larger than {MAX_BYTES >> 20} MiB")
         return b"".join(chunks)
 
 
 class SafeResolver(aiohttp.ThreadedResolver):
-    """Refuses names that lead to a link-local address, also if they did not a moment ago."""
+    """Blocks host names that resolve to a link-local address, on every lookup (DNS rebinding)."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[aiohttp.abc.ResolveResult]:
         """Returns the addresses of a host."""
-        found = await super().resolve(host, port, family)
-        if any(is_metadata(entry["host"]) for entry in found):
-            raise OSError(f"{host} leads to a link-local address, which is never called")
-        return found
+        addresses = await super().resolve(host, port, family)
+        if any(is_metadata_host(entry["host"]) for entry in addresses):
+            raise OSError(f"{host} resolves to a link-local address, which is blocked")
+        return addresses
 
 
-def _form(name: str, content: bytes, fields: Mapping[str, str]) -> aiohttp.FormData:
+def _build_form(name: str, content: bytes, fields: Mapping[str, str]) -> aiohttp.FormData:
     form = aiohttp.FormData(dict(fields))
     form.add_field("file", content, filename=name, content_type="application/jsonl")
     return form
 
 
-def _wait(error: Exception) -> bool | float:
-    """Tells stamina whether to try again: True for its own backoff, or the seconds that the server asks for."""
-    if not isinstance(error, TryAgain):
+def _choose_backoff(error: Exception) -> bool | float:
+    """Returns whether stamina retries: True with its own backoff, or the seconds that the server asks to wait."""
+    if not isinstance(error, RetryableError):
         return False
     if error.wait_s is None:
         return True
     return error.wait_s if error.wait_s <= MAX_WAIT_S else False
 
 
-def asked_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds of `retry-after-ms` or `retry-after` (seconds or a date); None where neither is usable."""
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Returns the seconds from `retry-after-ms` or `retry-after` (seconds or a date); None if neither is valid."""
     try:
         return max(0.0, float(headers["retry-after-ms"]) / 1000)
     except (KeyError, ValueError):
@@ -223,8 +224,8 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def what_is_said(text: str) -> str:
-    """Returns what an error's body says, in one short line: OpenAI's error object, or the first words of any text."""
+def extract_error_message(text: str) -> str:
+    """Returns the message of an error response in one line: from OpenAI's error object, or the start of the text."""
     try:
         error = json.loads(text)
         error = error.get("error", error.get("detail", error.get("message", error)))
@@ -234,4 +235,4 @@ def what_is_said(text: str) -> str:
     except (ValueError, AttributeError, RecursionError):
         pass
     words = " ".join(re.sub(r"<[^>]*>", " ", text).split())
-    return words[:300] or "an empty answer"
+    return words[:300] or "an empty response"

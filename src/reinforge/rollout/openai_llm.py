@@ -1,27 +1,28 @@
-"""`llms.<name>._type: openai`: any endpoint that speaks OpenAI's chat completions.
+"""`llms.<name>._type: openai`: a model behind any OpenAI-compatible chat completions endpoint.
 
-As the agent's model, as a judge, or as a second model of a workflow. It is never trained: what it says is context
-without log-probs, also where the endpoint tells log-probs or token ids. The client is imported when one is made.
+It can be the agent's model, a judge, or a second model of a workflow. It is never trained: its replies are context
+without log-probs, even if the endpoint returns log-probs or token ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
-from reinforge.rollout.openai_config import OpenAILLMConfig, endpoint_of, entry_of, warn_of_key
+from reinforge.rollout.openai_config import OpenAILLMConfig, find_entry_name, resolve_endpoint, warn_about_api_key
 
 if TYPE_CHECKING:
     from reinforge.rollout.openai_client import OpenAIChat
 
 
 @register_llm(config_type=OpenAILLMConfig)
-async def openai_llm(config: OpenAILLMConfig, builder: Any) -> AsyncIterator[OpenAIChat]:
-    """Yields the endpoint's model and closes its connections at the end."""
-    url, key = endpoint_of(config)
-    warn_of_key(config, url, ("llms", entry_of(builder.config.llms, config)), builder)
-    from reinforge.rollout.openai_client import OpenAIChat  # loads the HTTP client
+async def openai_llm(config: OpenAILLMConfig, builder: Builder) -> AsyncIterator[OpenAIChat]:
+    """Yields the model and closes its connections at the end."""
+    url, key = resolve_endpoint(config)
+    warn_about_api_key(config, url, ("llms", find_entry_name(builder.config.llms, config)), builder)
+    from reinforge.rollout.openai_client import OpenAIChat  # imports the HTTP client
 
     model = OpenAIChat(config, url, key)
     try:

@@ -1,4 +1,4 @@
-"""Blocking work on daemon threads, which an interrupted run need not wait for; and a loop for blocking callers."""
+"""Runs blocking work in daemon threads, and coroutines for blocking callers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """Runs `work` on a thread of its own and returns what it returns; if the caller gives up, it is left behind.
+async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """Runs `work` in a new daemon thread and returns its result.
+
+    If the caller is cancelled, the thread is abandoned; as a daemon it does not keep the process alive.
 
     Args:
         work: The blocking call.
-        name: The thread's name, for a person who looks at a stuck process.
+        name: The thread's name, for debugging a stuck process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -34,9 +36,9 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
         error: BaseException | None = None
         try:
             result = work()
-        except StopIteration as stop:  # a future cannot carry it
+        except StopIteration as stop:  # asyncio futures do not accept it
             error = RuntimeError(f"StopIteration: {stop}")
-        except BaseException as raised:  # noqa: BLE001  raised again where the caller awaits
+        except BaseException as raised:  # noqa: BLE001  re-raised in the caller
             error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
@@ -46,9 +48,9 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
 
 
 class LoopThread:
-    """An event loop on a daemon thread of its own, for blocking callers, also where a loop runs already (a notebook).
+    """An event loop in a daemon thread, for blocking callers; also works where a loop is running (a notebook).
 
-    Clients that keep connections belong to the loop that they were first used in: all work of one owner goes here.
+    Clients with open connections belong to the loop in which they were first used, so one owner runs all its work here.
     """
 
     def __init__(self, name: str):
@@ -57,37 +59,37 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop and returns what it returns.
+        """Runs a coroutine on the loop and returns its result.
 
         Raises:
-            RuntimeError: Called on the loop's own thread, which would wait for itself.
+            RuntimeError: Called from the loop's own thread, where it would deadlock.
         """
-        self._started()
+        self._ensure_loop()
         if threading.current_thread().name == self._name:
             work.close()
-            raise RuntimeError(f"{self._name}: blocking work cannot wait for its own loop")
+            raise RuntimeError(f"{self._name}: a blocking call from the loop's own thread would deadlock")
         return self.start(work).result()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a coroutine on the loop; another loop awaits it by `asyncio.wrap_future`."""
-        return asyncio.run_coroutine_threadsafe(work, self._started())
+        """Starts a coroutine on the loop; await it from another loop with `asyncio.wrap_future`."""
+        return asyncio.run_coroutine_threadsafe(work, self._ensure_loop())
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True).start()
+                threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True).start()
             return self._loop
 
     def close(self) -> None:
-        """Ends the thread, which gives back the loop's sockets; work afterwards begins another one."""
+        """Stops the loop and frees its sockets; later work starts a new loop."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:

@@ -1,10 +1,10 @@
-"""A tree is a list of groups: where an episode asks the same prompt several times, the replies are siblings.
+"""Builds trees from episodes: several replies to the same prompt are siblings, and each such prompt is a group.
 
     prompt P -> a, b        prompt P a x -> c, d
-    =>  siblings a and b after P, siblings c and d after P a x; c and d follow from a
+    =>  siblings a and b after P, siblings c and d after P a x; c and d follow a
 
-An agent grows a tree by asking again and by going on from each reply; nothing else is needed. Everything above a reply
-is context, so each sampled reply is trained exactly once.
+An agent makes a tree by sampling a prompt several times and continuing from each reply. Everything above a reply is
+context, so each sampled reply is trained exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from reinforge.rollout.episode import item_of, step_rewards
+from reinforge.rollout.episode import build_episode_item, sum_step_rewards
 from reinforge.types.episode import EpisodeRecord, ModelCall
 from reinforge.types.request import Message
 from reinforge.types.trajectory import Trajectory
@@ -25,15 +25,15 @@ BackUp = Literal["none", "mean", "max"]
 
 @dataclass(slots=True)
 class TreeNode:
-    """One branching point: a prompt and the replies to it.
+    """One branching point: a prompt and its replies.
 
     Attributes:
         messages: The prompt.
-        calls: The replies to it that are trained, in the order of their seeds, which does not depend on timing.
+        calls: The trained replies, ordered by seed so that the order does not depend on timing.
         rewards: The marked reward of each reply.
-        adapter: Whose replies they are; None: the one policy's.
-        name: Indices of the replies that lead here, "0.2" for the third reply to the first reply; "" at the root.
-        children: What follows from each reply.
+        adapter: The adapter that replied; None: the only policy.
+        name: Indices of the replies that lead here: "0.2" for the third reply to the first reply; "" at the root.
+        children: The nodes that follow each reply.
     """
 
     messages: list[Message]
@@ -43,63 +43,63 @@ class TreeNode:
     name: str = ""
     children: list[list[TreeNode]] = field(default_factory=list)
 
-    def values(self, back_up: BackUp) -> list[float]:
-        """Returns what each reply is worth: its own reward, and what follows from it.
+    def compute_values(self, back_up: BackUp) -> list[float]:
+        """Returns the value of each reply: its own reward plus the value of the replies that follow it.
 
-        Example: rewards [0, 1], two replies of 1 and 0 follow from the first: none -> [0, 1]; mean -> [0.5, 1];
-        max -> [1, 1].
+        Example: rewards [0, 1], and two replies with rewards 1 and 0 follow the first: none -> [0, 1];
+        mean -> [0.5, 1]; max -> [1, 1].
 
         Args:
-            back_up: none: its own reward alone; mean, max: plus that of the values of the replies that follow.
+            back_up: none: only its own reward; mean, max: plus the mean or maximum of the following replies' values.
         """
         if back_up == "none":
             return list(self.rewards)
         pick = statistics.fmean if back_up == "mean" else max
         values = []
         for reward, nodes in zip(self.rewards, self.children, strict=True):
-            following = [value for node in nodes for value in node.values(back_up)]
+            following = [value for node in nodes for value in node.compute_values(back_up)]
             values.append(reward + (pick(following) if following else 0.0))
         return values
 
 
-def tree_of(
+def build_tree(
     record: EpisodeRecord, targets: Sequence[bool], policies: Mapping[str, str | None] | None = None
 ) -> list[TreeNode]:
-    """Returns an episode's branching points, each after the one that it follows from.
+    """Returns an episode's branching points, parents before children.
 
     Args:
         record: The episode.
         targets: For each call, whether its reply is trained.
-        policies: The adapter of each entry of `llms`: replies of two are no siblings, though they follow each other.
+        policies: The adapter of each entry of `llms`; replies of different adapters are not siblings.
     """
-    rewards = step_rewards(record) or [0.0] * len(record.calls)
+    rewards = sum_step_rewards(record) or [0.0] * len(record.calls)
     chosen = [(c, r) for c, r, trained in zip(record.calls, rewards, targets, strict=True) if trained]
     chosen.sort(key=lambda each: (len(each[0].request.messages), each[0].request.sampling.seed or 0))
     nodes: dict[tuple[str, str | None], TreeNode] = {}
     for call, reward in chosen:
         adapter = (policies or {}).get(call.llm)
-        place = _key(call.request.messages), adapter
-        node = nodes.setdefault(place, TreeNode(call.request.messages, adapter=adapter))
+        key = _build_key(call.request.messages), adapter
+        node = nodes.setdefault(key, TreeNode(call.request.messages, adapter=adapter))
         node.calls.append(call)
         node.rewards.append(reward)
         node.children.append([])
-    followed: dict[str, list[tuple[TreeNode, int]]] = {}
-    roots = 0
+    replies: dict[str, list[tuple[TreeNode, int]]] = {}
+    num_roots = 0
     for node in nodes.values():
-        parents = _parents(node, followed)
+        parents = _find_parents(node, replies)
         for parent, index in parents:
             parent.children[index].append(node)
         if parents:
             parent, index = parents[0]
             name = f"{parent.name}.{index}" if parent.name else str(index)
-            twins = parent.children[index].index(node)
-            node.name = f"{name}'{twins}" if twins else name
+            number = parent.children[index].index(node)
+            node.name = f"{name}'{number}" if number else name
         else:
-            node.name = f"root{roots}" if roots else ""
-            roots += 1
+            node.name = f"root{num_roots}" if num_roots else ""
+            num_roots += 1
         for index, call in enumerate(node.calls):
-            said = _key([*call.request.messages, call.reply.message])
-            followed.setdefault(said, []).append((node, index))
+            conversation = _build_key([*call.request.messages, call.reply.message])
+            replies.setdefault(conversation, []).append((node, index))
     return list(nodes.values())
 
 
@@ -109,26 +109,27 @@ def groups_from_tree(
     back_up: BackUp = "none",
     policies: Mapping[str, str | None] | None = None,
 ) -> list[list[Trajectory]]:
-    """Returns the siblings of each branching point; the path above them is context.
+    """Returns the siblings of each branching point as trajectories; the path above them is context.
 
     Args:
         record: The episode.
         targets: For each call, whether its reply is trained.
-        back_up: How a reply is rewarded for what follows from it, of other adapters too.
-        policies: The adapter of each entry of `llms`; None: there is one policy.
+        back_up: How the rewards of following replies, also of other adapters, count for a reply.
+        policies: The adapter of each entry of `llms`; None: there is only one policy.
     """
-    return [_siblings(record, node, node.values(back_up)) for node in tree_of(record, targets, policies)]
+    nodes = build_tree(record, targets, policies)
+    return [_build_siblings(record, node, node.compute_values(back_up)) for node in nodes]
 
 
-def _siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) -> list[Trajectory]:
-    path = [item_of(message, trained=False) for message in node.messages]
+def _build_siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) -> list[Trajectory]:
+    path = [build_episode_item(message, trained=False) for message in node.messages]
     group_id = f"{record.key.example_id}/{record.key.generation}/{node.name}"
     return [
         Trajectory.model_construct(
-            episode=[*path, item_of(call.reply.message, logprobs=call.known)],
+            episode=[*path, build_episode_item(call.reply.message, logprobs=call.training_source)],
             reward=value,
             shaped_rewards=None,
-            metadata={"node": node.name, "depth": _depth(node), "call_id": call.call_id},
+            metadata={"node": node.name, "depth": _compute_depth(node), "call_id": call.call_id},
             group_id=group_id if node.adapter is None else f"{group_id}/{node.adapter}",
             episode_id=str(record.key),
             agent=None,
@@ -139,19 +140,19 @@ def _siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) ->
     ]
 
 
-def _depth(node: TreeNode) -> int:
+def _compute_depth(node: TreeNode) -> int:
     return 0 if not node.name or node.name.startswith("root") else node.name.count(".") + 1
 
 
-def _parents(node: TreeNode, followed: dict[str, list[tuple[TreeNode, int]]]) -> list[tuple[TreeNode, int]]:
-    """Returns the replies that a prompt goes on from: those of its longest beginning that is one; equal ones all."""
+def _find_parents(node: TreeNode, replies: dict[str, list[tuple[TreeNode, int]]]) -> list[tuple[TreeNode, int]]:
+    """Returns the replies at the end of the prompt's longest known prefix; several if replies are equal."""
     for end in range(len(node.messages) - 1, 0, -1):
         if node.messages[end - 1].get("role") == "assistant":
-            found = followed.get(_key(node.messages[:end]))
-            if found:
-                return found
+            parents = replies.get(_build_key(node.messages[:end]))
+            if parents:
+                return parents
     return []
 
 
-def _key(messages: Sequence[Message]) -> str:
+def _build_key(messages: Sequence[Message]) -> str:
     return json.dumps(list(messages), sort_keys=True, default=str)

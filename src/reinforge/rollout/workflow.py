@@ -1,28 +1,28 @@
-"""The agent: `workflow(item, llm, context)`, an async or plain function or an object with `__call__`."""
+"""Workflows: the agent as `workflow(item, llm, context)`, a plain or async function or an object with `__call__`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from reinforge.config.imports import import_object
 from reinforge.config.schema import WorkflowConfig
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError
+from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
-from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.workflow import BoundWorkflow
 
 
 class PolicyFailure(Exception):
-    """Raise it in a workflow where the model's answer cannot be used: an illegal act, an unparsable reply.
+    """Raise this in a workflow if the model's answer is unusable: an invalid action, a reply that cannot be parsed.
 
-    The episode counts as the policy's own failure and its reward is the penalty `finetuning.outcomes.policy_error`.
+    The episode counts as a policy failure, and its reward is `finetuning.outcomes.policy_error`.
 
     Attributes:
-        output: What the other evaluators look at; None where there is nothing to show.
+        output: The output for the other evaluators, or None.
     """
 
     def __init__(self, message: str, output: Any = None):
@@ -30,35 +30,13 @@ class PolicyFailure(Exception):
         self.output = output
 
 
-@dataclass(frozen=True, slots=True)
-class BoundWorkflow:
-    """A workflow and the entry of `llms` that it is given.
-
-    Attributes:
-        function: The callable.
-        llm: Entry of `llms` passed as `llm`; None: the only one there is.
-        is_async: True if calling it gives an awaitable.
-        shares_world: True if siblings meet the same world's seed.
-    """
-
-    function: Callable[..., Any]
-    llm: str | None
-    is_async: bool
-    shares_world: bool = True
-
-    def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
-        """Returns what the workflow finds wrong with examples before any is run, by its own method of this name."""
-        look = getattr(self.function, "example_problems", None)
-        return list(look(items)) if callable(look) else []
-
-
-def bind_workflow(function: Any, llm: str | None = None, *, shares_world: bool = True) -> BoundWorkflow:
-    """Returns a workflow ready to run.
+def bind_workflow(function: Any, llm: str | None = None, *, share_environment_seed: bool = True) -> BoundWorkflow:
+    """Returns a workflow that is ready to run.
 
     Args:
-        function: An async or plain callable `(item, llm, context)`, or a class whose instances are one.
-        llm: Entry of `llms` that it is given.
-        shares_world: Siblings meet the same world's seed.
+        function: A plain or async callable `(item, llm, context)`, or a class with such instances.
+        llm: Entry of `llms` to pass as `llm`; None: the only entry.
+        share_environment_seed: True if siblings run with the same environment seed.
 
     Raises:
         ConfigError: It is not callable with three arguments.
@@ -74,21 +52,23 @@ def bind_workflow(function: Any, llm: str | None = None, *, shares_world: bool =
             f"workflow {getattr(function, '__name__', function)!r} cannot be called as (item, llm, context): {error}"
         ) from None
     call = function if inspect.isroutine(function) else type(function).__call__
-    return BoundWorkflow(function, llm, inspect.iscoroutinefunction(call), shares_world)
+    return BoundWorkflow(function, llm, inspect.iscoroutinefunction(call), share_environment_seed)
 
 
 class PythonWorkflowConfig(WorkflowConfig, name="python"):
-    """A function or class below the project."""
+    """A function or class in the project's folder."""
 
-    function: Any = Field(description="`module:name` below the project's folder; from Python, the callable itself.")
-    llm: str | None = Field(default=None, description="Entry of llms that it is given; null: the only one.")
-    shares_world: bool = Field(default=True, description="Siblings meet the same world's seed.")
+    renamed_keys: ClassVar[dict[str, str]] = {"shares_world": "share_environment_seed"}
+
+    function: Any = Field(description="`module:name` in the project's folder; from Python, the callable itself.")
+    llm: str | None = Field(default=None, description="Entry of llms that the agent uses; null: the only entry.")
+    share_environment_seed: bool = Field(default=True, description="Run siblings with the same environment seed.")
 
 
 @register_workflow(config_type=PythonWorkflowConfig)
-async def python_workflow(config: PythonWorkflowConfig, builder: Any) -> AsyncIterator[BoundWorkflow]:
-    """Yields the user's own function."""
+async def python_workflow(config: PythonWorkflowConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
+    """Yields the user's function as a workflow."""
     function = config.function
     if isinstance(function, str):
         function = import_object(function, builder.project_root, path="function")
-    yield bind_workflow(function, config.llm, shares_world=config.shares_world)
+    yield bind_workflow(function, config.llm, share_environment_seed=config.share_environment_seed)

@@ -1,1 +1,1 @@
-"""The run folder: journal, checkpoints, reports, and the readers of all three."""
+"""The run folder: its journal, checkpoints and reports, and what reads them."""

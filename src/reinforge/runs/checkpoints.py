@@ -1,4 +1,4 @@
-"""The checkpoints of a run: committed whole or invisible, and no more of them kept than needed."""
+"""The checkpoints of a run. Each is committed whole or not visible; those that are no longer needed are removed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from reinforge.errors import StorageError
 from reinforge.files import (
     MANIFEST,
     commit_folder,
-    damage,
+    find_damage,
+    make_staging_path,
     remove_folder,
     replace_file,
-    staging_folder,
+    storage_boundary,
     to_json,
     write_folder,
-    writing,
 )
 from reinforge.interfaces import TrainerAdapter
 
 STATE = Path("training") / "run.json"
-"""What the run held when the checkpoint was written: a checkpoint that the journal does not know yet is adopted."""
+"""The run's state when the checkpoint was written; with it a checkpoint that the journal does not list is adopted."""
 
 
 class Checkpoints:
@@ -42,33 +42,33 @@ class Checkpoints:
         return f"checkpoints/step-{version:06d}"
 
     def has(self, version: int) -> bool:
-        """True if the checkpoint of a version is there."""
+        """True if a version has a checkpoint."""
         return (self.run / self.name(version)).is_dir()
 
-    def all(self) -> list[str]:
-        """Returns the checkpoints that are there, the oldest first."""
+    def names(self) -> list[str]:
+        """Returns the names of all checkpoints, the oldest first."""
         return sorted(f"checkpoints/{path.name}" for path in self.folder.glob("step-*"))
 
-    async def keep(self, adapter: TrainerAdapter, version: int, state: dict[str, Any] | None = None) -> str | None:
-        """Writes the weights as they are, under the name of `version`; returns it.
+    async def write(self, adapter: TrainerAdapter, version: int, state: dict[str, Any] | None = None) -> str | None:
+        """Writes the current weights as the checkpoint of `version`.
 
         Args:
-            adapter: Writes them.
+            adapter: Writes the weights.
             version: Their version.
-            state: What else is needed to go on from there.
+            state: The run's state, which resuming needs.
 
         Returns:
-            Its name; None where the backend keeps its weights to itself.
+            The checkpoint's name; None: the backend does not export its weights.
 
         Raises:
-            StorageError: It cannot be written; what stood there before still does.
+            StorageError: It cannot be written; an earlier checkpoint of that name is unchanged.
         """
-        target, staged = self.run / self.name(version), staging_folder(self.folder)
+        target, staged = self.run / self.name(version), make_staging_path(self.folder)
         try:
             if not await adapter.save(staged, version):
                 return None
             text = to_json(state or {}) + "\n"
-            with writing(target, len(text)):
+            with storage_boundary(target, len(text)):
                 (staged / STATE).parent.mkdir(exist_ok=True)
             replace_file(staged / STATE, text)
             commit_folder(staged, target, version=version)
@@ -80,43 +80,43 @@ class Checkpoints:
         crash_point("ckpt.after_rename")
         return self.name(version)
 
-    def checked(self, name: str) -> Path:
-        """Returns the folder of a checkpoint, every byte of which was compared with its manifest.
+    def verify(self, name: str) -> Path:
+        """Returns the folder of a checkpoint after comparing every byte with its manifest.
 
         Raises:
             StorageError: It is damaged.
         """
-        reason = self.damage(name)
+        reason = self.find_damage(name)
         if reason is not None:
-            raise StorageError(f"{self.run / name} is damaged and not used: {reason}")
+            raise StorageError(f"{self.run / name} is damaged: {reason}")
         return self.run / name
 
-    def damage(self, name: str) -> str | None:
-        """Returns what is wrong with a checkpoint, or None."""
-        return damage(self.run / name)
+    def find_damage(self, name: str) -> str | None:
+        """Returns what is wrong with a checkpoint; None: nothing."""
+        return find_damage(self.run / name)
 
-    def state(self, name: str) -> dict[str, Any] | None:
-        """Returns what `keep` was given beside the weights; None where that cannot be read."""
+    def read_state(self, name: str) -> dict[str, Any] | None:
+        """Returns the state that was written with a checkpoint; None: it cannot be read."""
         try:
             found = json.loads((self.run / name / STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and found else None
 
-    def drop_all_but(self, kept: Collection[str]) -> list[str]:
-        """Removes every other checkpoint; returns their names."""
-        dropped = [name for name in self.all() if name not in kept]
+    def remove_except(self, kept: Collection[str]) -> list[str]:
+        """Removes all other checkpoints; returns their names."""
+        dropped = [name for name in self.names() if name not in kept]
         for name in dropped:
             remove_folder(self.run / name)
         return dropped
 
 
 def copy_model(checkpoint: Path, target: Path) -> None:
-    """Copies the model's files of a checkpoint, not the training's, to `target`; each adapter's, where it has several.
+    """Copies the model of a checkpoint, with all its adapters but without the training state, to `target`.
 
     Raises:
-        StorageError: They cannot be copied.
+        StorageError: It cannot be copied.
     """
     ignored = shutil.ignore_patterns(STATE.parent.name, MANIFEST)
-    with writing(target):
+    with storage_boundary(target):
         write_folder(target, lambda staged: shutil.copytree(checkpoint, staged, ignore=ignored))

@@ -1,18 +1,17 @@
-"""One episode of a run's journal, and its conversation as text to read."""
+"""Finds episodes in the journal of a run, and formats one as a readable conversation."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.errors import ConfigError, Problem, StorageError, boundary, did_you_mean
+from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import to_json
-from reinforge.runs.journal import read_rows
+from reinforge.runs.journal_reader import JournalReader
 
 MAX_COMPARED = 2000
-"""Keys among which the nearest to a misspelt one is looked for."""
+"""Keys that a misspelled key is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +20,9 @@ class FoundEpisode:
 
     Attributes:
         key: Its name, `phase/epoch/round/example/generation`.
-        data: As `records.episode_json` wrote it.
-        number: Where it stands among those asked for, from 0; None where it was asked for by its key.
-        total: How many were asked for.
+        data: As `episode_json.dump_episode` wrote it.
+        number: Its position among the matching episodes, from 0; None: it was found by its key.
+        total: The number of matching episodes.
     """
 
     key: str
@@ -32,56 +31,45 @@ class FoundEpisode:
     total: int
 
 
-def find_episode(folder: Path, named: str, phase: str | None = None, epoch: int | None = None) -> FoundEpisode:
-    """Returns an episode.
+def find_episode(folder: Path, number_or_key: str, phase: str | None = None, epoch: int | None = None) -> FoundEpisode:
+    """Returns one episode of a run.
 
     Args:
         folder: The run folder.
-        named: A number from 0, in the order in which the episodes ended, or a key.
-        phase: Count those of this phase only.
-        epoch: Count those of this epoch only.
+        number_or_key: A number from 0, in the order in which the episodes ended, or a key.
+        phase: Count only the episodes of this phase.
+        epoch: Count only the episodes of this epoch.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such episode.
         StorageError: The journal cannot be read.
     """
-    limits: list[tuple[str, str | int]] = []
-    if phase is not None:
-        limits.append(("phase = ?", phase))
-    if epoch is not None:
-        limits.append(("epoch = ?", epoch))
-    where = f" WHERE {' AND '.join(limit for limit, _ in limits)}" if limits else ""
-    values = tuple(value for _, value in limits)
-    with boundary(StorageError, f"reading {folder / 'run.sqlite'}"):
-        [[total]] = read_rows(folder, f"SELECT count(*) FROM episodes{where}", values)
-        if named.isdecimal():
-            query = f"SELECT key, data FROM episodes{where} ORDER BY rowid LIMIT 1 OFFSET ?"
-            found = read_rows(folder, query, (*values, int(named)))
-        else:
-            found = read_rows(folder, "SELECT key, data FROM episodes WHERE key = ?", (named,))
-        if found:
-            key, data = found[0]
-            return FoundEpisode(key, json.loads(data), int(named) if named.isdecimal() else None, total)
-        keys = read_rows(folder, f"SELECT key FROM episodes{where} LIMIT ?", (*values, MAX_COMPARED))
-    asked = " and ".join(limit.replace("= ?", str(value)) for limit, value in limits)
-    raise ConfigError(_not_there(folder, named, [key for (key,) in keys], total, asked))
+    reader = JournalReader(folder)
+    total = reader.count_episodes(phase, epoch)
+    number = int(number_or_key) if number_or_key.isdecimal() else None
+    found = reader.find_episode(number_or_key) if number is None else reader.episode_at(number, phase, epoch)
+    if found is not None:
+        return FoundEpisode(found.key, found.data, number, total)
+    keys = reader.episode_keys(MAX_COMPARED, phase, epoch)
+    given = {"phase": phase, "epoch": epoch}
+    scope = " and ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    raise ConfigError(_build_problem(folder, number_or_key, keys, total, f" of {scope}" if scope else ""))
 
 
-def _not_there(folder: Path, named: str, keys: list[str], total: int, asked: str) -> Problem:
-    of_those = f" of {asked}" if asked else ""
+def _build_problem(folder: Path, number_or_key: str, keys: list[str], total: int, scope: str) -> Problem:
     if total == 0:
-        return Problem("--episode", f"{folder} holds no episodes{of_those}", "reinforge runs show tells its stages")
-    if named.isdecimal():
-        message = f"there is no episode {named}{of_those}: there are {total:,}"
-        return Problem("--episode", message, f"0 to {total - 1}, or a key such as {keys[0]}")
-    message = f'there is no episode "{named}"{did_you_mean(named, keys)}'
-    return Problem("--episode", message, f"a number from 0 to {total - 1}, or a key such as {keys[0]}")
+        return Problem("--episode", f"{folder} has no episodes{scope}", "`reinforge runs show` lists its stages")
+    fix = f"use a number from 0 to {total - 1}, or a key such as {keys[0]}"
+    if number_or_key.isdecimal():
+        return Problem("--episode", f"there is no episode {number_or_key}{scope}: there are {total:,}", fix)
+    message = f'there is no episode "{number_or_key}"{did_you_mean(number_or_key, keys)}'
+    return Problem("--episode", message, fix)
 
 
-def episode_lines(found: FoundEpisode) -> list[str]:
+def format_episode(found: FoundEpisode) -> list[str]:
     """Returns an episode as lines of text: how it ended, then every message once, with its role and its tool calls.
 
-    What was said is indented, so that it cannot pass for a heading.
+    Message texts are indented, so that none of their lines can be mistaken for a heading.
     """
     data = found.data
     where = f"episode {found.number} of {found.total:,}" if found.number is not None else "episode"
@@ -91,34 +79,38 @@ def episode_lines(found: FoundEpisode) -> list[str]:
     lines = [
         f"{found.key}  ({where})",
         f"  outcome   {data['outcome']}" + (f": {data['reason']}" if data["reason"] else ""),
-        f"  reward    {_figure(data['reward'])}",
+        f"  reward    {_format_value(data['reward'])}",
     ]
     for name, score in data["scores"].items():
         why = "; ".join(str(score[key]) for key in ("reasoning", "error") if score.get(key) is not None)
-        lines.append(f"  score     {name} {_figure(score['score'])}" + (f": {why}" if why else ""))
-    num_calls = f"{len(calls)} call{'' if len(calls) == 1 else 's'}"
+        lines.append(f"  score     {name} {_format_value(score['score'])}" + (f": {why}" if why else ""))
     attempt = f", attempt {data['attempt'] + 1}" if data["attempt"] else ""
-    lines.append(f"  made      {num_calls}, {sampled:,} sampled tokens, {data['wall_s']:.2f} s{attempt}")
+    lines.append(f"  calls     {len(calls)}, {sampled:,} sampled tokens, {data['wall_s']:.2f} s{attempt}")
     shown: list[dict[str, Any]] = []
     for number, call in enumerate(calls):
         messages = call["messages"]
         if messages[: len(shown)] != shown:
-            lines += ["", f"(call {number} asks with another history than the calls before)"]
+            lines += ["", f"(call {number} starts from a different history)"]
             shown = []
         for message in messages[len(shown) :]:
-            lines += ["", *_message_lines(message)]
-        lines += ["", *_message_lines(call["reply"], _reply_facts(call))]
+            lines += ["", *_format_message(message)]
+        lines += ["", *_format_message(call["reply"], _describe_reply(call))]
         shown = [*messages, call["reply"]]
-        lines += _mark_lines(data["marks"], number + 1)
-    lines += ["", "[what the agent returned]", *_indented(_text(data["output"]))]
+        lines += _format_marks(data["marks"], number + 1)
+    lines += ["", "[output of the agent]", *_indent(_format_text(data["output"]))]
     return lines
 
 
-def _figure(value: Any) -> str:
+def read_outputs(folder: Path, phase: str) -> dict[str, Any]:
+    """Returns what the agent returned on each example of a phase of a run, such as `confirm_base`, by example id."""
+    return JournalReader(folder).outputs(phase)
+
+
+def _format_value(value: Any) -> str:
     return "missing" if value is None else f"{value:g}" if isinstance(value, int | float) else to_json(value)
 
 
-def _reply_facts(call: dict[str, Any]) -> str:
+def _describe_reply(call: dict[str, Any]) -> str:
     facts = [f"{call['llm']}", f"{call['num_completion_tokens']} tokens", f"finish_reason {call['finish_reason']}"]
     if call["policy_version"] is not None:
         facts.append(f"version {call['policy_version']}")
@@ -129,23 +121,22 @@ def _reply_facts(call: dict[str, Any]) -> str:
     return ", ".join(facts)
 
 
-def _message_lines(message: dict[str, Any], facts: str = "") -> list[str]:
+def _format_message(message: dict[str, Any], facts: str = "") -> list[str]:
     name = message.get("name") or message.get("tool_call_id")
     head = f"[{message.get('role', '?')}{f' {name}' if name else ''}]"
     lines = [f"{head}  {facts}".rstrip()]
     content = message.get("content")
     if content is not None and content != "":
-        lines += _indented(_text(content))
+        lines += _indent(_format_text(content))
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
-        lines += _indented(
-            f"-> {function.get('name', '?')}({_text(function.get('arguments', ''))})  {call.get('id', '')}".rstrip()
-        )
+        arguments = _format_text(function.get("arguments", ""))
+        lines += _indent(f"-> {function.get('name', '?')}({arguments})  {call.get('id', '')}".rstrip())
     return lines
 
 
-def _text(content: Any) -> str:
-    """Returns text as it is, the text of OpenAI's content parts, and anything else as JSON."""
+def _format_text(content: Any) -> str:
+    """Returns a string unchanged, the text of OpenAI's content parts, and anything else as JSON."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content and all(isinstance(part, dict) and "type" in part for part in content):
@@ -153,15 +144,15 @@ def _text(content: Any) -> str:
     return to_json(content)
 
 
-def _indented(text: str) -> list[str]:
+def _indent(text: str) -> list[str]:
     return [f"  {line}" for line in text.split("\n")]
 
 
-def _mark_lines(marks: list[dict[str, Any]], after_call: int) -> list[str]:
+def _format_marks(marks: list[dict[str, Any]], after_call: int) -> list[str]:
     lines = []
     for mark in marks:
         if mark["after_call"] == after_call:
             reward = "" if mark["step_reward"] is None else f" step reward {mark['step_reward']:g}"
-            held = "" if mark["data"] is None else f" {to_json(mark['data'])}"
-            lines.append(f"(the agent marks:{reward}{held})")
+            value = "" if mark["data"] is None else f" {to_json(mark['data'])}"
+            lines.append(f"(mark:{reward}{value})")
     return lines

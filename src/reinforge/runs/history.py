@@ -1,64 +1,61 @@
-"""What happened to a run, in words, from its journal."""
+"""What happened to a run, as sentences, from its journal."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from reinforge.evaluation.statistics import format_interval
-from reinforge.runs.run_folder import RunRecord, after_epoch
-from reinforge.runs.validations import BASELINE
-
-SILENT = "... and never said how it ended: it was killed, or the machine went down"
+from reinforge.runs.rows import BASELINE, Session, StageRow, ValidationRow
+from reinforge.runs.run_folder import KILLED, RunRecord, describe_position
 
 
-def story(record: RunRecord, *, is_running: bool) -> list[tuple[float | None, str]]:
-    """Returns what happened, as pairs of time and sentence, in order: sessions, and the stages of each epoch.
+def build_timeline(record: RunRecord, *, is_running: bool) -> list[tuple[float | None, str]]:
+    """Returns what happened, as pairs of time and sentence, in order: the sessions, and the stages of each epoch.
 
     Args:
         record: The journal.
-        is_running: A process works on it now, so that the last session has not ended.
+        is_running: True: a process works on the run now, so the last session has not ended.
     """
-    told: list[tuple[float | None, str]] = []
+    events: list[tuple[float | None, str]] = []
     for number, session in enumerate(record.sessions):
-        begins = session["started_s"]
-        following = record.sessions[number + 1]["started_s"] if number + 1 < len(record.sessions) else float("inf")
-        told.append((begins, f"process {session['pid']} on {session['host']} {_how_it_begins(number, session)}"))
-        first = 0.0 if number == 0 else begins
-        told += _epochs([row for row in record.stages if first <= row["at_s"] < following])
-        if session["ended"] is not None:
-            told.append((session["ended_s"], str(session["ended"])))
+        start = session.started_s
+        following = record.sessions[number + 1].started_s if number + 1 < len(record.sessions) else float("inf")
+        events.append((start, f"process {session.pid} on {session.host} {_describe_start(number, session)}"))
+        first = 0.0 if number == 0 else start
+        events += _describe_epochs([row for row in record.stages if first <= row.at_s < following])
+        if session.ended is not None:
+            events.append((session.ended_s, session.ended))
         elif following != float("inf") or not is_running:
-            told.append((None, SILENT))
-    return told if record.sessions else _epochs(record.stages)
+            events.append((None, KILLED))
+    return events if record.sessions else _describe_epochs(record.stages)
 
 
-def _how_it_begins(number: int, session: dict[str, Any]) -> str:
-    after = session["resumed_after"]
-    if after is None:
-        return "begins" if number == 0 else "begins again: nothing durable was left"
-    return f"goes on {after_epoch(after)}"
+def _describe_start(number: int, session: Session) -> str:
+    if session.resumed_after is None:
+        return "started" if number == 0 else "restarted from the beginning: no usable checkpoint was left"
+    return f"resumed {describe_position(session.resumed_after)}"
 
 
-def _epochs(rows: list[dict[str, Any]]) -> list[tuple[float | None, str]]:
-    """Returns one sentence for each epoch, in the order of its first stage."""
-    by_epoch: dict[str, list[dict[str, Any]]] = {}
+def _describe_epochs(rows: list[StageRow]) -> list[tuple[float | None, str]]:
+    """Returns one sentence per epoch, in the order of its first stage."""
+    by_epoch: dict[str, list[StageRow]] = {}
     for row in rows:
-        arm = row["stage"].lower() if row["stage"].startswith("CONFIRM") else None
-        by_epoch.setdefault(arm or _epoch_name(row), []).append(row)
+        arm = row.stage.lower() if row.stage.startswith("CONFIRM") else None
+        by_epoch.setdefault(arm or _name_epoch(row), []).append(row)
     return [
-        (group[-1]["at_s"], f"{name}: {', '.join(_stage(row['stage'], row['data']) for row in group)}")
+        (group[-1].at_s, f"{name}: {', '.join(_describe_stage(row.stage, row.data) for row in group)}")
         for name, group in by_epoch.items()
     ]
 
 
-def _epoch_name(row: dict[str, Any]) -> str:
-    if row["stage"] in ("BASELINE", "CONFIG"):
-        return str(row["stage"]).lower()
-    return "after the last epoch" if row["epoch"] == BASELINE else f"epoch {row['epoch']}"
+def _name_epoch(row: StageRow) -> str:
+    if row.stage in ("BASELINE", "CONFIG"):
+        return row.stage.lower()
+    return "after the last epoch" if row.epoch == BASELINE else f"epoch {row.epoch}"
 
 
-def _stage(stage: str, data: dict[str, Any]) -> str:
-    """Returns what a stage did; one that another trainer journals is told by its name."""
+def _describe_stage(stage: str, data: dict[str, Any]) -> str:
+    """Returns what a stage did; for a stage of a user's own trainer its name."""
     get = data.get
     if stage == "COLLECT":
         return f"collected {get('trajectories', '?')} trajectories ({get('missing', '?')} missing)"
@@ -69,9 +66,9 @@ def _stage(stage: str, data: dict[str, Any]) -> str:
     if stage == "AWAIT":
         return "trained" if get("num_updates") is None else f"trained {get('num_updates')} steps"
     if stage == "ADOPT":
-        return f"serves version {get('version', '?')}"
+        return f"published version {get('version', '?')}"
     if stage in ("BASELINE", "VALIDATE"):
-        return validation_text(data)
+        return _describe_validation(ValidationRow.from_dict({"epoch": BASELINE, **data}))
     if "outcomes" in data:
         return "evaluated " + (", ".join(f"{count} {name}" for name, count in data["outcomes"].items()) or "nothing")
     if "promoted" in data:
@@ -81,8 +78,8 @@ def _stage(stage: str, data: dict[str, Any]) -> str:
     return stage
 
 
-def validation_text(row: dict[str, Any]) -> str:
-    """Returns a validation's figure, as `validated 0.412 [0.380, 0.445] on 64 examples`."""
-    figure = format_interval(row.get("avg_reward"), row.get("ci_low"), row.get("ci_high"))
-    error = f": {row['error']}" if row.get("error") else ""
-    return f"validated {figure} on {row.get('num_examples', '?')} examples{error}"
+def _describe_validation(row: ValidationRow) -> str:
+    """Returns `validated 0.412 [0.380, 0.445] on 64 examples`."""
+    interval = format_interval(row.avg_reward, row.ci_low, row.ci_high)
+    num_examples = "?" if row.num_examples is None else row.num_examples
+    return f"validated {interval} on {num_examples} examples" + (f": {row.error}" if row.error else "")

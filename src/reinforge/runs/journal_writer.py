@@ -1,4 +1,4 @@
-"""The thread that writes the journal: what is put together within 50 ms goes into one transaction."""
+"""The thread that writes the journal: everything queued within 50 ms goes into one transaction."""
 
 from __future__ import annotations
 
@@ -12,47 +12,23 @@ from typing import Any
 
 from reinforge.crash import crash_point
 from reinforge.errors import ConfigError
-from reinforge.files import writing
+from reinforge.files import storage_boundary
+from reinforge.runs.journal_schema import create_or_upgrade
 
-SCHEMA_VERSION = 2
 GROUP_COMMIT_S = 0.05
 GROUP_COMMIT_MAX = 1000
-
-_SCHEMA = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY, started_s REAL NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, resumed_after INTEGER,
-    ended_s REAL, ended TEXT);
-CREATE TABLE stages (
-    id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, stage TEXT NOT NULL, at_s REAL NOT NULL, data TEXT NOT NULL);
-CREATE TABLE jobs (
-    job_key TEXT PRIMARY KEY, epoch INTEGER NOT NULL, run_id TEXT NOT NULL, backend TEXT, status TEXT NOT NULL,
-    at_s REAL NOT NULL, ref TEXT, data TEXT) WITHOUT ROWID;
-CREATE TABLE episodes (
-    key TEXT PRIMARY KEY, phase TEXT NOT NULL, epoch INTEGER NOT NULL, round INTEGER NOT NULL,
-    example_id TEXT NOT NULL, generation INTEGER NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL,
-    reward REAL, data TEXT NOT NULL);
-CREATE INDEX episodes_by_epoch ON episodes (phase, epoch);
-CREATE TABLE policy_versions (
-    version INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, num_updates INTEGER, checkpoint TEXT,
-    at_s REAL NOT NULL);
-CREATE TABLE metrics (epoch INTEGER PRIMARY KEY, data TEXT NOT NULL);
-CREATE TABLE validations (epoch INTEGER PRIMARY KEY, data TEXT NOT NULL);
-CREATE TABLE snapshots (
-    epoch INTEGER PRIMARY KEY, version INTEGER, checkpoint TEXT, at_s REAL NOT NULL, data TEXT NOT NULL);
-"""
 
 Work = Callable[[sqlite3.Connection], Any]
 
 
 class JournalWriter:
-    """Writes to one database, in the order of the calls; every commit is a FULL one.
+    """Writes to one database, in the order of the calls; every commit is synced to disk.
 
     Args:
-        database: The SQLite file; made if it is not there.
+        database: The SQLite file; created if it does not exist, upgraded if its format is an older one.
 
     Raises:
-        ConfigError: It has the format of another version.
+        ConfigError: It was written by a newer reinforge, or cannot be upgraded.
         StorageError: It cannot be written.
     """
 
@@ -65,10 +41,10 @@ class JournalWriter:
         self.flush()
 
     def put(self, work: Work) -> None:
-        """Queues some work on the database.
+        """Queues work on the database.
 
         Raises:
-            StorageError: An earlier one could not be written.
+            StorageError: Earlier work could not be written.
         """
         self._raise_if_failed()
         self._queue.put(work)
@@ -87,7 +63,7 @@ class JournalWriter:
         self._raise_if_failed()
 
     def close(self) -> None:
-        """Writes what is left and ends the thread."""
+        """Writes what is still queued and ends the thread."""
         self._queue.put(None)
         self._thread.join(timeout=30)
         self._raise_if_failed()
@@ -96,42 +72,38 @@ class JournalWriter:
         if isinstance(self._error, ConfigError):
             raise self._error
         if self._error is not None:
-            with writing(self.database):
+            with storage_boundary(self.database):
                 raise self._error
 
     def _write(self) -> None:
-        """The writer thread: everything that is waiting goes into one transaction."""
+        """Runs in the writer thread: everything that is queued goes into one transaction."""
         waiting: list[threading.Event] = []
         try:
             db = sqlite3.connect(self.database, isolation_level=None)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            (found,) = db.execute("PRAGMA user_version").fetchone()
-            if found not in (0, SCHEMA_VERSION):
-                raise ConfigError(f"{self.database} has the format {found}, this version reads {SCHEMA_VERSION}")
-            if found == 0:
-                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             try:
+                create_or_upgrade(db, self.database)
                 while self._write_group(db, waiting):
                     pass
             finally:
                 db.close()
-        except BaseException as error:  # noqa: BLE001  kept, and raised in the next call of the owner
+        except BaseException as error:  # noqa: BLE001  raised again in the owner's next call
             self._error = error
         finally:
             for event in waiting:
                 event.set()
 
     def _write_group(self, db: sqlite3.Connection, waiting: list[threading.Event]) -> bool:
-        """Commits one group; returns False once the owner closed the store."""
+        """Commits one group; returns False once the owner has closed the journal."""
         entry = self._queue.get()
         if entry is None:
             return False
         db.execute("BEGIN IMMEDIATE")
-        deadline, goes_on, count = time.monotonic() + GROUP_COMMIT_S, True, 0
+        deadline, is_open, count = time.monotonic() + GROUP_COMMIT_S, True, 0
         while True:
             if entry is None:
-                goes_on = False
+                is_open = False
                 break
             if isinstance(entry, threading.Event):
                 waiting.append(entry)
@@ -147,10 +119,14 @@ class JournalWriter:
         crash_point("db.after_commit")
         while waiting:
             waiting.pop().set()
-        return goes_on
+        return is_open
 
     def _next(self, count: int, deadline: float) -> Any:
-        """Returns the group's next entry; `queue.Empty` once the group is full or its time is over."""
+        """Returns the group's next entry.
+
+        Raises:
+            queue.Empty: The group is full, or its time is over.
+        """
         if count >= GROUP_COMMIT_MAX:
             raise queue.Empty
         return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))

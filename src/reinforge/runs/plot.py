@@ -1,22 +1,25 @@
-"""The picture of a run: reward before, during and after training, with what is unknown left open.
+"""Draws the reward of a run before, during and after training.
 
     left axis    training reward (all groups, and those kept for training) and validation reward, with 95 % intervals
-    right edge   the verdict's two arms on `confirm`
-    below        share of groups kept (bars) and of groups that the curriculum lets in (step line)
+    right edge   base model and best checkpoint on `confirm`
+    below        share of groups kept (bars) and of groups that the curriculum admits (step line)
 
 An unknown value is a gap in its line, never a 0.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from reinforge.errors import StorageError, boundary
+from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
+from reinforge.types.evaluation import MetricSummary
 
-# Okabe and Ito (2008): told apart with any kind of colour vision, and by their lightness in grey
+# Okabe and Ito (2008): distinguishable with any kind of colour vision, and by their lightness in greyscale
 TRAINING, FILTERED, VALIDATION, CONFIRM, CURRICULUM, BARS = (
     "#0072B2",
     "#E69F00",
@@ -26,54 +29,59 @@ TRAINING, FILTERED, VALIDATION, CONFIRM, CURRICULUM, BARS = (
     "#C8CDD2",
 )
 INK, GRID = "#333333", "#E6E8EB"
-BASE_EPOCH = -1
 WIDTH, HEIGHT, DPI = 10.0, 6.0, 100
+
+NEEDS_MATPLOTLIB = 'matplotlib is not installed; pip install "reinforge[plot]" adds it'
+
+
+def can_draw_plots() -> bool:
+    """Returns True if matplotlib is installed (`pip install "reinforge[plot]"`)."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw_reward_plot(
     path: Path,
-    reward_history: Sequence[dict[str, Any]],
-    validation_history: Sequence[dict[str, Any]],
+    reward_history: Sequence[EpochMetrics],
+    validation_history: Sequence[ValidationRow],
     title: str,
-    confirm: dict[str, Any] | None = None,
+    confirm: Mapping[str, MetricSummary | None] | None = None,
 ) -> None:
-    """Writes the picture of a run as a PNG of 1000 x 600 pixels; `path` is replaced whole. Any thread may call it.
+    """Writes the plot of a run as a PNG of 1000 x 600 pixels. Can be called from any thread.
 
     Args:
-        path: The file.
-        reward_history: One row an epoch: `epoch, avg_reward, ci_low, ci_high, filtered_avg_reward, num_groups,
-            num_groups_kept, curriculum_percentile`; any of them but `epoch` may be None or absent.
-        validation_history: As `run_validation_evaluation` gives them; epoch -1 is the baseline.
-        title: Stands above the picture.
-        confirm: `base` and `tuned`, each with `mean, ci_low, ci_high` (a `MetricSummary` as a dict) or None.
+        path: The file; it is replaced as a whole.
+        reward_history: One row per epoch.
+        validation_history: One row per validation; epoch -1 is the baseline.
+        title: Title of the plot.
+        confirm: The arms of the verdict, `base` and `tuned`.
 
     Raises:
         StorageError: The file cannot be written.
     """
-    figure = reward_figure(reward_history, validation_history, title, confirm)
+    figure = build_reward_figure(reward_history, validation_history, title, confirm)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with boundary(StorageError, f"writing {path}"):
         figure.canvas.print_png(str(unfinished))
         os.replace(unfinished, path)
 
 
-def reward_figure(
-    reward_history: Sequence[dict[str, Any]],
-    validation_history: Sequence[dict[str, Any]],
+def build_reward_figure(
+    reward_history: Sequence[EpochMetrics],
+    validation_history: Sequence[ValidationRow],
     title: str,
-    confirm: dict[str, Any] | None = None,
+    confirm: Mapping[str, MetricSummary | None] | None = None,
 ) -> Any:
-    """Returns the picture as a matplotlib `Figure` on an Agg canvas; arguments as of `draw_reward_plot`."""
+    """Returns the plot as a matplotlib `Figure` on an Agg canvas; takes the arguments of `draw_reward_plot`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = _every_epoch(reward_history)
-    validations = sorted(validation_history, key=lambda row: row["epoch"])
+    rows = _fill_gaps(reward_history)
+    validations = sorted(validation_history, key=lambda row: row.epoch)
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     spacing = {"height_ratios": [4, 1], "hspace": 0.09, "left": 0.08, "right": 0.975, "top": 0.83, "bottom": 0.09}
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw=spacing)
-    last_epoch = max((row["epoch"] for row in [*rows, *validations]), default=0)
+    last_epoch = max([row.epoch for row in rows] + [row.epoch for row in validations], default=0)
     _draw_training(top, rows)
     _draw_validation(top, validations)
     places = _draw_confirm(top, confirm, last_epoch)
@@ -81,33 +89,35 @@ def reward_figure(
     _label(figure, top, bottom, title if len(title) <= 75 else f"{title[:74]}...")
     if not rows and not validations:
         top.text(0.5, 0.5, "nothing recorded yet", transform=top.transAxes, ha="center", color=INK)
-    _set_epochs(bottom, last_epoch, has_base=any(row["epoch"] == BASE_EPOCH for row in validations), places=places)
+    _set_epochs(bottom, last_epoch, has_base=any(row.epoch == BASELINE for row in validations), places=places)
     return figure
 
 
-def _draw_training(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    epochs, (mean, low, high, filtered) = _series(rows, "avg_reward", "ci_low", "ci_high", "filtered_avg_reward")
+def _draw_training(axes: Any, rows: Sequence[EpochMetrics]) -> None:
+    epochs, (mean, low, high, filtered) = _extract_series(
+        rows, "avg_reward", "ci_low", "ci_high", "filtered_avg_reward"
+    )
     axes.fill_between(epochs, low, high, color=TRAINING, alpha=0.16, linewidth=0)
-    _draw_lone_bands(axes, epochs, low, high)
-    axes.plot(epochs, mean, color=TRAINING, linewidth=2, **_dots(epochs), label="training reward, all groups")
+    _draw_isolated_intervals(axes, epochs, low, high)
+    axes.plot(epochs, mean, color=TRAINING, linewidth=2, **_marker_style(epochs), label="training reward, all groups")
     axes.plot(
         epochs,
         filtered,
         color=FILTERED,
         linewidth=1.6,
         linestyle=(0, (4, 2)),
-        **_dots(epochs),
+        **_marker_style(epochs),
         label="training reward, groups kept",
     )
 
 
-def _draw_validation(axes: Any, validations: Sequence[dict[str, Any]]) -> None:
-    epochs, (mean, low, high) = _series(validations, "avg_reward", "ci_low", "ci_high")
+def _draw_validation(axes: Any, validations: Sequence[ValidationRow]) -> None:
+    epochs, (mean, low, high) = _extract_series(validations, "avg_reward", "ci_low", "ci_high")
     axes.plot(epochs, mean, color=VALIDATION, linewidth=1, alpha=0.45)
     axes.errorbar(
         epochs,
         mean,
-        yerr=_whiskers(mean, low, high),
+        yerr=_measure_whiskers(mean, low, high),
         fmt="s",
         markersize=6,
         color=VALIDATION,
@@ -117,24 +127,24 @@ def _draw_validation(axes: Any, validations: Sequence[dict[str, Any]]) -> None:
         zorder=4,
         label="validation reward (select)",
     )
-    if validations and validations[0]["epoch"] == BASE_EPOCH and mean[0] == mean[0]:
-        axes.hlines(mean[0], BASE_EPOCH, epochs[-1] + 0.5, color=VALIDATION, lw=0.9, ls=":", alpha=0.7, zorder=1)
+    if validations and validations[0].epoch == BASELINE and mean[0] == mean[0]:
+        axes.hlines(mean[0], BASELINE, epochs[-1] + 0.5, color=VALIDATION, lw=0.9, ls=":", alpha=0.7, zorder=1)
 
 
-def _draw_confirm(axes: Any, confirm: dict[str, Any] | None, last_epoch: int) -> dict[float, str]:
-    """Draws the arms that are known and returns their places on the epoch axis with names."""
-    step = _place_width(last_epoch)
+def _draw_confirm(axes: Any, confirm: Mapping[str, MetricSummary | None] | None, last_epoch: int) -> dict[float, str]:
+    """Draws the arms that are known; returns place on the epoch axis -> name."""
+    step = _measure_place(last_epoch)
     places: dict[float, str] = {}
     for arm, marker, fill in (("base", "D", "white"), ("tuned", "D", CONFIRM)):
-        figures = (confirm or {}).get(arm)
-        if not figures or figures.get("mean") is None:
+        summary = (confirm or {}).get(arm)
+        if summary is None or summary.mean is None:
             continue
         place = last_epoch + step * (1.3 if arm == "base" else 2.3)
-        mean, low, high = ([_number(figures.get(key))] for key in ("mean", "ci_low", "ci_high"))
+        mean, low, high = ([_to_float(value)] for value in (summary.mean, summary.ci_low, summary.ci_high))
         axes.errorbar(
             [place],
             mean,
-            yerr=_whiskers(mean, low, high),
+            yerr=_measure_whiskers(mean, low, high),
             fmt=marker,
             markersize=8,
             color=CONFIRM,
@@ -154,8 +164,8 @@ def _draw_confirm(axes: Any, confirm: dict[str, Any] | None, last_epoch: int) ->
     return places
 
 
-def _draw_groups(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    epochs, (kept, total, percentile) = _series(rows, "num_groups_kept", "num_groups", "curriculum_percentile")
+def _draw_groups(axes: Any, rows: Sequence[EpochMetrics]) -> None:
+    epochs, (kept, total, percentile) = _extract_series(rows, "num_groups_kept", "num_groups", "curriculum_percentile")
     shares = [100 * k / n if n else float("nan") for k, n in zip(kept, total, strict=True)]
     axes.bar(epochs, shares, width=0.7, color=BARS, label="share of groups kept")
     axes.stairs(
@@ -164,7 +174,7 @@ def _draw_groups(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         baseline=None,
         color=CURRICULUM,
         linewidth=2,
-        label="share let in by the curriculum",
+        label="share admitted by the curriculum",
     )
 
 
@@ -201,50 +211,52 @@ def _set_epochs(axes: Any, last_epoch: int, *, has_base: bool, places: dict[floa
     ticks: dict[float, str] = {float(epoch): str(epoch) for epoch in range(0, last_epoch + 1, every)}
     if has_base:
         if every > 1 and last_epoch > 24:
-            ticks.pop(0.0)  # no room for both beside each other
-        ticks[float(BASE_EPOCH)] = "base"
+            ticks.pop(0.0)  # no room for both labels
+        ticks[float(BASELINE)] = "base"
     ticks.update(places)
     axes.set_xticks(list(ticks), list(ticks.values()))
-    right = last_epoch + 3.3 * _place_width(last_epoch) if places else last_epoch + 0.6
-    axes.set_xlim((BASE_EPOCH if has_base else 0) - 0.6, right)
+    right = last_epoch + 3.3 * _measure_place(last_epoch) if places else last_epoch + 0.6
+    axes.set_xlim((BASELINE if has_base else 0) - 0.6, right)
 
 
-def _place_width(last_epoch: int) -> float:
-    """Returns how many epochs wide the place of one confirm arm is, so that its name fits under it."""
+def _measure_place(last_epoch: int) -> float:
+    """Returns the width, in epochs, that one confirm arm needs for its name to fit under it."""
     return max(1.0, (last_epoch + 2) / 14)
 
 
-def _series(rows: Sequence[dict[str, Any]], *keys: str) -> tuple[list[int], list[list[float]]]:
-    """Returns the epochs and, by key, their values; unknown ones are NaN, which matplotlib leaves open."""
-    return [row["epoch"] for row in rows], [[_number(row.get(key)) for row in rows] for key in keys]
+def _extract_series(
+    rows: Sequence[EpochMetrics] | Sequence[ValidationRow], *names: str
+) -> tuple[list[int], list[list[float]]]:
+    """Returns the epochs and the values of each field; unknown values are NaN, which matplotlib leaves open."""
+    return [row.epoch for row in rows], [[_to_float(getattr(row, name)) for row in rows] for name in names]
 
 
-def _every_epoch(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns one row for each epoch, empty where none was recorded: epochs 0 and 2 -> 0, 1 (empty), 2."""
-    by_epoch = {row["epoch"]: row for row in rows}
+def _fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
+    """Returns one row per epoch, an empty one where none was recorded: epochs 0 and 2 -> 0, 1 (empty), 2."""
+    by_epoch = {row.epoch: row for row in rows}
     epochs = range(min(by_epoch), max(by_epoch) + 1) if by_epoch else ()
-    return [by_epoch.get(epoch, {"epoch": epoch}) for epoch in epochs]
+    return [by_epoch.get(epoch, EpochMetrics(epoch)) for epoch in epochs]
 
 
-def _draw_lone_bands(axes: Any, epochs: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:
-    """Draws the interval of each epoch whose neighbours are unknown: a band has no width there and would not show."""
+def _draw_isolated_intervals(axes: Any, epochs: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:
+    """Draws the interval of each epoch whose neighbours are unknown, where a band would have no width."""
     known = [a == a and b == b for a, b in zip(low, high, strict=True)]
     for n, epoch in enumerate(epochs):
         if known[n] and not any(known[max(0, n - 1) : n] + known[n + 1 : n + 2]):
             axes.vlines(epoch, low[n], high[n], color=TRAINING, alpha=0.4, linewidth=4)
 
 
-def _number(value: float | None) -> float:
+def _to_float(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _whiskers(mean: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
-    """Returns lengths down and up; unknown ends stay NaN, and an interval beside its mean has no whisker there."""
+def _measure_whiskers(mean: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
+    """Returns the lengths down and up; unknown ends stay NaN, and an end on the wrong side of the mean has length 0."""
     return [
         [0.0 if end > m else m - end for m, end in zip(mean, low, strict=True)],
         [0.0 if end < m else end - m for m, end in zip(mean, high, strict=True)],
     ]
 
 
-def _dots(epochs: Sequence[int]) -> dict[str, Any]:
+def _marker_style(epochs: Sequence[int]) -> dict[str, Any]:
     return {"marker": "o", "markersize": 4.5 if len(epochs) <= 40 else 2, "markeredgecolor": "none"}

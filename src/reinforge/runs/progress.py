@@ -1,11 +1,11 @@
-"""What a person sees while a run goes on.
+"""Shows the progress of a run.
 
-    RichProgress    a terminal: one live line with a bar, and one line that stays for each epoch and validation
-    PlainProgress   a file, a pipe, CI, TERM=dumb: the lines that stay, and at most one line of progress in 5 s
-    SilentProgress  nothing
+    RichProgress    on a terminal: a live line with a bar, and a permanent line per epoch and validation
+    PlainProgress   in a file, a pipe, CI, TERM=dumb: the permanent lines, and a progress line at most every 5 s
+    SilentProgress  shows nothing
 
-`default_progress()` chooses. `episode` is called for every episode and only counts; what is shown is made from the
-counters when it is shown, four times a second at most.
+`default_progress()` chooses. `episode` is called for every episode and only counts; the display is rendered from the
+counters, at most four times a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -25,7 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reinforge.evaluation.statistics import format_interval
-from reinforge.runs.summary import duration_text
+from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.summary import STAGE_NAMES, format_duration
 from reinforge.types.trajectory import Outcome
 
 Clock = Callable[[], float]
@@ -33,28 +34,28 @@ _MISSING = frozenset(outcome.value for outcome in Outcome if outcome.is_missing)
 
 
 class RunProgress(Protocol):
-    """What a run tells while it goes on; every call returns at once and none may stop a run."""
+    """Receives the events of a run; every call must return at once and may not raise."""
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Shows the run's name, its folder and the settings that took effect."""
+        """Called once, with the run's name, its folder and the settings that took effect."""
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """A stage begins; `epoch` is None outside the epochs, `total` the number of its episodes where it runs any."""
+        """Called when a stage starts; `epoch` is None outside the epochs, `total` is its number of episodes, if any."""
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """An episode ended with `num_tokens` sampled tokens; `reward` is None where it is unknown."""
+        """Called when an episode has ended, with its sampled tokens; `reward` is None if it is unknown."""
 
-    def epoch_done(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """An epoch ended; `metrics` is its row of the reward history."""
+    def epoch_done(self, metrics: EpochMetrics) -> None:
+        """Called when an epoch has ended."""
 
-    def validation(self, epoch: int, report: dict[str, Any]) -> None:
-        """A validation ended, as `run_validation_evaluation` gives it; epoch -1 is the baseline."""
+    def validation(self, row: ValidationRow) -> None:
+        """Called when a validation has ended; epoch -1 is the baseline."""
 
     def note(self, text: str) -> None:
-        """Something to know, in one line that stays."""
+        """Called with a message for the user, which becomes one permanent line."""
 
     def close(self) -> None:
-        """The run is over; may be called twice."""
+        """Called when the run is over; may be called twice."""
 
 
 class SilentProgress:
@@ -69,10 +70,10 @@ class SilentProgress:
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
         """Does nothing."""
 
-    def epoch_done(self, epoch: int, metrics: dict[str, Any]) -> None:
+    def epoch_done(self, metrics: EpochMetrics) -> None:
         """Does nothing."""
 
-    def validation(self, epoch: int, report: dict[str, Any]) -> None:
+    def validation(self, row: ValidationRow) -> None:
         """Does nothing."""
 
     def note(self, text: str) -> None:
@@ -84,7 +85,7 @@ class SilentProgress:
 
 @dataclass
 class _Counters:
-    """Where a run stands; the part that both displays share."""
+    """The state of a run that both displays render."""
 
     clock: Clock
     num_epochs: int = 0
@@ -130,21 +131,21 @@ class _Counters:
         return self.last_epoch_ended_s - self.epoch_since_s
 
     def time_left_s(self) -> float | None:
-        """Returns the epochs left times the mean of those past, validations included; None before the first is over."""
+        """Returns the epochs left times the mean duration so far, validations included; None: no epoch is finished."""
         if self.num_epochs_left is None or self.training_since_s is None:
             return None
         mean = (self.last_epoch_ended_s - self.training_since_s) / self.num_epochs_timed
         return max(0.0, self.num_epochs_left * mean - (self.clock() - self.last_epoch_ended_s))
 
-    def place(self) -> str:
-        """Returns `epoch 3 (4/20) collect` or `confirm`; the first number is the one in every file of the run."""
-        stage = self.stage.lower()
+    def format_position(self) -> str:
+        """Returns `epoch 3 (4/20) collect` or `confirm`; the first number is the epoch's in all files of the run."""
+        stage = STAGE_NAMES.get(self.stage, self.stage.lower())
         if self.epoch is None or self.epoch < 0:
             return stage
         return f"epoch {self.epoch} ({self.epoch + 1}/{self.num_epochs}) {stage}"
 
-    def parts(self) -> list[str]:
-        """Returns what is known of the stage that runs now, in few words."""
+    def format_counts(self) -> list[str]:
+        """Returns what is known about the current stage, in a few short phrases."""
         parts: list[str] = []
         if self.total is not None or self.num_done:
             parts.append(f"{self.num_done}/{self.total} episodes" if self.total else f"{self.num_done} episodes")
@@ -154,7 +155,7 @@ class _Counters:
             parts.append(f"{self.num_missing} missing")
         left = self.time_left_s()
         if left:
-            parts.append(f"~{duration_text(left)} left")
+            parts.append(f"~{format_duration(left)} left")
         seconds = self.clock() - self.stage_since_s
         if self.num_tokens and seconds > 0:
             parts.append(f"{self.num_tokens / seconds:,.0f} tokens/s")
@@ -162,12 +163,12 @@ class _Counters:
 
 
 class PlainProgress:
-    """Plain lines, for a stream that is not a terminal.
+    """Writes plain lines, for a stream that is not a terminal.
 
     Args:
         stream: Where lines go; None: standard error.
-        every_s: Seconds between two lines of progress.
-        clock: Seconds; another one for tests.
+        every_s: Seconds between two progress lines.
+        clock: Returns seconds.
     """
 
     def __init__(self, stream: TextIO | None = None, every_s: float = 5.0, clock: Clock = time.monotonic):
@@ -179,44 +180,44 @@ class PlainProgress:
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         """Writes the run's name, its folder and the settings that took effect."""
         self._counters.num_epochs = num_epochs
-        self._lines([_start_line(run_id, folder), *_setting_lines(settings)])
+        self._write([_format_start(run_id, folder), *_format_settings(settings)])
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Remembers where the run stands."""
+        """Remembers the current stage."""
         self._counters.begin_stage(epoch, stage, total)
-        self._progress_if_due()
+        self._write_progress_if_due()
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Counts, and writes a line if the last one is old enough."""
+        """Counts the episode, and writes a progress line if one is due."""
         self._counters.add(outcome, reward, num_tokens)
         if self._counters.clock() >= self._next_s:
-            self._progress_if_due()
+            self._write_progress_if_due()
 
-    def epoch_done(self, epoch: int, metrics: dict[str, Any]) -> None:
+    def epoch_done(self, metrics: EpochMetrics) -> None:
         """Writes the epoch's line."""
-        self._lines([_epoch_line(epoch, self._counters.num_epochs, metrics, self._counters.end_epoch(epoch))])
+        self._write([_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch(metrics.epoch))])
 
-    def validation(self, epoch: int, report: dict[str, Any]) -> None:
+    def validation(self, row: ValidationRow) -> None:
         """Writes the validation's line."""
-        self._lines([_validation_line(epoch, report)])
+        self._write([_format_validation(row)])
 
     def note(self, text: str) -> None:
         """Writes the text as one line."""
-        self._lines([_one_line(text)])
+        self._write([_to_one_line(text)])
 
     def close(self) -> None:
         """Flushes the stream."""
-        self._lines([])
+        self._write([])
 
-    def _progress_if_due(self) -> None:
+    def _write_progress_if_due(self) -> None:
         now = self._counters.clock()
         if now < self._next_s:
             return
         self._next_s = now + self._every_s
-        self._lines([f"  {self._counters.place()}: {', '.join(self._counters.parts()) or 'running'}"])
+        self._write([f"  {self._counters.format_position()}: {', '.join(self._counters.format_counts()) or 'running'}"])
 
-    def _lines(self, lines: Sequence[str]) -> None:
-        """Writes and flushes; a stream that is gone (a closed pipe) must not stop a run."""
+    def _write(self, lines: Sequence[str]) -> None:
+        """Writes lines and flushes; a closed pipe must not stop the run."""
         if self._stream is None:
             return
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -229,11 +230,11 @@ class PlainProgress:
 
 
 class RichProgress:
-    """A live line on a terminal.
+    """Draws a live line on a terminal.
 
     Args:
         console: Where to draw; None: standard error.
-        clock: Seconds; another one for tests.
+        clock: Returns seconds.
     """
 
     def __init__(self, console: Console | None = None, clock: Clock = time.monotonic):
@@ -244,51 +245,51 @@ class RichProgress:
             get_renderable=self._render,
             refresh_per_second=4,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # output that goes to a file must stay there
+            redirect_stdout=sys.stdout.isatty(),  # output that is redirected to a file must stay there
         )
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         """Shows the run's name, its folder and the settings that took effect, then the live line."""
         self._counters.num_epochs = num_epochs
-        self._print(_start_line(run_id, folder), "bold")
-        for line in _setting_lines(settings):
+        self._print(_format_start(run_id, folder), "bold")
+        for line in _format_settings(settings):
             self._print(line, "dim")
         self._live.start()
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Remembers where the run stands."""
+        """Remembers the current stage."""
         self._counters.begin_stage(epoch, stage, total)
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Counts."""
+        """Counts the episode."""
         self._counters.add(outcome, reward, num_tokens)
 
-    def epoch_done(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Prints the epoch's line above the live one."""
-        self._print(_epoch_line(epoch, self._counters.num_epochs, metrics, self._counters.end_epoch(epoch)))
+    def epoch_done(self, metrics: EpochMetrics) -> None:
+        """Prints the epoch's line above the live line."""
+        self._print(_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch(metrics.epoch)))
 
-    def validation(self, epoch: int, report: dict[str, Any]) -> None:
-        """Prints the validation's line above the live one."""
-        self._print(_validation_line(epoch, report), "yellow" if report.get("avg_reward") is None else "cyan")
+    def validation(self, row: ValidationRow) -> None:
+        """Prints the validation's line above the live line."""
+        self._print(_format_validation(row), "yellow" if row.avg_reward is None else "cyan")
 
     def note(self, text: str) -> None:
         """Prints the text above the live line."""
-        self._print(_one_line(text), "yellow")
+        self._print(_to_one_line(text), "yellow")
 
     def close(self) -> None:
-        """Takes the live line away."""
+        """Removes the live line."""
         self._live.stop()
 
     def _print(self, line: str, style: str = "") -> None:
-        # Text, not str: what an agent or a folder is called must not be read as markup
+        # Text, not str: names and folders must not be parsed as markup
         self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _render(self) -> Table:
         counters, width = self._counters, self._console.width
-        cells: list[Text | ProgressBar] = [Text(counters.place(), style="bold")]
+        cells: list[Text | ProgressBar] = [Text(counters.format_position(), style="bold")]
         bar_width = 24 if width >= 110 else 12 if width >= 100 else 0
         if not counters.total:
-            cells.append(Text(duration_text(counters.clock() - counters.stage_since_s) if counters.stage else ""))
+            cells.append(Text(format_duration(counters.clock() - counters.stage_since_s) if counters.stage else ""))
         elif bar_width:
             done = min(counters.num_done, counters.total)
             cells.append(ProgressBar(total=counters.total, completed=done, width=bar_width))
@@ -296,7 +297,7 @@ class RichProgress:
         for cell in cells:
             line.add_column(no_wrap=True, min_width=cell.cell_len if isinstance(cell, Text) else bar_width)
         line.add_column(no_wrap=True, overflow="ellipsis")
-        line.add_row(*cells, Text(", ".join(counters.parts())))
+        line.add_row(*cells, Text(", ".join(counters.format_counts())))
         return line
 
 
@@ -304,8 +305,8 @@ def default_progress(stream: TextIO | None = None, environment: Mapping[str, str
     """Returns the display that fits a stream: live on a terminal, plain lines elsewhere and under CI or TERM=dumb.
 
     Args:
-        stream: None: standard error, so that standard output stays free for results.
-        environment: None: the process's; `CI`, `TERM` and `NO_COLOR` are read.
+        stream: Where to draw; None: standard error, so that standard output stays free for results.
+        environment: Where `CI`, `TERM` and `NO_COLOR` are read; None: the process's environment.
     """
     stream = stream if stream is not None else sys.stderr
     environment = environment if environment is not None else os.environ
@@ -315,44 +316,45 @@ def default_progress(stream: TextIO | None = None, environment: Mapping[str, str
     return RichProgress(Console(file=stream, highlight=False, no_color=bool(environment.get("NO_COLOR"))))
 
 
-def _start_line(run_id: str, folder: Path) -> str:
-    return _one_line(f"{run_id} in {folder}")
+def _format_start(run_id: str, folder: Path) -> str:
+    return _to_one_line(f"run {run_id} in {folder}")
 
 
-def _setting_lines(settings: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns `  name   value` with all values in one column."""
+def _format_settings(settings: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns lines `  name   value`, with all values in one column."""
     width = max((len(name) for name, _ in settings), default=0)
-    return [f"  {name:<{width}}  {_one_line(value)}" for name, value in settings]
+    return [f"  {name:<{width}}  {_to_one_line(value)}" for name, value in settings]
 
 
-def _epoch_line(epoch: int, num_epochs: int, metrics: dict[str, Any], seconds: float) -> str:
+def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float) -> str:
     """Returns `epoch 3 (4/20): reward 0.512 [0.480, 0.544], 30 of 64 groups kept (reward 0.550), 12 s`."""
-    parts = [f"reward {format_interval(metrics.get('avg_reward'), metrics.get('ci_low'), metrics.get('ci_high'))}"]
-    if metrics.get("avg_reward") is None and metrics.get("loss") is not None:  # a dataset's rows have no reward
-        parts = [f"loss {metrics['loss']:.3f}"]
-    kept, total, filtered = (metrics.get(key) for key in ("num_groups_kept", "num_groups", "filtered_avg_reward"))
+    parts = [f"reward {format_interval(metrics.avg_reward, metrics.ci_low, metrics.ci_high)}"]
+    loss, num_skipped = metrics.job.get("loss"), metrics.job.get("num_skipped_steps")
+    if metrics.avg_reward is None and loss is not None:  # a dataset's rows have no reward
+        parts = [f"loss {loss:.3f}"]
+    kept, total, filtered = metrics.num_groups_kept, metrics.num_groups, metrics.filtered_avg_reward
     if kept is not None and total is not None:
         parts.append(f"{kept} of {total} groups kept" + (f" (reward {filtered:.3f})" if filtered is not None else ""))
-    share = metrics.get("curriculum_percentile")
+    share = metrics.curriculum_percentile
     if share is not None and share < 1:
         parts.append(f"curriculum {share:.0%}")
-    if metrics.get("num_missing"):
-        parts.append(f"{metrics['num_missing']} missing")
-    if metrics.get("num_skipped_steps"):
-        parts.append(f"{metrics['num_skipped_steps']} optimizer steps refused: not finite")
-    return f"epoch {epoch} ({epoch + 1}/{num_epochs}): {', '.join(parts)}, {duration_text(seconds)}"
+    if metrics.num_missing:
+        parts.append(f"{metrics.num_missing} missing")
+    if num_skipped:
+        parts.append(f"{num_skipped} optimizer steps skipped (not finite)")
+    return f"epoch {metrics.epoch} ({metrics.epoch + 1}/{num_epochs}): {', '.join(parts)}, {format_duration(seconds)}"
 
 
-def _validation_line(epoch: int, report: dict[str, Any]) -> str:
+def _format_validation(row: ValidationRow) -> str:
     """Returns `  validation after epoch 3: reward 0.512 [0.480, 0.544] on 200 examples`."""
-    name = "baseline" if epoch < 0 else f"  validation after epoch {epoch}"
-    figure = format_interval(report.get("avg_reward"), report.get("ci_low"), report.get("ci_high"))
-    unscored = f" ({report['num_unscored']} unscored)" if report.get("num_unscored") else ""
-    examples = f" on {report['num_examples']} examples" if report.get("num_examples") is not None else ""
-    error = f": {_one_line(str(report['error']))}" if report.get("error") else ""
-    return f"{name}: reward {figure}{examples}{unscored}{error}"
+    name = "baseline" if row.epoch < 0 else f"  validation after epoch {row.epoch}"
+    interval = format_interval(row.avg_reward, row.ci_low, row.ci_high)
+    unscored = f" ({row.num_unscored} unscored)" if row.num_unscored else ""
+    examples = f" on {row.num_examples} examples" if row.num_examples is not None else ""
+    error = f": {_to_one_line(row.error)}" if row.error else ""
+    return f"{name}: reward {interval}{examples}{unscored}{error}"
 
 
-def _one_line(text: str) -> str:
-    """Returns the text without line breaks and control characters, which could rewrite the screen."""
+def _to_one_line(text: str) -> str:
+    """Returns the text without line breaks and control characters, which could alter the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,87 +1,103 @@
-"""What a run says when it ends: `summary.json` for programs, `report.md` to read, ten lines for the terminal.
+"""Writes `report.md`, the readable account of a run.
 
-All three are made from one `RunSummary`. What is not known is null, `unknown` or left out; it is never 0.
+It shows the same `RunSummary` as `summary.json` and the last lines on the terminal. A value that is not known is
+`unknown` or left out, never 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file
+from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots
+from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.summary import RunSummary
 
 
 def write_report(
     path: Path,
     summary: RunSummary,
-    reward_history: Sequence[dict[str, Any]],
-    validation_history: Sequence[dict[str, Any]],
+    reward_history: Sequence[EpochMetrics],
+    validation_history: Sequence[ValidationRow],
 ) -> None:
-    """Writes `report.md`: the summary, the plot and a table of the epochs.
+    """Writes the summary, the plot and a table of the epochs.
 
     Args:
-        path: The file; the plot is expected beside it.
-        summary: The run.
-        reward_history: One row an epoch, as `plot.draw_reward_plot` takes them.
-        validation_history: One row a validation; epoch -1 is the baseline.
+        path: The file; the plot is expected in the same folder.
+        summary: How the run ended.
+        reward_history: One row per epoch.
+        validation_history: One row per validation; epoch -1 is the baseline.
 
     Raises:
         StorageError: The file cannot be written.
     """
     lines = [
-        f"# {_cell(summary.run_id)} {summary.headline()}",
+        f"# {_format_cell(summary.run_id)} {summary.headline()}",
         "",
-        *_table(("", ""), summary.facts()),
+        *_format_table(("", ""), summary.facts()),
         "",
-        "![Reward by epoch](reward_plot.png)",
+        "![Reward by epoch](reward_plot.png)" if can_draw_plots() else f"No reward plot: {NEEDS_MATPLOTLIB}.",
         "",
         "## Epochs",
         "",
-        *_table(*_epoch_table(reward_history, validation_history)),
+        *_format_table(*_build_epoch_table(reward_history, validation_history)),
         "",
-        "Intervals are 95 %. *Kept*: groups trained on, of all. *Validation*: mean reward on the `select` examples.",
+        "Intervals are 95 %. *Groups kept*: groups trained on, of all that were collected. *Missing*: episodes that "
+        "failed for reasons outside the policy. *Validation*: mean reward on the `select` examples.",
     ]
     replace_file(path, "\n".join(lines) + "\n")
 
 
-def _epoch_table(
-    reward_history: Sequence[dict[str, Any]], validation_history: Sequence[dict[str, Any]]
+def _build_epoch_table(
+    reward_history: Sequence[EpochMetrics], validation_history: Sequence[ValidationRow]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    rewards = {row["epoch"]: row for row in reward_history}
-    validations = {row["epoch"]: row for row in validation_history}
+    rewards = {row.epoch: row for row in reward_history}
+    validations = {row.epoch: row for row in validation_history}
     rows: list[tuple[str, ...]] = []
     for epoch in sorted(rewards.keys() | validations.keys()):
-        row, validation = rewards.get(epoch, {}), validations.get(epoch)
-        kept, total, share = row.get("num_groups_kept"), row.get("num_groups"), row.get("curriculum_percentile")
+        known, validation = rewards.get(epoch), validations.get(epoch)
+        row = known if known is not None else EpochMetrics(epoch)
+        kept, total, share = row.num_groups_kept, row.num_groups, row.curriculum_percentile
         rows.append(
             (
                 "base" if epoch < 0 else str(epoch),
-                _row_figure(row, "avg_reward") if row else "",
-                format_interval(row.get("filtered_avg_reward")) if row else "",
+                format_interval(row.avg_reward, row.ci_low, row.ci_high) if known is not None else "",
+                _format_mean(row.filtered_avg_reward) if known is not None else "",
                 f"{kept} of {total}" if kept is not None and total is not None else "",
                 f"{share:.0%}" if share is not None else "",
-                "" if row.get("num_missing") is None else str(row["num_missing"]),
-                _row_figure(validation, "avg_reward") if validation is not None else "",
+                "" if row.num_missing is None else str(row.num_missing),
+                _format_validation(validation) if validation is not None else "",
             )
         )
-    return ("epoch", "training reward", "kept groups' reward", "kept", "curriculum", "missing", "validation"), rows
+    return (
+        "epoch",
+        "training reward",
+        "reward of kept groups",
+        "groups kept",
+        "curriculum",
+        "missing",
+        "validation",
+    ), rows
 
 
-def _row_figure(row: dict[str, Any], key: str) -> str:
-    text = format_interval(row.get(key), row.get("ci_low"), row.get("ci_high"))
-    return f"{text}: {row['error']}" if row.get("error") else text
+def _format_mean(mean: float | None) -> str:
+    return "unknown" if mean is None else f"{mean:.3f}"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _format_validation(row: ValidationRow) -> str:
+    text = format_interval(row.avg_reward, row.ci_low, row.ci_high)
+    return f"{text}: {row.error}" if row.error else text
+
+
+def _format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [
-        f"| {' | '.join(map(_cell, header))} |",
+        f"| {' | '.join(map(_format_cell, header))} |",
         f"|{'---|' * len(header)}",
-        *(f"| {' | '.join(map(_cell, row))} |" for row in rows),
+        *(f"| {' | '.join(map(_format_cell, row))} |" for row in rows),
     ]
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())

@@ -1,20 +1,18 @@
-"""What a run folder tells of its run, read without changing it.
+"""The status of the runs in an output directory, read without changing them.
 
-its lock is held                       -> running
-the record cannot be read              -> damaged
-it says running, and nobody holds it   -> interrupted
-else                                   -> completed | stopped | failed | cancelled, as the record says
+a process holds the lock                         -> running
+the journal cannot be read                       -> damaged
+the journal says running, but no process is      -> interrupted
+else                                             -> completed | stopped | failed | cancelled, as the journal says
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,22 +20,23 @@ from typing import Any
 import filelock
 import yaml
 
-from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError, boundary
+from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError
 from reinforge.files import STAGED, TRASH, remove_folder
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import LOCK, owner_of, read_rows
-from reinforge.runs.journal_writer import SCHEMA_VERSION
+from reinforge.runs.journal import LOCK, describe_owner
+from reinforge.runs.journal_reader import JOURNAL, JournalReader
+from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, SnapshotRow, StageRow, ValidationRow
 from reinforge.runs.summary import RunSummary, load_summary
-from reinforge.runs.validations import BASELINE
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
-NOT_BEGUN = "it was stopped before it began"
+NOT_STARTED = "the run was stopped before it started"
+KILLED = "the process was killed, or the machine went down"
 
-OUR_PARTS = {"epoch", "openpipe_art_trainer", "group", "openpipe_art_traj_builder"}
-"""Trainers and builders whose runs go on between epochs; any other is run again as a whole."""
+RESUMABLE_PARTS = {"epoch", "openpipe_art_trainer", "group", "openpipe_art_traj_builder"}
+"""Trainers and builders whose runs resume between epochs; with any other, the training is repeated as a whole."""
 
-HALF_REMOVED = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")
-"""Name of a run folder whose removal was cut short."""
+PARTIAL_REMOVAL = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")
+"""Name of a run folder whose removal was interrupted."""
 
 
 @dataclass
@@ -45,76 +44,79 @@ class RunRecord:
     """What the journal of a run holds, besides its episodes.
 
     Attributes:
-        facts: As `RunStore.set_run` was given them; empty: the run was stopped before it began.
-        sessions: One for each process that worked on it.
-        stages: `epoch`, `stage`, `at_s`, `data`, in the order they ended.
-        jobs: `job_key`, `epoch`, `backend`, `status`.
-        validations: The rows of `validation_history.json`, the baseline first.
-        versions: `version`, `fingerprint`, `num_updates`, `checkpoint`.
-        snapshots: `epoch`, `version`, `checkpoint`, the newest first.
+        facts: As `RunJournal.set_facts` recorded them; empty: the run was stopped before it started.
+        sessions: One per process that worked on it.
+        stages: In the order they ended.
+        jobs: In the order of their epochs.
+        validations: The baseline first.
+        versions: The versions of the weights, the oldest first.
+        snapshots: The newest first.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
-    sessions: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    jobs: list[dict[str, Any]] = field(default_factory=list)
-    validations: list[dict[str, Any]] = field(default_factory=list)
-    versions: list[dict[str, Any]] = field(default_factory=list)
-    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    stages: list[StageRow] = field(default_factory=list)
+    jobs: list[JobRow] = field(default_factory=list)
+    validations: list[ValidationRow] = field(default_factory=list)
+    versions: list[PolicyVersion] = field(default_factory=list)
+    snapshots: list[SnapshotRow] = field(default_factory=list)
 
     @property
     def epochs_done(self) -> int | None:
-        """Epochs from whose end the run can go on; None where that is not known (a trainer of the user's own)."""
-        last = max((row["epoch"] for row in self.snapshots), default=BASELINE)
+        """Number of finished epochs; None: not known, since a user's own trainer ran them."""
+        last = max((row.epoch for row in self.snapshots), default=BASELINE)
         return None if last == BASELINE and self.facts.get("status") == COMPLETED else last + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the record, ready for JSON."""
+        return {
+            "facts": self.facts,
+            "sessions": [asdict(row) for row in self.sessions],
+            "stages": [asdict(row) for row in self.stages],
+            "jobs": [
+                {"job_key": row.job_key, "epoch": row.epoch, "backend": row.backend, "status": row.state}
+                for row in self.jobs
+            ],
+            "validations": [row.as_dict() for row in self.validations],
+            "versions": [asdict(row) for row in self.versions],
+            "snapshots": [asdict(row) for row in self.snapshots],
+        }
 
 
 def read_record(folder: Path) -> RunRecord:
     """Returns what the journal of a run holds.
 
     Raises:
-        StorageError: It cannot be read, or has another version's format.
+        StorageError: It cannot be read, or its format is not the current one.
     """
-    with boundary(StorageError, f"reading {folder / 'run.sqlite'}"):
-        [[version]] = read_rows(folder, "PRAGMA user_version")
-        if version not in (0, SCHEMA_VERSION):
-            message = f"{folder / 'run.sqlite'} has the format {version}, this version reads {SCHEMA_VERSION}"
-            raise StorageError(message)
-        if version == 0:
-            return RunRecord()
-
-        def rows(names: str, rest: str) -> list[dict[str, Any]]:
-            return [dict(zip(names.split(), row, strict=True)) for row in read_rows(folder, _query(names, rest))]
-
-        stages = rows("epoch stage at_s data", "stages ORDER BY id")
-        return RunRecord(
-            facts={row["key"]: json.loads(row["value"]) for row in rows("key value", "run")},
-            sessions=rows("id started_s pid host resumed_after ended_s ended", "sessions ORDER BY id"),
-            stages=[{**row, "data": json.loads(row["data"])} for row in stages],
-            jobs=rows("job_key epoch backend status", "jobs ORDER BY epoch"),
-            validations=[json.loads(row["data"]) for row in rows("data", "validations ORDER BY epoch")],
-            versions=rows("version fingerprint num_updates checkpoint", "policy_versions ORDER BY version"),
-            snapshots=rows("epoch version checkpoint", "snapshots ORDER BY epoch DESC"),
-        )
-
-
-def _query(names: str, rest: str) -> str:
-    return f"SELECT {', '.join(names.split())} FROM {rest}"
+    reader = JournalReader(folder)
+    if reader.is_empty():
+        return RunRecord()
+    return RunRecord(
+        facts=reader.facts(),
+        sessions=reader.sessions(),
+        stages=reader.stages(),
+        jobs=reader.jobs(),
+        validations=reader.validations(),
+        versions=reader.policy_versions(),
+        snapshots=reader.snapshot_rows(),
+    )
 
 
 @dataclass
 class RunOverview:
-    """One run in a few figures.
+    """A run at a glance.
 
     Attributes:
         folder: The run folder; its name is the run's.
         status: See the table at the head of this module.
         reason: Why it ended, or what is wrong with it; may be empty.
-        owner: The process that works on it; None: nobody.
-        epochs_done, num_epochs: Of those planned; None: not known.
-        begun_s, ended_s: Seconds since the epoch, of the first and the last session.
-        num_bytes: What the folder holds.
-        summary: As the run ended; None: it has not, or that cannot be read.
+        owner: The process that works on it; None: there is none.
+        epochs_done, num_epochs: Finished and planned epochs; None: not known.
+        started_s: When the first session started, in seconds since the Unix epoch; None: not known.
+        ended_s: When the last session ended; None: it has not, or was killed.
+        num_bytes: Size of the folder.
+        summary: How the run ended; None: it has not ended, or the summary cannot be read.
         record: The journal; None: it cannot be read.
     """
 
@@ -124,7 +126,7 @@ class RunOverview:
     owner: str | None = None
     epochs_done: int | None = None
     num_epochs: int | None = None
-    begun_s: float | None = None
+    started_s: float | None = None
     ended_s: float | None = None
     num_bytes: int = 0
     summary: RunSummary | None = None
@@ -132,20 +134,20 @@ class RunOverview:
 
     @property
     def rewards(self) -> tuple[float | None, float | None]:
-        """Mean reward of the baseline and of the last validation on `select`; None: not known."""
+        """Mean reward of the baseline and of the last validation; None: not known."""
         rows = self.record.validations if self.record is not None else []
-        known: list[float | None] = [row.get("avg_reward") for row in rows]
+        known = [row.avg_reward for row in rows]
         return (known[0] if known else None, known[-1] if len(known) > 1 else None)
 
     @property
-    def goes_on_with(self) -> str | None:
-        """Returns the command that goes on with the run; None: it is done, runs, or cannot go on."""
+    def resume_command(self) -> str | None:
+        """The command that resumes the run; None: it is completed, running, or cannot be resumed."""
         if self.status in (RUNNING, COMPLETED, DAMAGED) or self.record is None or not self.record.facts:
             return None
         return f"reinforge finetune --resume {shlex.quote(str(self.folder))}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the figures, ready for JSON."""
+        """Returns the overview, ready for JSON."""
         baseline, last = self.rewards
         improvement = self.summary.improvement if self.summary is not None else None
         return {
@@ -160,40 +162,40 @@ class RunOverview:
             "last": last,
             "improvement": improvement.as_dict() if improvement is not None else None,
             "promoted": self.summary.promoted if self.summary is not None else None,
-            "begun": iso(self.begun_s),
-            "ended": iso(self.ended_s),
+            "started": format_utc(self.started_s),
+            "ended": format_utc(self.ended_s),
             "num_bytes": self.num_bytes,
-            "resume": self.goes_on_with,
+            "resume": self.resume_command,
         }
 
 
 def read_overview(folder: Path) -> RunOverview:
-    """Returns a run in a few figures; one that cannot be read is `damaged`, with the reason."""
+    """Returns a run at a glance; one that cannot be read is `damaged`, with the reason."""
     planned = read_config(folder).get("finetuning", {}).get("num_epochs")
-    made = RunOverview(folder, num_bytes=num_bytes(folder), num_epochs=planned)
-    made.owner = owner_of(folder) if is_in_use(folder) else None
+    overview = RunOverview(folder, num_bytes=measure_size(folder), num_epochs=planned)
+    overview.owner = describe_owner(folder) if is_in_use(folder) else None
     try:
-        made.record = read_record(folder)
+        overview.record = read_record(folder)
     except StorageError as error:
-        made.reason = str(error)
-        return made
-    facts, sessions = made.record.facts, made.record.sessions
-    made.status, made.reason = str(facts.get("status", INTERRUPTED)), str(facts.get("reason", ""))
-    if made.owner is not None:
-        made.status, made.reason = RUNNING, ""
+        overview.reason = str(error)
+        return overview
+    facts, sessions = overview.record.facts, overview.record.sessions
+    overview.status, overview.reason = str(facts.get("status", INTERRUPTED)), str(facts.get("reason", ""))
+    if overview.owner is not None:
+        overview.status, overview.reason = RUNNING, ""
     elif not facts:
-        made.reason = NOT_BEGUN
-    elif made.status == RUNNING:
-        made.status, made.reason = INTERRUPTED, "the process that ran it ended without a word"
+        overview.reason = NOT_STARTED
+    elif overview.status == RUNNING:
+        overview.status, overview.reason = INTERRUPTED, KILLED
     else:
         try:
-            made.summary = load_summary(folder)
+            overview.summary = load_summary(folder)
         except ReinforgeError as error:
-            made.reason = made.reason or str(error)
-    made.epochs_done = made.record.epochs_done
+            overview.reason = overview.reason or str(error)
+    overview.epochs_done = overview.record.epochs_done
     if sessions:
-        made.begun_s, made.ended_s = sessions[0]["started_s"], sessions[-1]["ended_s"]
-    return made
+        overview.started_s, overview.ended_s = sessions[0].started_s, sessions[-1].ended_s
+    return overview
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -206,13 +208,18 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """True if a process works on a run: it holds the lock of the folder."""
+    """Returns True if a process works on a run: it holds the lock of the folder. Creates and changes no file."""
+    path = folder / LOCK
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
-    try:  # a shared lock, given back at once: looking neither makes the file nor changes it
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+    except ImportError:  # Windows
+        return not can_lock(path)
     except OSError:
         return True
     finally:
@@ -220,15 +227,26 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
-def half_removed(output_dir: Path) -> list[Path]:
-    """Returns what is left of run folders whose removal was cut short."""
+def can_lock(path: Path) -> bool:
+    """Returns True if no process holds the lock of a file that exists."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    lock.release()
+    return True
+
+
+def find_partial_removals(output_dir: Path) -> list[Path]:
+    """Returns what is left of run folders whose removal was interrupted."""
     folder = output_dir.expanduser()
     found = folder.iterdir() if folder.is_dir() else iter(())
-    return sorted(path for path in found if HALF_REMOVED.fullmatch(path.name) and path.is_dir())
+    return sorted(path for path in found if PARTIAL_REMOVAL.fullmatch(path.name) and path.is_dir())
 
 
 def read_runs(output_dir: Path) -> list[RunOverview]:
-    """Returns every run below a folder, the one begun last at the end."""
+    """Returns every run in a folder, the latest one last."""
     return [read_overview(folder) for folder in list_runs(output_dir)]
 
 
@@ -239,12 +257,13 @@ def remove_run(folder: Path) -> None:
         ConfigError: It is a link.
         StorageError: A process works on it, or it cannot be removed.
     """
-    refuse_removal(folder)
+    ensure_removable(folder)
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise StorageError(f"the run folder {folder} is in use by {owner_of(folder)}; nothing was removed") from None
+        owner = describe_owner(folder)
+        raise StorageError(f"the run folder {folder} is in use by {owner}; nothing was removed") from None
     except OSError as cause:
         raise StorageError(f"locking {folder}: {cause}") from cause
     try:
@@ -253,22 +272,27 @@ def remove_run(folder: Path) -> None:
         lock.release()
 
 
-def refuse_removal(folder: Path) -> None:
-    """Raises an error where a run folder is a link or in use."""
+def ensure_removable(folder: Path) -> None:
+    """Checks that a run folder can be removed.
+
+    Raises:
+        ConfigError: It is a link.
+        StorageError: A process works on it.
+    """
     if folder.is_symlink():
-        raise ConfigError(Problem("", f"{folder} is a link", f"remove {folder.resolve()} by its own path"))
+        raise ConfigError(Problem("", f"{folder} is a link", f"name the folder itself: {folder.resolve()}"))
     if is_in_use(folder):
-        raise StorageError(f"the run folder {folder} is in use by {owner_of(folder)}; stop that first")
+        raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}; stop it first")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where `--resume` goes on.
+    """Where `--resume` resumes.
 
     Attributes:
-        epoch: After this epoch; -1: before the first.
-        checkpoint: With these weights; None: those that the backend holds.
-        is_known: False: the journal does not know the checkpoint yet; it will be adopted.
+        epoch: The last finished epoch; -1: none is finished.
+        checkpoint: The checkpoint with its weights; None: the weights are on the backend.
+        is_known: False: the checkpoint is not in the journal yet; it will be adopted.
     """
 
     epoch: int
@@ -276,83 +300,83 @@ class ResumePoint:
     is_known: bool = True
 
     def __str__(self) -> str:
-        return f"{after_epoch(self.epoch)}, with {self.checkpoint or 'the weights that its backend holds'}"
+        return f"{describe_position(self.epoch)} from {self.checkpoint or 'the weights on the backend'}"
 
 
-def after_epoch(epoch: int) -> str:
-    """Returns `after epoch 3`, or for -1 `before the first epoch`."""
-    return "before the first epoch" if epoch == BASELINE else f"after epoch {epoch}"
+def describe_position(epoch: int) -> str:
+    """Returns `after epoch 3`, or for -1 `at epoch 0`."""
+    return "at epoch 0" if epoch == BASELINE else f"after epoch {epoch}"
 
 
-def resume_point(folder: Path, record: RunRecord, is_whole: Callable[[str], bool]) -> ResumePoint | None:
-    """Returns where `--resume` goes on, as `resume.choose_snapshot` does; None: it begins again.
+def find_resume_point(folder: Path, record: RunRecord, is_intact: Callable[[str], bool]) -> ResumePoint | None:
+    """Returns where `--resume` resumes, as `resume.choose_snapshot` does; None: it restarts from the beginning.
 
     Args:
         folder: The run folder.
         record: Its journal.
-        is_whole: Whether a checkpoint can be used.
+        is_intact: Says whether a checkpoint can be used.
     """
     checkpoints = Checkpoints(folder)
-    points = [ResumePoint(row["epoch"], row["checkpoint"]) for row in record.snapshots]
+    points = [ResumePoint(row.epoch, row.checkpoint) for row in record.snapshots]
     newest = points[0].epoch if points else BASELINE - 1
-    if not has_own_parts(folder):
-        states = ((name, checkpoints.state(name)) for name in checkpoints.all())
+    if not has_custom_parts(folder):
+        states = ((name, checkpoints.read_state(name)) for name in checkpoints.names())
         points += [ResumePoint(state["epoch"], name, False) for name, state in states if state and "epoch" in state]
         points = [point for point in points if point.is_known or point.epoch > newest]
     else:
         points = [point for point in points if point.epoch == BASELINE]
     for point in sorted(points, key=lambda each: -each.epoch):
-        if point.checkpoint is None or is_whole(point.checkpoint):
+        if point.checkpoint is None or is_intact(point.checkpoint):
             return point
     return None
 
 
-def has_own_parts(folder: Path) -> bool:
-    """True if the run's trainer or builder is none of ours, so that each call of it is run again as a whole."""
+def has_custom_parts(folder: Path) -> bool:
+    """True if the run has a trainer or builder of the user's own, whose work is repeated as a whole."""
     config = read_config(folder)
     try:
         chosen = config["finetuning"]
         parts = (("trainers", chosen["trainer"]), ("trajectory_builders", chosen["trajectory_builder"]))
-        return any(config[section][name]["_type"] not in OUR_PARTS for section, name in parts)
+        return any(config[section][name]["_type"] not in RESUMABLE_PARTS for section, name in parts)
     except (KeyError, TypeError):
         return False
 
 
-def num_bytes(folder: Path) -> int:
-    """Returns how much a folder holds; a file that is there twice (a hard link) counts once."""
+def measure_size(folder: Path) -> int:
+    """Returns the size of a folder in bytes; a file with several hard links counts once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         try:
             found = path.lstat()
-        except OSError:  # removed meanwhile
+        except OSError:  # removed in the meantime
             continue
         if not path.is_dir():
             sizes[found.st_dev, found.st_ino] = found.st_size
     return sum(sizes.values())
 
 
-def leftovers(folder: Path) -> Iterable[Path]:
-    """Yields what a process that is gone was writing or removing in a run folder."""
+def find_leftovers(folder: Path) -> Iterable[Path]:
+    """Yields what a killed process was writing or removing in a run folder."""
     for place in (folder, folder / "checkpoints", folder / "episodes"):
         if place.is_dir():
-            yield from sorted(p for p in place.iterdir() if p.name.startswith((STAGED, TRASH)) or _is_half_file(p))
+            yield from sorted(p for p in place.iterdir() if p.name.startswith((STAGED, TRASH)) or _is_partial_file(p))
 
 
-def _is_half_file(path: Path) -> bool:
+def _is_partial_file(path: Path) -> bool:
     return path.is_file() and re.fullmatch(r"\..+\.tmp-\d+", path.name) is not None
 
 
-def iso(seconds: float | None) -> str | None:
+def format_utc(seconds: float | None) -> str | None:
     """Returns a time in UTC, as `2026-01-01T12:00:00+00:00`; None stays None."""
     return None if seconds is None else datetime.fromtimestamp(round(seconds), UTC).isoformat()
 
 
-def local_time(seconds: float | None) -> str:
-    """Returns a time where we are, as `2026-01-01 12:00:00`; empty where it is not known."""
+def format_local_time(seconds: float | None) -> str:
+    """Returns a time in the local time zone, as `2026-01-01 12:00:00`; empty if unknown."""
     return "" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def size_text(count: int) -> str:
+def format_size(count: int) -> str:
     """Returns `512 B`, `3.4 MiB`."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -363,15 +387,15 @@ def size_text(count: int) -> str:
 
 
 def list_runs(output_dir: Path) -> list[Path]:
-    """Returns the run folders below a folder, the one begun last at the end."""
-    paths = output_dir.expanduser().glob("*/run.sqlite")
+    """Returns the run folders in a folder, the latest one last."""
+    paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
     found = [path.parent for path in paths if not path.parent.name.startswith(TRASH)]
-    return sorted(found, key=lambda folder: (_begun_s(folder), folder.name))
+    return sorted(found, key=lambda folder: (_find_start_s(folder), folder.name))
 
 
-def _begun_s(folder: Path) -> float:
+def _find_start_s(folder: Path) -> float:
     try:
-        [[begun_s]] = read_rows(folder, "SELECT min(started_s) FROM sessions")
-        return float(begun_s if begun_s is not None else (folder / "run.sqlite").stat().st_mtime)
-    except Exception:  # noqa: BLE001  a damaged run is still listed, as the oldest
+        sessions = JournalReader(folder).sessions()
+        return sessions[0].started_s if sessions else (folder / JOURNAL).stat().st_mtime
+    except OSError:  # a damaged run is still listed, as the oldest
         return 0.0

@@ -1,6 +1,6 @@
-"""Dialogues of several agents as a person reads them: who said what to whom, what was decided, what each earned.
+"""Dialogues between agents as readable files: who said what, what was decided, and each agent's reward.
 
-    dialogue:                         branches:              of a tree: what may be said next, and after each what then
+    dialogue:                         branches:              of a tree: every alternative, with what follows from it
     - round: 0                        - said:
       channel: main                     - round: 0 ...
       agent: verifier                     worth: 0.5
@@ -8,7 +8,7 @@
     decision: accept                    - said: ...
     rewards: {verifier: 1.0}              decision: accept
 
-They are made of the journal alone, so nothing is lost where none were written.
+They are built from the journal alone, so they can be made at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import yaml
 from reinforge.config.schema import TranscriptsConfig
 from reinforge.errors import StorageError, boundary
 from reinforge.files import replace_file, to_json
-from reinforge.runs.journal import read_rows
+from reinforge.runs.journal_reader import JournalReader
 
 STAGES = {
     "COLLECT": "collect",
@@ -32,138 +32,128 @@ STAGES = {
     "CONFIRM_BASE": "confirm_base",
     "CONFIRM_TUNED": "confirm_tuned",
 }
-"""The phase of the episodes of each stage that has some."""
+"""Stage -> the phase of its episodes."""
 
 SUFFIXES = {"yaml": "yml", "json": "json"}
-LOOKED_AT = 16
-"""Episodes of a stage by which it is told whether a protocol ran: some may have been cut off before anybody spoke."""
+NUM_PROBED = 16
+"""Episodes of a stage that are checked for a dialogue: the first ones may have failed before any agent spoke."""
 
-_OF_PROTOCOL = "json_type(data, '$.output.protocol') = 'text' AND json_type(data, '$.output.branches') = 'array'"
 _PREFIXES = {"collect": "epoch", "validate": "validation"}
 
 
 def write_transcripts(folder: Path, stage: str, epoch: int | None, config: TranscriptsConfig) -> Path | None:
-    """Writes what was said in a stage below the run folder; returns the file, or None if it was no protocol that ran.
+    """Writes the dialogues of a stage to the run folder; returns the file, or None if there were no dialogues.
 
     Args:
-        folder: The run folder, whose journal holds the stage's episodes.
-        stage: That has ended.
-        epoch: Its epoch; None: before the first, or after the last.
-        config: How many, and as what.
+        folder: The run folder.
+        stage: A stage that has ended.
+        epoch: Its epoch; None: before the first or after the last epoch.
+        config: How many dialogues to write, and in which format.
     """
     phase = STAGES[stage]
-    held = None if phase.startswith("confirm") else -1 if epoch is None else epoch
-    if not _is_protocol(folder, phase, held):
+    of_epoch = None if phase.startswith("confirm") else -1 if epoch is None else epoch
+    if not JournalReader(folder).has_dialogues(phase, of_epoch, NUM_PROBED):
         return None
-    found = read_transcripts(folder, phase, held, limit=config.max_episodes)
-    name = phase if held is None else "baseline" if held < 0 else f"{_PREFIXES[phase]}-{held:04d}"
+    found = read_transcripts(folder, phase, of_epoch, limit=config.max_episodes)
+    name = phase if of_epoch is None else "baseline" if of_epoch < 0 else f"{_PREFIXES[phase]}-{of_epoch:04d}"
     path = folder / "transcripts" / f"{name}.{SUFFIXES[config.format]}"
     with boundary(StorageError, f"making {path.parent}"):
         path.parent.mkdir(exist_ok=True)
-    replace_file(path, transcripts_text(found, config.format))
+    replace_file(path, format_transcripts(found, config.format))
     return path
 
 
 def read_transcripts(folder: Path, phase: str, epoch: int | None = None, limit: int | None = None) -> dict[str, Any]:
-    """Returns the transcripts of a phase's episodes in the order of their keys, and how many episodes there are.
+    """Returns the transcripts of a phase in the order of their keys, and the number of its episodes.
 
     Args:
         folder: The run folder.
         phase: `collect`, `validate`, `confirm_base` or `confirm_tuned`.
-        epoch: Of this epoch only; -1 is the baseline; None: of all.
-        limit: At most so many; None: all. Episodes that were cut off before anybody spoke have none.
+        epoch: Only this epoch; -1 is the baseline; None: all.
+        limit: At most this many; None: all. An episode that failed before any agent spoke has no transcript.
     """
-    where, values = _where(phase, epoch)
-    with boundary(StorageError, f"reading {folder / 'run.sqlite'}"):
-        [[total]] = read_rows(folder, f"SELECT count(*) FROM episodes WHERE {where}", values)
-        order = "ORDER BY epoch, example_id, generation, round LIMIT ?"
-        query = f"SELECT key, data FROM episodes WHERE {where} AND {_OF_PROTOCOL} {order}"
-        rows = read_rows(folder, query, (*values, -1 if limit is None else limit))
-    found = [transcript(key, json.loads(data)) for key, data in rows]
+    reader = JournalReader(folder)
+    total = reader.count_episodes(phase, epoch)
+    found = [build_transcript(row.key, row.data) for row in reader.dialogues(phase, epoch, limit)]
     head = {"phase": phase, **({} if epoch is None else {"epoch": epoch})}
     return {**head, "num_episodes": total, "num_shown": len(found), "transcripts": found}
 
 
-def _is_protocol(folder: Path, phase: str, epoch: int | None) -> bool:
-    """Returns False if none of the first episodes was one of a protocol, so that no others need be read."""
-    where, values = _where(phase, epoch)
-    query = f"SELECT 1 FROM (SELECT data FROM episodes WHERE {where} LIMIT {LOOKED_AT}) WHERE {_OF_PROTOCOL} LIMIT 1"
-    with boundary(StorageError, f"reading {folder / 'run.sqlite'}"):
-        return bool(read_rows(folder, query, values))
+def build_transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the readable form of one episode of a protocol.
 
-
-def _where(phase: str, epoch: int | None) -> tuple[str, tuple[str | int, ...]]:
-    return ("phase = ?", (phase,)) if epoch is None else ("phase = ? AND epoch = ?", (phase, epoch))
-
-
-def transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns one episode of a protocol, as the journal keeps it, as a person reads it."""
+    Args:
+        key: The episode's key.
+        data: The episode, as the journal holds it.
+    """
     output = data["output"]
-    worth = {mark["call_id"]: mark["step_reward"] for mark in data["marks"] if mark["step_reward"] is not None}
-    told: dict[str, Any] = {"episode": key, "protocol": output["protocol"], "outcome": data["outcome"]}
+    step_rewards = {mark["call_id"]: mark["step_reward"] for mark in data["marks"] if mark["step_reward"] is not None}
+    built: dict[str, Any] = {"episode": key, "protocol": output["protocol"], "outcome": data["outcome"]}
     if data["reason"]:
-        told["reason"] = data["reason"]
-    told |= {"reward": data["reward"], "question": output["question"], "truth": output["truth"]}
+        built["reason"] = data["reason"]
+    built |= {"reward": data["reward"], "question": output["question"], "truth": output["truth"]}
     if output["stances"]:
-        told["stances"] = _Inline(output["stances"])
+        built["stances"] = _FlowMapping(output["stances"])
     if len(output["branches"]) > 1:
-        before = [_message(message, worth) for message in output["messages"] if not message["path"]]
-        return {**told, **({"said": before} if before else {}), "branches": _branches(output, [], worth)}
-    said = [_message(message, worth) for message in output["messages"]]
-    return {**told, "dialogue": said, **_end(output["branches"][0])}
+        before = [_build_message(message, step_rewards) for message in output["messages"] if not message["path"]]
+        return {**built, **({"said": before} if before else {}), "branches": _build_branches(output, [], step_rewards)}
+    said = [_build_message(message, step_rewards) for message in output["messages"]]
+    return {**built, "dialogue": said, **_build_end(output["branches"][0])}
 
 
-def transcripts_text(found: dict[str, Any], format_: str) -> str:
-    """Returns transcripts as YAML or JSON, text of several lines as several lines."""
+def format_transcripts(found: dict[str, Any], format_: str) -> str:
+    """Returns transcripts as YAML, with texts of several lines as blocks, or as JSON."""
     if format_ == "json":
         return json.dumps(json.loads(to_json(found)), indent=2, ensure_ascii=False) + "\n"
-    return yaml.dump(found, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(found, Dumper=_TranscriptDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _branches(output: dict[str, Any], path: Sequence[int], worth: dict[str, float]) -> list[dict[str, Any]]:
-    """Returns what may follow a path, each with what follows from it."""
+def _build_branches(
+    output: dict[str, Any], path: Sequence[int], step_rewards: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Returns the alternatives that follow a path, each with its own alternatives."""
     depth = len(path)
     below = [each["path"] for each in (*output["messages"], *output["branches"]) if each["path"][:depth] == path]
     found = []
     for index in sorted({each[depth] for each in below if len(each) > depth}):
         here = [*path, index]
-        said = [_message(message, worth) for message in output["messages"] if message["path"] == here]
+        said = [_build_message(message, step_rewards) for message in output["messages"] if message["path"] == here]
         end = next((branch for branch in output["branches"] if branch["path"] == here), None)
-        then = {"branches": _branches(output, here, worth)} if end is None else _end(end)
+        then = {"branches": _build_branches(output, here, step_rewards)} if end is None else _build_end(end)
         found.append({"said": said, **then})
     return found
 
 
-def _message(message: dict[str, Any], worth: dict[str, float]) -> dict[str, Any]:
-    told = {name: message[name] for name in ("round", "channel", "agent", "text")}
+def _build_message(message: dict[str, Any], step_rewards: dict[str, float]) -> dict[str, Any]:
+    built = {name: message[name] for name in ("round", "channel", "agent", "text")}
     if message.get("refused"):
-        told["refused"] = message["refused"]
+        built["refused"] = message["refused"]
     elif message["shown"] != message["text"]:
-        told["shown"] = message["shown"]
+        built["shown"] = message["shown"]
     if message["num_retries"]:
-        told["num_retries"] = message["num_retries"]
-    if message["call_id"] in worth:
-        told["worth"] = worth[message["call_id"]]
-    return told
+        built["num_retries"] = message["num_retries"]
+    if message["call_id"] in step_rewards:
+        built["worth"] = step_rewards[message["call_id"]]
+    return built
 
 
-def _end(branch: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {"decision": branch["decision"]}
+def _build_end(branch: dict[str, Any]) -> dict[str, Any]:
+    built: dict[str, Any] = {"decision": branch["decision"]}
     if branch.get("answer") is not None:
-        told = {"answer": branch["answer"]}
+        built = {"answer": branch["answer"]}
     if branch["terminated"]:
-        told["terminated"] = True
+        built["terminated"] = True
     if branch["failed"]:
-        told["failed"] = ": ".join(branch["failed"])
-    return {**told, "rewards": _Inline(branch["rewards"])}
+        built["failed"] = ": ".join(branch["failed"])
+    return {**built, "rewards": _FlowMapping(branch["rewards"])}
 
 
-class _Inline(dict[str, Any]):
-    """Written on one line."""
+class _FlowMapping(dict[str, Any]):
+    """A mapping that is written on one line."""
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block, and never the same object as a reference."""
+class _TranscriptDumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, and repeated objects in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -173,9 +163,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-def _represent_inline(dumper: yaml.SafeDumper, value: _Inline) -> yaml.Node:
+def _represent_flow_mapping(dumper: yaml.SafeDumper, value: _FlowMapping) -> yaml.Node:
     return dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=True)
 
 
-_Dumper.add_representer(str, _represent_text)
-_Dumper.add_representer(_Inline, _represent_inline)
+_TranscriptDumper.add_representer(str, _represent_text)
+_TranscriptDumper.add_representer(_FlowMapping, _represent_flow_mapping)

@@ -1,33 +1,30 @@
-"""Validations of a run, and the best checkpoint among them."""
+"""The best of a run's validations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+
+from reinforge.runs.rows import ValidationRow
 
 
-def choose_best(validations: Sequence[dict[str, Any]], metric: str | None = None) -> dict[str, Any] | None:
-    """Returns the validation with the highest figure on `select`, the baseline (epoch -1) included; ties: the earliest.
+def choose_best_validation(validations: Sequence[ValidationRow], metric: str | None = None) -> ValidationRow | None:
+    """Returns the validation with the highest score, the baseline (epoch -1) included; of equals the earliest.
 
-    Example: rewards `{-1: 0.40, 0: None, 1: 0.55, 2: 0.55}` by epoch -> the one of epoch 1. None means that nothing
-    could be scored; if the best has epoch -1, no checkpoint beat the base.
+    Example: rewards `{-1: 0.40, 0: None, 1: 0.55, 2: 0.55}` by epoch -> the row of epoch 1. None: no validation has a
+    score. If the best has epoch -1, no checkpoint beat the base model.
 
     Args:
-        validations: As `EvaluationReport.as_validation` gives them, with `epoch`, `version` and `checkpoint`.
-        metric: The gate's metric; it is used if any validation knows it, else `avg_reward`.
+        validations: All validations so far.
+        metric: The gate's metric; used if any validation has it, else `avg_reward`.
     """
-    by_metric = metric is not None and any(metric in (row.get("metrics") or {}) for row in validations)
+    by_metric = metric is not None and any(metric in row.metrics for row in validations)
 
-    def figure(row: dict[str, Any]) -> float | None:
-        value = (row.get("metrics") or {}).get(metric) if by_metric else row.get("avg_reward")
+    def score(row: ValidationRow) -> float | None:
+        value = row.metrics.get(metric) if by_metric and metric is not None else row.avg_reward
         return value if value is not None and math.isfinite(value) else None
 
-    scored = [(value, row) for row in validations if (value := figure(row)) is not None]
+    scored = [(value, row) for row in validations if (value := score(row)) is not None]
     if not scored:
         return None
-    return min(scored, key=lambda pair: (-pair[0], pair[1]["epoch"]))[1]
-
-
-BASELINE = -1
-"""The epoch of everything that happens before the first one."""
+    return min(scored, key=lambda pair: (-pair[0], pair[1].epoch))[1]

@@ -1,70 +1,69 @@
-"""Whether a run folder holds what its journal says, bit for bit; nothing is changed.
+"""Checks that a run folder holds exactly what its journal says; changes nothing.
 
-database      quick_check and format                       checkpoints   every manifest, against the files beside it
-snapshots     the checkpoints from which the run goes on   exports       one for each epoch, readable to its last line
-left over     what a killed process was writing or removing, and what the journal does not know (yet)
+database      SQLite's own check, and the format           checkpoints   each file against the manifest's SHA-256
+snapshots     the checkpoints that a run can resume from   exports       one per epoch, readable to the last line
+leftovers     what a killed process was writing or removing, and checkpoints that are not in the journal (yet)
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from reinforge.errors import ReinforgeError
-from reinforge.files import MANIFEST, TRASH, damage
+from reinforge.errors import ReinforgeError, StorageError
+from reinforge.files import MANIFEST, TRASH, find_damage
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import read_rows
+from reinforge.runs.journal_reader import JOURNAL, JournalReader
 from reinforge.runs.run_folder import (
     COMPLETED,
     RUNNING,
     ResumePoint,
     RunOverview,
     RunRecord,
-    after_epoch,
-    leftovers,
-    num_bytes,
+    describe_position,
+    find_leftovers,
+    find_resume_point,
+    format_size,
+    measure_size,
     read_config,
     read_overview,
-    resume_point,
-    size_text,
 )
 from reinforge.runs.summary import load_summary
-from reinforge.runs.validations import choose_best
+from reinforge.runs.validations import choose_best_validation
 
-NOTHING_NEEDS_IT = "nothing needs it"
+NOT_NEEDED = "not needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be.
+    """One problem in a run folder.
 
     Attributes:
         what: File or folder, relative to the run folder, or an entry of the journal.
         problem: What was found.
-        mend: What mends it, as one sentence.
-        is_damage: False: a rest that harms nothing.
+        fix: What repairs it, or why it does not matter, as one sentence.
+        is_damage: False: a harmless leftover.
     """
 
     what: str
     problem: str
-    mend: str
+    fix: str
     is_damage: bool = True
 
 
 @dataclass
 class Verification:
-    """What looking through a run folder found.
+    """The result of checking a run folder.
 
     Attributes:
         overview: The run.
-        checked: What was looked at -> what there is of it.
-        findings: What is not as it should be.
-        resume: Where `--resume` goes on; None: it begins again, or there is nothing to go on with.
+        checked: What was checked -> what was found intact.
+        findings: Every problem.
+        resume: Where `--resume` resumes; None: it restarts from the beginning, or the run cannot be resumed.
     """
 
     overview: RunOverview
@@ -74,11 +73,11 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        """True if nothing is damaged; rests that harm nothing may be there."""
+        """True if nothing is damaged; there may be harmless leftovers."""
         return not any(finding.is_damage for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it, ready for JSON."""
+        """Returns the result, ready for JSON."""
         return {
             "sound": self.is_sound,
             "checked": self.checked,
@@ -89,93 +88,100 @@ class Verification:
 
 
 def verify_run(folder: Path) -> Verification:
-    """Looks through a run folder, reading every byte that it vouches for."""
-    return _Check(folder).made
+    """Returns what is wrong in a run folder; reads every byte that has a checksum."""
+    return _Verifier(folder).run()
 
 
-class _Check:
-    """One look at a run folder; what a process that works on it may change at any moment is left out."""
+class _Verifier:
+    """One check of a run folder; skips what a process that works on the run may change at any moment."""
 
     def __init__(self, folder: Path):
-        self.folder, self.checkpoints = folder, Checkpoints(folder)
-        self.made = Verification(read_overview(folder))
-        self.is_running = self.made.overview.owner is not None
-        self.is_done = self.made.overview.status == COMPLETED
-        self.damaged = {name: reason for name in self.checkpoints.all() if (reason := self._damage(name)) is not None}
-        record = self.made.overview.record
-        self._database()
-        if record is not None and self.made.overview.goes_on_with is not None:
-            self.made.resume = resume_point(
-                folder, record, lambda name: self.is_there(name) and not self.damaged.get(name)
-            )
-        self._checkpoints(record)
-        if record is not None:
-            self._pointers(record)
-            self._unknown(record)
-        if record is not None and record.facts:
-            self._exports(record)
-            self._files()
-        if not self.is_running:
-            self._rests()
+        self.folder, self.checkpoints, self.reader = folder, Checkpoints(folder), JournalReader(folder)
+        self.result = Verification(read_overview(folder))
+        self.record = self.result.overview.record
+        self.is_running = self.result.overview.owner is not None
+        self.is_done = self.result.overview.status == COMPLETED
+        self.damaged = {
+            name: reason for name in self.checkpoints.names() if (reason := self._find_damage(name)) is not None
+        }
 
-    def is_there(self, name: str) -> bool:
-        """True if a checkpoint is there."""
+    def run(self) -> Verification:
+        """Returns the result of every check."""
+        self._check_database()
+        if self.record is not None and self.result.overview.resume_command is not None:
+            is_usable = lambda name: self._exists(name) and name not in self.damaged  # noqa: E731
+            self.result.resume = find_resume_point(self.folder, self.record, is_usable)
+        self._check_checkpoints()
+        if self.record is not None:
+            self._check_references(self.record)
+            self._check_unknown_checkpoints(self.record)
+        if self.record is not None and self.record.facts:
+            self._check_exports(self.record)
+            self._check_files(self.record)
+        if not self.is_running:
+            self._check_leftovers()
+        return self.result
+
+    def _exists(self, name: str) -> bool:
         return (self.folder / name).is_dir()
 
-    def _found(self, what: str, problem: str, mend: str, *, is_damage: bool = True) -> None:
-        self.made.findings.append(Finding(what, problem, mend, is_damage))
+    def _report(self, what: str, problem: str, fix: str, *, is_damage: bool = True) -> None:
+        self.result.findings.append(Finding(what, problem, fix, is_damage))
 
-    def _damage(self, name: str) -> str | None:
-        reason = damage(self.folder / name)
-        return None if self.is_running and not (self.folder / name).is_dir() else reason  # removed meanwhile
+    def _find_damage(self, name: str) -> str | None:
+        reason = find_damage(self.folder / name)
+        return None if self.is_running and not self._exists(name) else reason  # removed in the meantime
 
-    def _database(self) -> None:
-        overview, start = self.made.overview, "start the run again under another name; nothing else holds its record"
-        if overview.record is None:
-            self._found("run.sqlite", overview.reason, start)
+    def _check_database(self) -> None:
+        overview, restart = self.result.overview, "start the run again under another name: this is its only record"
+        if self.record is None:
+            self._report(JOURNAL, overview.reason, restart)
             return
-        try:
-            said = [str(row[0]) for row in read_rows(self.folder, "PRAGMA quick_check")]
-            [[count]] = read_rows(self.folder, "SELECT count(*) FROM episodes") if overview.record.facts else [[0]]
-        except sqlite3.Error as error:
-            said, count = [f"{type(error).__name__}: {error}"], 0
-        if said != ["ok"]:
-            self._found("run.sqlite", "; ".join(said[:3]), start)
+        problems, count = self.reader.find_damage(), 0
+        if not problems:
+            try:
+                count = self.reader.count_episodes()
+            except StorageError as error:
+                problems = [str(error)]
+        if problems:
+            self._report(JOURNAL, "; ".join(problems[:3]), restart)
             return
-        self.made.checked["database"] = f"whole, {count:,} episodes"
-        if not overview.record.facts:
-            mend = f"reinforge runs rm {overview.folder}; then start it again"
-            self._found("run.sqlite", overview.reason, mend, is_damage=False)
+        self.result.checked["database"] = f"intact, {count:,} episodes"
+        if not self.record.facts:
+            fix = f"remove it with `reinforge runs rm {overview.folder}`, then start it again"
+            self._report(JOURNAL, overview.reason, fix, is_damage=False)
 
-    def _checkpoints(self, record: RunRecord | None) -> None:
-        names = self.checkpoints.all()
-        whole = [name for name in names if name not in self.damaged]
-        size = size_text(sum(num_bytes(self.folder / name) for name in whole))
-        self.made.checked["checkpoints"] = f"{len(whole)} of {len(names)} whole, {size}"
-        needed = self._needed(record) if record is not None else {}
+    def _check_checkpoints(self) -> None:
+        names = self.checkpoints.names()
+        intact = [name for name in names if name not in self.damaged]
+        size = format_size(sum(measure_size(self.folder / name) for name in intact))
+        self.result.checked["checkpoints"] = f"{len(intact)} of {len(names)} intact, {size}"
+        consequences = self._find_consequences()
         for name, problem in self.damaged.items():
-            self._found(name, problem, needed.get(name, f"{NOTHING_NEEDS_IT} to go on"))
-        if (self.folder / "model").is_dir() and (reason := damage(self.folder / "model")) is not None:
-            summary = self.made.overview.summary
+            self._report(name, problem, consequences.get(name, f"{NOT_NEEDED} to resume"))
+        if (self.folder / "model").is_dir() and (reason := find_damage(self.folder / "model")) is not None:
+            summary = self.result.overview.summary
             copy = summary.checkpoint if summary is not None else None
-            self._found("model", reason, f"the same weights are in {copy}" if copy else "take a checkpoint instead")
+            self._report("model", reason, f"the same weights are in {copy}" if copy else "use a checkpoint instead")
 
-    def _needed(self, record: RunRecord) -> dict[str, str]:
-        """Returns what happens without those checkpoints that something needs."""
+    def _find_consequences(self) -> dict[str, str]:
+        """Returns, for each checkpoint that is needed, what happens without it."""
         found: dict[str, str] = {}
-        best = choose_best(record.validations, self._gate_metric())
-        if best is not None and best["checkpoint"]:
-            lost = "the run is done, but its best weights are lost" if self.is_done else "no verdict can be given on it"
-            found[best["checkpoint"]] = f"it is the best one; {lost}"
-        base = record.validations[0]["checkpoint"] if record.validations else None
+        if self.record is None:
+            return found
+        best = choose_best_validation(self.record.validations, self._gate_metric())
+        if best is not None and best.checkpoint:
+            loss = "the run is complete, but its best weights are lost" if self.is_done else "no verdict is possible"
+            found[best.checkpoint] = f"it is the best checkpoint: {loss}"
+        base = self.record.validations[0].checkpoint if self.record.validations else None
         if base:
-            lost = "the run is done and keeps its figures" if self.is_done else "start a new run for a verdict"
-            found[base] = f"it holds the weights before training; {lost}"
-        newest = record.snapshots[0]["checkpoint"] if record.snapshots else None
+            loss = "the run is complete and keeps its results" if self.is_done else "start a new run to get a verdict"
+            found[base] = f"it holds the weights before training: {loss}"
+        newest = self.record.snapshots[0].checkpoint if self.record.snapshots else None
         if newest and not self.is_done:
-            point = self.made.resume
-            goes_on = f"goes on {point}" if point is not None else "begins again: nothing else is durable"
-            found[newest] = f"--resume does not use it and {goes_on}"
+            point = self.result.resume
+            how = f"resumes {point}" if point is not None else "restarts from the beginning: no other one is usable"
+            found[newest] = f"--resume skips it and {how}"
         return found
 
     def _gate_metric(self) -> str | None:
@@ -184,84 +190,81 @@ class _Check:
         except (KeyError, TypeError):
             return None
 
-    def _pointers(self, record: RunRecord) -> None:
-        """Finds entries of the journal whose checkpoint is not there, or another one than they say."""
-        needed, told = self._needed(record), set[str]()
-        for row in record.versions:
-            name = row["checkpoint"]
-            if name and name not in needed and not self.is_there(name) and not self.is_running:
-                told.add(name)
-                mend = f"{NOTHING_NEEDS_IT}: its removal was cut short"
-                self._found(f"version {row['version']}", f"{name} is not there", mend, is_damage=False)
-        for name, mend in needed.items():
-            if not self.is_there(name) and name not in told:
-                self._found(name, "the journal names it, and it is not there", mend)
+    def _check_references(self, record: RunRecord) -> None:
+        """Finds entries of the journal whose checkpoint is missing or holds another version."""
+        consequences, reported = self._find_consequences(), set[str]()
+        for version in record.versions:
+            name = version.checkpoint
+            if name and name not in consequences and not self._exists(name) and not self.is_running:
+                reported.add(name)
+                fix = f"{NOT_NEEDED}: its removal was interrupted"
+                self._report(f"version {version.version}", f"{name} is missing", fix, is_damage=False)
+        for name, fix in consequences.items():
+            if not self._exists(name) and name not in reported:
+                self._report(name, "it is missing, but the journal lists it", fix)
         for row in record.snapshots:
-            name, version = row["checkpoint"], row["version"]
-            if name and version is not None and self.is_there(name) and name not in self.damaged:
+            name = row.checkpoint
+            if name and row.version is not None and self._exists(name) and name not in self.damaged:
                 held = json.loads((self.folder / name / MANIFEST).read_text(encoding="utf-8")).get("version")
-                if held != version:
-                    problem = f"it holds version {held}, the snapshot of epoch {row['epoch']} says {version}"
-                    self._found(name, problem, needed.get(name, NOTHING_NEEDS_IT))
-        newest = record.snapshots[0]["epoch"] if record.snapshots else None
-        where = "" if newest is None else f", the newest {after_epoch(newest)}"
-        self.made.checked["snapshots"] = f"{len(record.snapshots)}{where}"
+                if held != row.version:
+                    problem = f"it holds version {held}, but the snapshot of epoch {row.epoch} says {row.version}"
+                    self._report(name, problem, consequences.get(name, NOT_NEEDED))
+        newest = record.snapshots[0].epoch if record.snapshots else None
+        where = "" if newest is None else f", the newest {describe_position(newest)}"
+        self.result.checked["snapshots"] = f"{len(record.snapshots)}{where}"
 
-    def _unknown(self, record: RunRecord) -> None:
-        known = {row["checkpoint"] for row in (*record.versions, *record.snapshots, *record.validations)}
-        for name in self.checkpoints.all():
+    def _check_unknown_checkpoints(self, record: RunRecord) -> None:
+        known = {row.checkpoint for row in record.versions}
+        known |= {row.checkpoint for row in record.snapshots} | {row.checkpoint for row in record.validations}
+        for name in self.checkpoints.names():
             if name in known or self.is_running or name in self.damaged:
                 continue
-            point = self.made.resume
+            point = self.result.resume
             adopts = point is not None and point.checkpoint == name
-            mend = f"--resume adopts it and goes on {point}" if adopts else NOTHING_NEEDS_IT
-            self._found(name, "the journal does not know it", mend, is_damage=False)
+            fix = f"--resume adopts it and resumes {point}" if adopts else NOT_NEEDED
+            self._report(name, "it is not in the journal", fix, is_damage=False)
 
-    def _exports(self, record: RunRecord) -> None:
-        rows = read_rows(self.folder, "SELECT epoch, count(*) FROM episodes WHERE phase = 'collect' GROUP BY epoch")
-        counts, done = dict(rows), [row["epoch"] for row in record.snapshots if row["epoch"] >= 0]
-        num_read = 0
+    def _check_exports(self, record: RunRecord) -> None:
+        counts, done = self.reader.count_collected(), [row.epoch for row in record.snapshots if row.epoch >= 0]
+        num_readable = 0
         for epoch in sorted(done):
             if epoch not in counts or (self.is_running and epoch == max(done)):
                 continue
             path = self.folder / "episodes" / f"epoch-{epoch:04d}.jsonl.zst"
-            problem = _unreadable(path)
-            num_read += problem is None
+            problem = _find_export_problem(path)
+            num_readable += problem is None
             if problem is None:
                 continue
-            due = not self.is_done and self.made.resume is not None and self.made.resume.epoch <= epoch
-            by_hand = f"RunStore.open(Path({str(self.folder)!r})).export_epoch({epoch})"
-            how = "--resume makes it again" if due else f"in Python, {by_hand} makes it again"
-            mend = f"nothing is lost, the journal holds its {counts[epoch]:,} episodes; {how}"
-            self._found(f"episodes/{path.name}", problem, mend, is_damage=path.exists() or not due)
-        self.made.checked["exports"] = f"{num_read} readable"
+            is_due = not self.is_done and self.result.resume is not None and self.result.resume.epoch <= epoch
+            by_hand = f"RunJournal.open(Path({str(self.folder)!r})).export_epoch({epoch})"
+            how = "--resume exports them again" if is_due else f"in Python, {by_hand} exports them again"
+            fix = f"nothing is lost: the journal holds the {counts[epoch]:,} episodes; {how}"
+            self._report(f"episodes/{path.name}", problem, fix, is_damage=path.exists() or not is_due)
+        self.result.checked["exports"] = f"{num_readable} readable"
 
-    def _files(self) -> None:
-        overview = self.made.overview
-        if overview.record is not None and overview.record.facts and not read_config(self.folder):
-            mend = "reinforge finetune FILE --dry_run with your file writes it anew beside the runs; copy it here"
-            self._found("config.yml", "it is missing or cannot be read", mend)
-        if overview.status != RUNNING and overview.record is not None and self._says_it_ended(overview.record):
+    def _check_files(self, record: RunRecord) -> None:
+        if not read_config(self.folder):
+            fix = "run `reinforge finetune FILE --dry_run` with your file, and copy the config.yml that it writes here"
+            self._report("config.yml", "it is missing or cannot be read", fix)
+        has_ended = record.facts.get("status") not in (None, RUNNING)
+        if self.result.overview.status != RUNNING and has_ended:
             try:
                 load_summary(self.folder)
             except ReinforgeError as error:
-                mend = "the figures of its validations are in the journal: reinforge runs show"
-                self._found("summary.json", str(error), mend if self.is_done else "--resume writes it when it ends")
+                fix = "`reinforge runs show` prints the validation scores from the journal"
+                self._report("summary.json", str(error), fix if self.is_done else "--resume writes it when it ends")
 
-    def _says_it_ended(self, record: RunRecord) -> bool:
-        return record.facts.get("status") not in (None, RUNNING)
-
-    def _rests(self) -> None:
-        for path in leftovers(self.folder):
-            what = "it was being removed" if path.name.startswith(TRASH) else "it was being written"
-            swept = path.is_dir() and not self.is_done and path.parent.name != "episodes"
-            mend = "--resume removes it" if swept else "nothing reads it; it may be removed by hand"
+    def _check_leftovers(self) -> None:
+        for path in find_leftovers(self.folder):
+            action = "removing" if path.name.startswith(TRASH) else "writing"
+            is_swept = path.is_dir() and not self.is_done and path.parent.name != "episodes"
+            fix = "--resume removes it" if is_swept else "it is never read; you can delete it"
             name = str(path.relative_to(self.folder))
-            self._found(name, f"{what} when its process ended", mend, is_damage=False)
+            self._report(name, f"a process that was killed was {action} it", fix, is_damage=False)
 
 
-def _unreadable(path: Path) -> str | None:
-    """Returns what is wrong with an export, or None: every line of it can be read."""
+def _find_export_problem(path: Path) -> str | None:
+    """Returns what is wrong with an export; None: every line of it can be read."""
     try:
         with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
             rest, expected, found = b"", zstandard.frame_content_size(file.read(64)), 0
@@ -271,7 +274,7 @@ def _unreadable(path: Path) -> str | None:
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
                     json.loads(line)
-        return "it is cut off" if rest or (expected >= 0 and found != expected) else None
+        return "it is truncated" if rest or (expected >= 0 and found != expected) else None
     except FileNotFoundError:
         return "it is missing"
     except (OSError, ValueError, zstandard.ZstdError) as error:

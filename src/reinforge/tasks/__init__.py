@@ -1,1 +1,1 @@
-"""The bundled agents and their data."""
+"""The bundled agents and their datasets."""

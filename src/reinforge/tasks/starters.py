@@ -1,7 +1,7 @@
-"""Starters: small Llamas that the bundled tasks begin with, made on first use by one supervised job.
+"""Starters: the small Llama models of the bundled tasks, trained on first use by one supervised job.
 
-`ensure()` returns a starter's folder, in Hugging Face's layout. It is cached below `home()` under the hash of its
-`Recipe`, so that another recipe is another model. A task gives the recipe, the tokenizer and the episodes to imitate.
+`ensure_built()` returns a starter's folder in Hugging Face layout. It is cached under `home()` by the hash of the
+`Recipe`, so another recipe is another model. A task provides the recipe, the tokenizer and the episodes to imitate.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ CHAT_TEMPLATE = (
 )
 
 STEPS_PER_UPDATE = 25
-"""Steps whose samples are made ahead."""
+"""Optimizer steps whose samples are built at once."""
 
 Progress = Callable[[int, int, float], None]
-"""Called with steps done, steps in all, and the loss."""
+"""Called with the steps done, the total number of steps, and the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides a starter's weights, but for the task's tokenizer and episodes.
+    """What determines a starter's weights, besides the task's tokenizer and episodes.
 
     Attributes:
         hidden_size, intermediate_size, num_layers, num_heads: Shape of the Llama.
-        max_context: Tokens that its positions reach.
-        initializer_range: Standard deviation of the drawn weights; about 1 / sqrt(hidden_size), without which words
-            that mean nearly the same to the supervised job stay the same word.
-        num_steps, batch_size, learning_rate: Of the supervised job; the rate falls by a cosine.
-        seed: Of weights and episodes.
-        version: Raised when the code changes what the other values mean.
+        max_model_len: Longest sequence in tokens (`max_position_embeddings`).
+        initializer_range: Standard deviation of the initial weights, about 1 / sqrt(hidden_size): with a smaller one,
+            tokens with nearly the same role in the supervised job keep nearly the same embedding.
+        num_steps, batch_size, learning_rate: The supervised job's; the learning rate follows a cosine.
+        seed: Seed of the weights and the episodes.
+        version: Incremented when the code changes the meaning of the other values.
     """
 
     hidden_size: int = 128
     intermediate_size: int = 256
     num_layers: int = 2
     num_heads: int = 8
-    max_context: int = 128
+    max_model_len: int = 128
     initializer_range: float = 0.08
     num_steps: int = 600
     batch_size: int = 64
@@ -75,13 +75,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """One task's starter.
+    """The starter of a task.
 
     Attributes:
-        name: The task's.
-        recipe: Its recipe.
-        make_tokenizer: Returns its tokenizer.
-        episodes: Yields the episodes to imitate, without end, for that tokenizer.
+        name: The task's name.
+        recipe: The recipe.
+        make_tokenizer: Returns the tokenizer.
+        episodes: Yields the episodes to imitate, endlessly, given the tokenizer.
     """
 
     name: str
@@ -91,23 +91,23 @@ class Starter:
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
+        """The starter's folder, whether it exists or not."""
         return home() / "models" / f"{self.name}-{self.recipe.sha256[:12]}"
 
 
 def home() -> Path:
-    """Returns the folder of what reinforge caches: `$REINFORGE_HOME`, or the user's cache folder."""
+    """Returns the cache folder of reinforge: `$REINFORGE_HOME`, or a folder in the user's cache."""
     return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_cache_dir("reinforge"))
 
 
-def ensure(starter: Starter, progress: Progress | None = None) -> Path:
-    """Returns a starter's folder; makes it if it is not there.
+def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:
+    """Returns a starter's folder, after training the starter if the folder does not exist.
 
-    Any number of processes may ask at once: one makes it, the others wait.
+    If several processes call it at once, one trains the starter and the others wait.
 
     Args:
         starter: The starter.
-        progress: Told how far the supervised job is.
+        progress: Called with the progress of the supervised job.
     """
     from filelock import FileLock
 
@@ -119,19 +119,19 @@ def ensure(starter: Starter, progress: Progress | None = None) -> Path:
         if not folder.is_dir():
             unfinished = folder.with_name(f"{folder.name}.making")
             shutil.rmtree(unfinished, ignore_errors=True)
-            _make(unfinished, starter, progress)
+            _build_starter(unfinished, starter, progress)
             (unfinished / "trained").rename(folder)
             shutil.rmtree(unfinished)
     return folder
 
 
 def make_bpe_tokenizer(texts: Iterable[str], words: str, vocab_size: int = 1000) -> Any:
-    """Returns a byte-level BPE tokenizer that can encode any text, and the task's own in few tokens.
+    """Returns a byte-level BPE tokenizer that can encode any text, and the task's texts in few tokens.
 
     Args:
-        texts: What it is trained on; a word becomes one token if it occurs twice and the vocabulary has room.
-        words: Regular expression of the pieces that no token reaches beyond.
-        vocab_size: Most tokens.
+        texts: Training texts; a word becomes one token if it occurs twice and the vocabulary has room.
+        words: Regular expression for the pieces that text is split into; no token spans two pieces.
+        vocab_size: Maximum vocabulary size.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -159,7 +159,7 @@ def make_bpe_tokenizer(texts: Iterable[str], words: str, vocab_size: int = 1000)
 
 
 def supervised_episode(tokenizer: Any, messages: Sequence[Message]) -> Trajectory:
-    """Returns a conversation whose assistant turns are supervised: their log-probs are not known and not needed."""
+    """Returns a conversation whose assistant turns are supervised; supervised data needs no log-probs."""
     turns = []
     for index, message in enumerate(messages):
         tokens = None
@@ -175,7 +175,7 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _make(folder: Path, starter: Starter, progress: Progress | None) -> None:
+def _build_starter(folder: Path, starter: Starter, progress: Progress | None) -> None:
     """Trains the starter into `folder / "trained"`."""
     from reinforge.engine import Engine
     from reinforge.engine.checkpoint import TRAINING
@@ -194,7 +194,7 @@ def _make(folder: Path, starter: Starter, progress: Progress | None) -> None:
     with Engine.load(policy, seed=recipe.seed, device="cpu") as engine:
         _train(engine, recipe, starter.episodes(engine.tokenizer), progress)
         engine.save(folder / "trained", version=0)
-    shutil.rmtree(folder / "trained" / TRAINING)  # a plain model: no run continues this job
+    shutil.rmtree(folder / "trained" / TRAINING)  # a plain model: no run resumes this job
 
 
 def _model_config(recipe: Recipe, tokenizer: Any) -> Any:
@@ -207,7 +207,7 @@ def _model_config(recipe: Recipe, tokenizer: Any) -> Any:
         num_hidden_layers=recipe.num_layers,
         num_attention_heads=recipe.num_heads,
         num_key_value_heads=recipe.num_heads,
-        max_position_embeddings=recipe.max_context,
+        max_position_embeddings=recipe.max_model_len,
         initializer_range=recipe.initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -217,7 +217,7 @@ def _model_config(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory], progress: Progress | None) -> None:
-    """One supervised job, its samples made a few steps ahead."""
+    """Runs the supervised job, building the samples of a few steps at a time."""
     algorithm = SFT()
     engine.begin_job()
     for done in range(0, recipe.num_steps, STEPS_PER_UPDATE):
@@ -236,7 +236,7 @@ def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory], progr
 
 
 def _samples(algorithm: SFT, episodes: list[Trajectory]) -> list[TrainingSample]:
-    """Returns the job's samples with their credit, as an adapter would make them."""
+    """Returns the job's samples with their advantages, as a trainer adapter builds them."""
     group = TrajectoryGroup.model_construct(group_id="starter", trajectories=episodes)
     samples = algorithm.build_samples([group])
     for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):

@@ -11,11 +11,12 @@ from typing import Any
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, Problem
-from reinforge.registry import REGISTRY, Registry
+from reinforge.registry import Registry
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.summary import RunSummary
+from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
-from reinforge.trainer.run import RunOptions, run_async, run_config
+from reinforge.trainer.run import run_async, run_config
 
 LLM = "agent"
 REWARD = "reward"
@@ -40,9 +41,9 @@ def finetune(
     output_dir: str | Path | None = None,
     resume: str | Path | None = None,
     progress: RunProgress | None = None,
-    registry: Registry = REGISTRY,
+    registry: Registry | None = None,
 ) -> RunSummary:
-    """Makes an agent better on its task and says, with an interval, whether it did.
+    """Trains the model behind an agent and measures, with a confidence interval, whether the agent got better.
 
     Example:
         summary = reinforge.finetune(agent, "questions.jsonl", "exact_match", "path/to/model", epochs=20)
@@ -54,25 +55,25 @@ def finetune(
             `{"id": "1", "question": ..., "answer": ...}`.
         reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
         model: A folder, a hub id, or `bundled:NAME`.
-        epochs: Times to collect and train.
-        num_generations: Episodes of each example in an epoch; their rewards are compared.
+        epochs: How often to collect and train.
+        num_generations: Episodes of each example in an epoch, compared by their rewards.
         examples_per_epoch: Training examples of an epoch; None: all.
         max_concurrency: Episodes that run at the same time.
         algorithm: `{"_type": "grpo", ...}`; None: GRPO with its defaults.
-        settings: Further keys of the `finetuning` section, such as `{"policy": {...}, "seed": 1}`; those of
-            `policy` are merged with `model`.
-        run_name: Name of the run folder; None: made from the date.
-        output_dir: Folder of the run folders; None: `.reinforge/runs`.
-        resume: Name or folder of a run of the same task that was stopped, or `last`: it goes on; None: a new run.
-        progress: What a person sees; None: chosen by the terminal.
-        registry: Where component types are looked up.
+        settings: Further keys of the `finetuning` section, such as `{"policy": {...}, "seed": 1}`; `policy` is
+            merged with `model`.
+        run_name: Name of the run folder; None: the date and a random suffix.
+        output_dir: Folder of all run folders; None: `.reinforge/runs`.
+        resume: Name or folder of a stopped run of the same task to resume, or `last`; None: a new run.
+        progress: The progress display; None: chosen by the terminal.
+        registry: Component types; None: all installed ones.
 
     Returns:
-        The summary, as `summary.json` holds it, with `folder`.
+        The summary, as in `summary.json`, with the run's `folder`.
 
     Raises:
-        ConfigError: Something was wrong that could be seen before any work started, with every problem.
-        ReinforgeError: The run failed; its folder holds a summary with the reason.
+        ConfigError: The configuration or the data is wrong; lists every problem, and nothing was started.
+        ReinforgeError: The run failed; the summary in its folder holds the reason.
     """
     given = dict(settings or {})
     finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model), **given.pop("policy", {})}}
@@ -83,12 +84,12 @@ def finetune(
     builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
     if examples_per_epoch is not None:
         builder["examples_per_epoch"] = examples_per_epoch
-    data = sections(
+    data = build_sections(
         llms={LLM: {"_type": "policy"}},
         workflow={"_type": "python", "function": workflow, "llm": LLM},
         evaluation={
-            "general": {"max_concurrency": max_concurrency, "dataset": dataset_block(dataset)},
-            "evaluators": {REWARD: {"_type": reward} if isinstance(reward, str) else _python(reward)},
+            "general": {"max_concurrency": max_concurrency, "dataset": build_dataset_block(dataset)},
+            "evaluators": {REWARD: {"_type": reward} if isinstance(reward, str) else _python_block(reward)},
         },
         builder=builder,
         adapter={"_type": "local"},
@@ -98,10 +99,10 @@ def finetune(
     options = RunOptions(run_name=run_name, progress=progress or default_progress())
     if resume is not None:
         options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
-    return run_anywhere(loaded, options, registry)
+    return run_blocking(loaded, options, registry)
 
 
-def sections(
+def build_sections(
     *,
     llms: Mapping[str, Any],
     workflow: Mapping[str, Any],
@@ -110,7 +111,7 @@ def sections(
     adapter: Mapping[str, Any],
     finetuning: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the sections of a configuration that has one part of each kind and is rewarded by its first evaluator.
+    """Returns the sections of a configuration with one component of each kind; its first evaluator is the reward.
 
     Args:
         llms: The section.
@@ -118,9 +119,9 @@ def sections(
         evaluation: The section `eval`.
         builder: The trajectory builder.
         adapter: The trainer adapter.
-        finetuning: Further keys of that section; they win.
+        finetuning: Further keys of that section; they take precedence.
     """
-    wired = {
+    defaults = {
         "enabled": True,
         "trainer": "trainer",
         "trajectory_builder": "builder",
@@ -134,19 +135,19 @@ def sections(
         "trajectory_builders": {"builder": builder},
         "trainer_adapters": {"adapter": adapter},
         "trainers": {"trainer": {"_type": "epoch"}},
-        "finetuning": {**wired, **finetuning},
+        "finetuning": {**defaults, **finetuning},
     }
 
 
-def _python(function: Callable[..., Any]) -> dict[str, Any]:
+def _python_block(function: Callable[..., Any]) -> dict[str, Any]:
     return {"_type": "python", "function": function}
 
 
-def dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
-    """Returns rows, a file or a folder as `eval.general.dataset`.
+def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
+    """Returns the block `eval.general.dataset` for rows, a file or a folder.
 
     Raises:
-        ConfigError: Nobody knows how to read a file of this ending.
+        ConfigError: The file's ending is unknown.
     """
     if not isinstance(dataset, str | Path):
         return {"_type": "rows", "rows": list(dataset)}
@@ -160,8 +161,8 @@ def dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
     return {"_type": DATASETS[suffix], "file_path": str(dataset)}
 
 
-def run_anywhere(loaded: LoadedConfig, options: RunOptions, registry: Registry) -> RunSummary:
-    """Runs on this thread, or on one of its own where an event loop runs here already (a notebook)."""
+def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:
+    """Runs on this thread, or on a new thread if an event loop runs here already (in a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,10 +1,10 @@
-"""Proof that the name the agent calls serves the weights that were just trained.
+"""Checks after each job that the agent is served the weights that were just trained.
 
-The best-known harness of this kind trained an adapter that its rollouts never used; nothing said so. After every
-job a few replies are drawn through the sampler and scored again by the learner: their log-probs must agree within the
-policy's tolerance, or else a measured noise floor, the replies must carry the new version, and the weights'
-fingerprint must be a new one. A policy that tells no tokens cannot be scored: there the version and the fingerprint are
-all, and the figures are unknown. Of several adapters each is asked, with prompts of its own.
+A run can train an adapter that its rollouts never use, without any error. So after every job a few replies are sampled
+and then scored by the learner: the log-probs must agree within the policy's tolerance or a measured noise floor, the
+replies must carry the new version, and the fingerprint of the weights must be new. A policy that does not expose tokens
+cannot be scored; there only version and fingerprint are checked, and the differences stay unknown. Several adapters are
+checked one by one, each with its own prompts.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingP
 from reinforge.types.trajectory import EpisodeItem, TrajectoryGroup
 
 NOISE_FACTOR = 10.0
-"""Sampler and learner may differ by the policy's tolerance, or by so many times the noise of scoring twice."""
+"""Sampler and learner may differ by the policy's tolerance, or by this many times the noise of scoring twice."""
 
 NUM_CANARY_PROMPTS = 4
 CANARY_CHARACTERS = 2000
-"""Further prompts are asked while all together are no longer than this: the check is to cost little of a job."""
+"""Most characters of all prompts together, so that the check costs little of a job."""
 PROBE_TOKENS = 4
 PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
-"""Asked where no prompt of the agent's is known yet."""
+"""The prompt if none of the agent's is known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
-    """What the canary saw.
+    """What the canary measured.
 
     Attributes:
-        version: Version that every reply carried.
-        fingerprint: Of the weights that are served.
+        version: The version that every reply carried.
+        fingerprint: Fingerprint of the served weights.
         max_difference: Largest |sampler - learner| log-prob, in nats; None: no token was compared.
-        mean_difference: Mean of the same, or None.
+        mean_difference: Mean |sampler - learner| log-prob; None as above.
         k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
             (Schulman, "Approximating KL divergence", 2020); None as above.
         num_tokens: Tokens compared.
@@ -55,34 +55,34 @@ class CanaryReport:
 
 
 Prompts = Mapping[str, Sequence[list[Message]]]
-"""A few histories that the agent asked, by the adapter that it asked; those of the one policy stand under ""."""
+"""A few of the agent's conversations by adapter; a single policy has the name ""."""
 
 
 async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_fingerprint: str | None) -> CanaryReport:
-    """Checks that the policy serves `version`, with weights other than before, by each of its adapters.
+    """Checks that the policy and each of its adapters serve `version`, with new weights.
 
     Args:
-        policy: What the agent calls.
-        version: The version that was published.
-        prompts: Short ones are cheap.
-        previous_fingerprint: Of the weights before the job; None: nothing to compare with.
+        policy: The policy that the agent calls.
+        version: The published version.
+        prompts: Prompts to sample from; short ones are cheap.
+        previous_fingerprint: Fingerprint of the weights before the job; None: unknown.
 
     Raises:
-        JobFailed: The weights did not change, or the sampler serves others than the learner's.
+        JobFailed: The weights did not change, or the sampler serves other weights than the learner's.
     """
     fingerprint = await policy.fingerprint()
     if fingerprint == previous_fingerprint:
         raise JobFailed(
-            f"the job changed nothing: the weights still have the fingerprint {fingerprint}; "
-            "the learning rate may be zero or too small for the weights' precision"
+            f"the job did not change the weights (fingerprint {fingerprint}); the learning rate may be zero, "
+            "or too small for the precision of the weights"
         )
-    asked = [
-        await _compare(policy.named(name) if name else policy, name, version, prompts.get(name, []))
+    results = [
+        await _compare(policy.get_policy(name) if name else policy, name, version, prompts.get(name, []))
         for name in policy.names or ("",)
     ]
-    found = [each for each in asked if each is not None]
+    found = [each for each in results if each is not None]
     d_N = np.concatenate(found) if found else np.zeros(0)
-    if not len(d_N):  # nothing was compared, which is no agreement of 0.0
+    if not len(d_N):  # nothing was compared: unknown, not 0.0
         return CanaryReport(version, fingerprint, None, None, None, 0)
     distances_N, k3_N = np.abs(d_N), np.expm1(d_N) - d_N
     return CanaryReport(
@@ -93,10 +93,10 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
 async def _compare(
     policy: PolicyServer, name: str, version: int, prompts: Sequence[list[Message]]
 ) -> NDArray[np.float64] | None:
-    """Returns learner minus sampler for each token of a few replies, in nats; None: no tokens.
+    """Returns learner minus sampler log-prob of each token of a few replies, in nats; None: no tokens are known.
 
     Raises:
-        JobFailed: They differ by more than that explains, or the replies are of another version.
+        JobFailed: They differ by more than the noise, or the replies carry another version.
     """
     requests = [
         ModelRequest(list(messages), SamplingParams(max_tokens=PROBE_TOKENS, seed=index + 1))
@@ -119,11 +119,11 @@ async def _compare(
         return d_N
     again = await policy.score(sequences[:1])
     noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
-    if not largest <= NOISE_FACTOR * noise:  # NaN is no agreement
-        by = f" by the adapter {name}" if name else ""
+    if not largest <= NOISE_FACTOR * noise:  # NaN fails too
+        of = f" of the adapter {name}" if name else ""
         raise JobFailed(
-            f"the agent is not served the weights that were trained{by}: log-probs of the same tokens differ by up to "
-            f"{largest:.2e} nats between sampler and learner, with a noise floor of {noise:.1e}"
+            f"the agent is not served the trained weights{of}: log-probs of the same tokens differ by up to "
+            f"{largest:.2e} nats between sampler and learner (noise floor {noise:.1e})"
         )
     return d_N
 
@@ -134,16 +134,16 @@ def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
         raise JobFailed(f"version {version} was published, but replies carry version {sorted(served)}")
 
 
-def prompts_of(groups: Iterable[TrajectoryGroup]) -> dict[str, list[list[Message]]]:
-    """Returns prompts for the canary by adapter."""
+def pick_prompts(groups: Iterable[TrajectoryGroup]) -> dict[str, list[list[Message]]]:
+    """Returns prompts for the canary, by adapter."""
     parts: dict[str, list[TrajectoryGroup]] = {}
     for group in groups:
         parts.setdefault(group.model_group or "", []).append(group)
-    return {name: short_prompts(part) for name, part in parts.items()}
+    return {name: shortest_prompts(part) for name, part in parts.items()}
 
 
-def short_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
-    """Returns the shortest opening histories among a job's trajectories, for the canary."""
+def shortest_prompts(groups: list[TrajectoryGroup]) -> list[list[Message]]:
+    """Returns the shortest prompts of a job's trajectories: everything before the first assistant turn."""
     openings: dict[str, list[Message]] = {}
     for group in groups:
         opening: list[Message] = []

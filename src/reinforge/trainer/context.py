@@ -1,4 +1,4 @@
-"""What `trainer/run.py` lends a trainer for the length of one run: the journal, the progress, the clock."""
+"""The context of one run that a trainer is given: the journal, the progress display, counters and limits."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from reinforge.config.schema import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
 from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.episode_json import episode_of
-from reinforge.runs.journal import RunStore, Snapshot
+from reinforge.runs.episode_json import parse_episode
+from reinforge.runs.journal import RunJournal
 from reinforge.runs.progress import RunProgress
+from reinforge.runs.rows import EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.runs.transcripts import STAGES, write_transcripts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 
 END = "END"
-"""The stage of what happens after the work: files are written; nobody needs to be told."""
+"""The stage after the work, in which the files are written; the progress display does not show it."""
 
 
 @dataclass
 class RunContext:
-    """One run's record and counters.
+    """The journal, the progress display and the counters of one run.
 
     Attributes:
-        run_id: Names the run.
-        store: The journal; owns the run folder.
-        progress: What a person sees.
-        limits: Bounds of time and tokens.
+        run_id: Name of the run.
+        journal: The journal; owns the run folder.
+        progress: The progress display.
+        limits: Limits of time and tokens.
         started_s: `time.monotonic()` at the start.
         episodes: Outcome -> number of finished episodes.
         tokens: `prompt`, `completion`, `trained`.
         wall_time_s: Stage -> seconds spent in it.
-        stage_name: The stage that runs now, for the watchdog.
-        policy_versions: Every version of the weights so far.
-        validations: Every validation so far, with the version and the checkpoint it belongs to.
-        resumed: Where a run that was begun before goes on; None: it begins.
-        policy: What the agent calls, once it is loaded; None: the backend serves no policy.
-        pending: Makes the epoch before durable, where the run is stopped between two checkpoints.
-        transcripts: What is written of dialogues for a person to read.
-        recalls: Phases whose episodes are taken from the journal where it holds them already.
+        stage_name: The current stage, for the watchdog.
+        policy_versions: All versions of the weights so far.
+        validations: All validations so far, each with its version and checkpoint.
+        resumed: The snapshot that the run resumes from; None: a new run.
+        policy: The policy that the agent calls, once loaded; None: the backend serves none.
+        pending: Makes the last epoch durable if the run stops between two checkpoints.
+        transcripts: Which dialogue transcripts to write.
+        recalls: Phases whose episodes are reused from the journal.
     """
 
     run_id: str
-    store: RunStore
+    journal: RunJournal
     progress: RunProgress
     limits: LimitsConfig
     started_s: float = field(default_factory=time.monotonic)
@@ -58,9 +59,9 @@ class RunContext:
     wall_time_s: dict[str, float] = field(default_factory=dict)
     stage_name: str = "START"
     stage_epoch: int | None = None
-    policy_versions: list[dict[str, Any]] = field(default_factory=list)
-    validations: list[dict[str, Any]] = field(default_factory=list)
-    resumed: Snapshot | None = None
+    policy_versions: list[PolicyVersion] = field(default_factory=list)
+    validations: list[ValidationRow] = field(default_factory=list)
+    resumed: EpochSnapshot | None = None
     policy: PolicyServer | None = None
     pending: Callable[[], Awaitable[Any]] | None = None
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
@@ -71,16 +72,16 @@ class RunContext:
     _known_phase: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
-        self.checkpoints = Checkpoints(self.store.folder)
+        self.checkpoints = Checkpoints(self.journal.folder)
         self._tokens_before = 0
 
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return self.store.folder
+        return self.journal.folder
 
     def begin_stage(self, stage: str, epoch: int | None = None, total: int | None = None) -> None:
-        """Ends the stage before and begins another; `total` is the number of episodes it will run, if any."""
+        """Ends the current stage and begins another; `total` is the number of episodes it will run, if any."""
         now = time.monotonic()
         self.wall_time_s[self.stage_name] = self.wall_time_s.get(self.stage_name, 0.0) + now - self._stage_since
         self.stage_name, self.stage_epoch, self._stage_since, self.last_progress_s = stage, epoch, now, now
@@ -88,44 +89,44 @@ class RunContext:
             self.progress.stage(epoch, stage, total)
 
     def end_stage(self, data: dict[str, Any]) -> None:
-        """Journals that the stage that runs now has done its work."""
-        self.store.stage(-1 if self.stage_epoch is None else self.stage_epoch, self.stage_name, data)
+        """Records in the journal that the current stage has finished."""
+        self.journal.record_stage(-1 if self.stage_epoch is None else self.stage_epoch, self.stage_name, data)
         if self.transcripts.save and self.stage_name in STAGES:
             write_transcripts(self.folder, self.stage_name, self.stage_epoch, self.transcripts)
 
-    def episode_done(self, record: EpisodeRecord) -> None:
-        """Journals and counts one finished episode."""
-        self.store.episode(record)
+    def record_episode(self, record: EpisodeRecord) -> None:
+        """Records and counts one finished episode."""
+        self.journal.record_episode(record)
         self._count(record)
 
     def recall(self, key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord | None:
         """Returns an episode that the journal holds from before a stop, and counts it; None: it must be run.
 
-        What the world failed is tried again, and so is what other weights than those that are served now have said.
+        Episodes that the environment failed run again, and so do those sampled by other weights than the current ones.
         """
         if key.phase not in self.recalls:
             return None
         if self._known_phase != (key.phase, key.epoch):
             self._known_phase = (key.phase, key.epoch)
-            self._known = self.store.recorded_episodes(key.phase, key.epoch)
+            self._known = self.journal.episode_texts(key.phase, key.epoch)
         data = self._known.get(str(key))
-        record = episode_of(json.loads(data), item) if data is not None else None
-        if record is None or record.outcome.is_missing or not self._is_of_served_weights(record):
+        record = parse_episode(json.loads(data), item) if data is not None else None
+        if record is None or record.outcome.is_missing or not self._has_current_weights(record):
             return None
         self._count(record)
         return record
 
-    def recorded(self, epoch: int, items: Mapping[str, EvalInputItem]) -> list[EpisodeRecord]:
-        """Returns the collected episodes of an epoch that is over, in the order of their keys.
+    def load_episodes(self, epoch: int, items: Mapping[str, EvalInputItem]) -> list[EpisodeRecord]:
+        """Returns the collected episodes of a finished epoch, in the order of their keys.
 
         Args:
             epoch: From 0.
-            items: Every example by its id.
+            items: All examples by id.
         """
-        found = [json.loads(data) for _, data in sorted(self.store.recorded_episodes("collect", epoch).items())]
-        return [episode_of(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
+        found = [json.loads(data) for _, data in sorted(self.journal.episode_texts("collect", epoch).items())]
+        return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
-    def _is_of_served_weights(self, record: EpisodeRecord) -> bool:
+    def _has_current_weights(self, record: EpisodeRecord) -> bool:
         versions = {reply.version for call in record.calls for reply in call.choices} - {None}
         return self.policy is None or versions <= {self.policy.version}
 
@@ -137,28 +138,26 @@ class RunContext:
         self.last_progress_s = time.monotonic()
         self.progress.episode(record.outcome.value, record.reward, completion)
 
-    def version_published(
-        self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None
-    ) -> None:
-        """Records a version of the weights; `num_updates` is None where the backend does not count steps."""
-        self.store.policy_version(version, fingerprint, num_updates, checkpoint)
-        self.policy_versions.append({"version": version, "fingerprint": fingerprint, "num_updates": num_updates})
+    def record_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
+        """Records a version of the weights; `num_updates` is None if the backend does not report optimizer steps."""
+        self.journal.record_policy_version(version, fingerprint, num_updates, checkpoint)
+        self.policy_versions.append(PolicyVersion(version, fingerprint, num_updates, checkpoint))
 
     def counters(self) -> dict[str, Any]:
-        """Returns what was counted so far, as `restore_counters` takes it."""
+        """Returns the counters so far, for `restore_counters`."""
         return {"episodes": dict(self.episodes), "tokens": dict(self.tokens), "wall_time_s": dict(self.wall_time_s)}
 
     def restore_counters(self, counters: dict[str, Any]) -> None:
-        """Goes on counting where `counters` left off."""
+        """Restores the counters that `counters` returned."""
         self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
         self.wall_time_s = dict(counters["wall_time_s"])
         self._tokens_before = self.tokens["completion"]
 
-    def refuse_over_budget(self) -> None:
-        """Stops between epochs once a limit is reached; the limits are those of one call, resumed or not.
+    def check_budget(self) -> None:
+        """Stops between epochs once a limit is reached; limits hold for one call, not for the resumed run as a whole.
 
         Raises:
-            BudgetReached: The run used its minutes or its tokens.
+            BudgetReached: The run has used its minutes or its tokens.
         """
         minutes = (time.monotonic() - self.started_s) / 60
         if self.limits.max_minutes is not None and minutes >= self.limits.max_minutes:

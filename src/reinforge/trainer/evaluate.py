@@ -1,4 +1,4 @@
-"""An evaluation alone: the agent of a configuration on its dataset, with intervals; nothing is trained or written."""
+"""Evaluates the agent of a configuration on its dataset, with intervals; trains nothing and writes nothing."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.run import DatasetEvaluation, error_of
+from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
 from reinforge.evaluation.splits import SPLITS, split_examples
 from reinforge.files import replace_file, to_json
-from reinforge.interfaces import EvaluationReport, TrainerAdapter
-from reinforge.registry import REGISTRY, Registry
-from reinforge.rollout.llms import adapters_of
+from reinforge.interfaces import TrainerAdapter
+from reinforge.registry import Registry
+from reinforge.rollout.llms import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
-from reinforge.runs.episode_json import episode_json
+from reinforge.runs.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
-from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.prepare import Attempts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
-from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.evaluation import EvalInputItem, EvaluationReport
 
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What one evaluation runs on.
+    """Options of one evaluation.
 
     Attributes:
-        model: A run, a folder or a hub id that replaces `finetuning.policy.model`.
-        split: `train`, `select`, `confirm` or `all`; None: `select` of a file that trains, else all.
-        limit: The first so many examples.
-        progress: What a person sees meanwhile.
+        model: A run, a folder or a hub id to evaluate in place of `finetuning.policy.model`.
+        split: `train`, `select`, `confirm` or `all`; None: `select` if the file trains, else `all`.
+        limit: How many examples, from the first; None: all.
+        progress: The progress display.
     """
 
     model: str | None = None
@@ -49,13 +49,13 @@ class EvaluationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one evaluation gave.
+    """The result of one evaluation.
 
     Attributes:
-        model: What was evaluated.
+        model: The evaluated model.
         split: The examples it ran on.
-        report: The figures.
-        records: Every episode, missing ones too.
+        report: The scores.
+        records: All episodes, missing ones too.
         wall_s: Seconds.
     """
 
@@ -66,52 +66,52 @@ class Evaluation:
     wall_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the figures, ready for JSON."""
+        """Returns the result, ready for JSON."""
         return {
             "model": self.model,
             "split": self.split,
             "num_examples": self.report.num_examples,
             "metrics": {name: summary.as_dict() for name, summary in self.report.summaries.items()},
             "outcomes": self.report.outcomes,
-            "tokens": self._tokens(),
+            "tokens": self._count_tokens(),
             "wall_s": round(self.wall_s, 3),
         }
 
-    def lines(self) -> list[str]:
-        """Returns the figures for a person: the model, one line an evaluator, how the episodes ended."""
+    def format_lines(self) -> list[str]:
+        """Returns the result as text: the model, one line per evaluator, the outcomes, the tokens."""
         unscored = {name: f", {s.num_unscored} unscored" for name, s in self.report.summaries.items() if s.num_unscored}
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.report.outcomes.items()))
-        tokens = self._tokens()
+        tokens = self._count_tokens()
         return [
             f"model     {self.model}",
             f"examples  {self.report.num_examples} of {self.split}",
             *(f"{summary}{unscored.get(name, '')}" for name, summary in self.report.summaries.items()),
             f"episodes  {outcomes}",
-            f"tokens    {tokens['prompt']} read, {tokens['completion']} sampled, {self.wall_s:.1f} s",
+            f"tokens    {tokens['prompt']} prompt, {tokens['completion']} sampled, {self.wall_s:.1f} s",
         ]
 
     def write(self, path: Path) -> None:
-        """Writes every episode as a line of JSON, as the journal of a run holds it."""
-        replace_file(path, "".join(to_json(episode_json(record)) + "\n" for record in self.records))
+        """Writes one line of JSON per episode, in the format of a run's journal."""
+        replace_file(path, "".join(to_json(dump_episode(record)) + "\n" for record in self.records))
 
-    def _tokens(self) -> dict[str, int]:
+    def _count_tokens(self) -> dict[str, int]:
         return {
             "prompt": sum(record.num_prompt_tokens for record in self.records),
             "completion": sum(record.num_completion_tokens for record in self.records),
         }
 
 
-async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: Registry = REGISTRY) -> Evaluation:
-    """Runs the agent over examples and scores what it did.
+async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: Registry | None = None) -> Evaluation:
+    """Runs the agent over examples and scores the outcomes.
 
     Raises:
-        ConfigError: Everything that is wrong and can be seen before any work starts.
+        ConfigError: The configuration or the data is wrong; lists every problem, and nothing was started.
         EvaluationError: Nothing could be scored.
-        BackendUnavailable: Nothing could be scored, since a model did not answer.
+        BackendUnavailable: Nothing could be scored because a model did not answer.
     """
     config: FinetuneConfig = loaded.config.finetuning
     started = time.monotonic()
-    async with Builder(loaded, registry) as builder:
+    async with ComponentBuilder(loaded, registry) as builder:
         model = _replace_model(builder, options.model)
         split = options.split or ("select" if config.enabled else ALL)
         evaluation, adapter = await prepare_evaluation(builder, split, options.progress, limit=options.limit)
@@ -121,73 +121,80 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
             if model is not None and model.adapters and not await adapter.restore(Path(model.path), 0):
                 message = f"{type(adapter).__name__} cannot load the adapters of {model.path}"
                 raise ConfigError(Problem("--model", message, "use the trainer adapter `_type: local`"))
-        draws = config.gate.draws if split == "confirm" else 1
+        num_samples = config.gate.num_samples if split == "confirm" else 1
         ids = evaluation.example_ids(split)
-        options.progress.stage(None, "EVALUATE", len(ids) * draws)
-        # the phase of the verdict would repeat its very draws; this one has draws of its own in the same worlds
-        records = await evaluation.collect([EpisodeKey("eval", 0, id_, draw) for id_ in ids for draw in range(draws)])
+        options.progress.stage(None, "EVALUATE", len(ids) * num_samples)
+        # the verdict's phase would repeat its samples; this one has its own, with the same environment seeds
+        records = await evaluation.collect(
+            [EpisodeKey("eval", 0, id_, number) for id_ in ids for number in range(num_samples)]
+        )
         report = evaluation.report(split, 0, records)
-    _refuse_unscored(report)
+    _require_scores(report)
     return Evaluation(str(model or "as configured"), split, report, records, time.monotonic() - started)
 
 
-def _replace_model(builder: Builder, named: str | None) -> SavedModel | None:
-    """Puts the model that is asked for in the place of the configured one; returns the one that is evaluated."""
+def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | None:
+    """Replaces the configured model by the requested one; returns the model to evaluate."""
     config = builder.config.finetuning
     has_policy = any(llm.static_type == "policy" for llm in builder.config.llms.values())
-    if named is None:
+    if name is None:
         return SavedModel(config.policy.model) if has_policy and config.policy.model else None
     if not has_policy:
-        message = "it replaces the policy, and no entry of llms is `_type: policy`"
+        message = "it would replace the policy, but no entry of llms is `_type: policy`"
         raise ConfigError(Problem("--model", message, "leave it out, or make the agent's llm the policy"))
-    model = SavedModel(named) if named.startswith("bundled:") else find_model(named, Path(config.output_dir))
+    model = SavedModel(name) if name.startswith("bundled:") else find_model(name, Path(config.output_dir))
     if model.adapters:
-        model = _for_adapters(model, list(dict.fromkeys(adapters_of(builder.config.llms).values())))
+        model = _select_adapters(model, list(dict.fromkeys(find_adapters(builder.config.llms).values())))
     config.policy.model, config.policy.init = model.base if model.adapters else model.path, "pretrained"
     builder.loaded.marks["finetuning", "policy", "model"] = "--model"
     return model
 
 
-def _for_adapters(model: SavedModel, names: Sequence[str]) -> SavedModel:
-    """Returns what a file that names these adapters takes of several that were saved together.
+def _select_adapters(model: SavedModel, names: Sequence[str]) -> SavedModel:
+    """Returns the adapters that the file names, out of several that were saved together.
 
     Raises:
-        ConfigError: Not all of them were, or the file names none.
+        ConfigError: Some are missing, or the file names none.
     """
     held = ", ".join(model.adapters)
     if not names:
-        message = f"{model.path} holds the adapters {held}, and no entry of llms says which one answers"
+        message = f"{model.path} holds the adapters {held}, but no entry of llms says which one answers"
         fix = (
             f"add `adapter: {model.adapters[0]}` to the entries, or name one: --model {model.path}/{model.adapters[0]}"
         )
         raise ConfigError(Problem("--model", message, fix))
     if missing := [name for name in names if name not in model.adapters]:
-        message = f"{model.path} holds the adapters {held}, and not {', '.join(missing)}, which llms names"
+        message = f"{model.path} holds the adapters {held}, but llms names {', '.join(missing)}"
         raise ConfigError(Problem("--model", message, "name adapters that the run trained"))
     if len(names) == 1:
-        return SavedModel(f"{model.path}/{names[0]}", model.what)
+        return SavedModel(f"{model.path}/{names[0]}", model.description)
     return replace(model, adapters=tuple(names))
 
 
 async def prepare_evaluation(
-    builder: Builder, split: str, progress: RunProgress, *, limit: int | None = None, served_as: str | None = None
+    builder: ComponentBuilder,
+    split: str,
+    progress: RunProgress,
+    *,
+    limit: int | None = None,
+    served_as: str | None = None,
 ) -> tuple[DatasetEvaluation, TrainerAdapter | None]:
-    """Returns what evaluates, and the adapter if a policy is called; refuses everything that can be refused.
+    """Validates the configuration; returns the evaluation, and the trainer adapter if the agent calls the policy.
 
     Args:
-        builder: Makes the components.
+        builder: Builds the components.
         split: `train`, `select`, `confirm` or `all`.
-        progress: Told of every episode.
-        limit: The first so many examples.
-        served_as: The split's name in the evaluation; None: its own.
+        progress: Updated after every episode.
+        limit: How many examples, from the first; None: all.
+        served_as: Name of the split inside the evaluation; None: the same.
     """
-    attempt, config = Attempts(builder.placed), builder.config.finetuning
+    attempt, config = Attempts(builder.locate), builder.config.finetuning
     if builder.config.workflow is None:
-        attempt.add([Problem("workflow", "there is none to run", "add the agent")])
+        attempt.add([Problem("workflow", "no agent is configured", "add one with a `_type`")])
     if not builder.config.eval.evaluators:
-        attempt.add([Problem("eval.evaluators", "there is none to score with", "add one")])
+        attempt.add([Problem("eval.evaluators", "no evaluator is configured", "add one")])
     workflow: Any = await attempt(builder.get_workflow) if builder.config.workflow is not None else None
-    items = await attempt(partial(_examples, builder, split, limit))
+    items = await attempt(partial(_load_examples, builder, split, limit))
     if workflow is not None and items:
         attempt.add(workflow.example_problems(items))
     evaluators = {}
@@ -197,10 +204,10 @@ async def prepare_evaluation(
     for name in builder.config.llms:
         llms[name] = await attempt(partial(builder.get_llm, name))
     has_policy = any(llm is not None and llm.is_policy for llm in llms.values())
-    adapter = await attempt(partial(_adapter, builder)) if has_policy else None
+    adapter = await attempt(partial(_get_adapter, builder)) if has_policy else None
     attempt.raise_if_any()
     evaluation = DatasetEvaluation(
-        EpisodeRunner.configured(builder.config, workflow, llms),
+        EpisodeRunner.from_config(builder.config, workflow, llms),
         {served_as or split: items},
         evaluators,
         reward_metric=config.reward_function.name if config.reward_function is not None else next(iter(evaluators)),
@@ -210,30 +217,32 @@ async def prepare_evaluation(
     return evaluation, adapter
 
 
-async def _examples(builder: Builder, split: str, limit: int | None) -> list[EvalInputItem]:
+async def _load_examples(builder: ComponentBuilder, split: str, limit: int | None) -> list[EvalInputItem]:
     dataset, config = builder.config.eval.general.dataset, builder.config.finetuning
     if dataset is None:
-        raise ConfigError(builder.placed(Problem("eval.general.dataset", "there is none", "add one with a `_type`")))
+        raise ConfigError(
+            builder.locate(Problem("eval.general.dataset", "no dataset is configured", "add one with a `_type`"))
+        )
     items = (await builder.get_dataset()).load()
     if split in SPLITS:
         items = split_examples(items, config.splits, config.seed, id_key=getattr(dataset, "id_key", "id"))[split]
     return items[:limit]
 
 
-async def _adapter(builder: Builder) -> TrainerAdapter:
-    """Returns the adapter that serves the policy, looked at but not yet initialised."""
+async def _get_adapter(builder: ComponentBuilder) -> TrainerAdapter:
+    """Returns the validated adapter that serves the policy, not yet initialized."""
     config = builder.config.finetuning
     if config.trainer_adapter is None:
-        message = "none is named, so nothing serves the entry of llms that is `_type: policy`"
+        message = "is not set, so nothing serves the entry of llms that is `_type: policy`"
         fix = "name an entry of trainer_adapters, such as one with `_type: local`"
-        raise ConfigError(builder.placed(Problem("finetuning.trainer_adapter", message, fix)))
+        raise ConfigError(builder.locate(Problem("finetuning.trainer_adapter", message, fix)))
     adapter = await builder.get_trainer_adapter(config.trainer_adapter)
-    if problems := adapter.preflight(config):
-        raise ConfigError([builder.placed(problem) for problem in problems])
+    if problems := adapter.validate(config):
+        raise ConfigError([builder.locate(problem) for problem in problems])
     return adapter
 
 
-def _refuse_unscored(report: EvaluationReport) -> None:
+def _require_scores(report: EvaluationReport) -> None:
     if report.error is None:
         return
-    raise error_of(report.outcomes)(f"nothing could be scored: {report.error}")
+    raise choose_error_type(report.outcomes)(f"nothing could be scored: {report.error}")

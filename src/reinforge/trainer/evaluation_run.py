@@ -12,56 +12,56 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import replace_file, to_json
-from reinforge.registry import REGISTRY, Registry
+from reinforge.registry import Registry
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.evaluate import ALL, prepare_evaluation
-from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInput, EvalOutput, EvaluationRunConfig, EvaluationRunOutput
 
-NOT_YET = {
+UNSUPPORTED = {
     "endpoint": "remote workflows",
-    "skip_workflow": "scoring outputs that the dataset holds",
-    "skip_completed_entries": "leaving out rows that hold an output",
+    "skip_workflow": "scoring outputs that the dataset already holds",
+    "skip_completed_entries": "skipping rows that already hold an output",
 }
-"""Settings that are refused by name, with what they would do."""
+"""Settings that are refused by name, with their meaning."""
 
 
 class EvaluationRun:
     """Runs the agent of a configuration on its whole dataset and scores it.
 
     Args:
-        config: What to run; a policy under `llms` is loaded by the file's trainer adapter and is not trained.
-        registry: Where component types are looked up.
+        config: The evaluation; a policy under `llms` is served by the file's trainer adapter, without training.
+        registry: Component types; None: all installed ones.
 
     Raises:
         ConfigError: A setting is not supported in this version.
     """
 
-    def __init__(self, config: EvaluationRunConfig, registry: Registry = REGISTRY):
+    def __init__(self, config: EvaluationRunConfig, registry: Registry | None = None):
         self.config, self.registry = config, registry
         refused = [
             Problem(name, f"{what} is not supported in this version", f"leave {name} out")
-            for name, what in NOT_YET.items()
+            for name, what in UNSUPPORTED.items()
             if getattr(config, name)
         ]
         if refused:
             raise ConfigError(refused)
 
     async def run_and_evaluate(self) -> EvaluationRunOutput:
-        """Returns outputs, steps and scores of every example, `reps` times; missing scores say why.
+        """Returns outputs, steps and scores of every example, `reps` times; missing scores carry the reason.
 
         Raises:
-            ConfigError: Something is wrong that can be seen before any work starts.
+            ConfigError: The configuration or the data is wrong; nothing was started.
         """
         loaded = self._load()
-        async with Builder(loaded, self.registry) as builder:
+        async with ComponentBuilder(loaded, self.registry) as builder:
             evaluation, adapter = await prepare_evaluation(builder, ALL, SilentProgress(), served_as="train")
             if adapter is not None:
                 await adapter.initialize(loaded.config.finetuning)
             outputs = [await evaluation.run_eval() for _ in range(self.config.reps)]
-        output = _joined(outputs)
+        output = _merge_outputs(outputs)
         folder = loaded.config.eval.general.output_dir
-        return _written(output, folder) if self.config.write_output and folder is not None else output
+        return _write_output(output, folder) if self.config.write_output and folder is not None else output
 
     def _load(self) -> LoadedConfig:
         source = self.config.config_file
@@ -71,11 +71,11 @@ class EvaluationRun:
         if not isinstance(source, BaseModel):
             return load_config(source, overrides=overrides, registry=self.registry)
         if overrides:
-            raise ConfigError("override and dataset change a file; a configuration from Python can be changed itself")
+            raise ConfigError("override and dataset apply to a file; change a configuration from Python directly")
         return build_config({name: getattr(source, name) for name in source.model_fields_set}, registry=self.registry)
 
 
-def _joined(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
+def _merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
     """Returns several runs of the same examples as one output; an average is over all of them."""
     first = outputs[0]
     if len(outputs) == 1:
@@ -92,7 +92,7 @@ def _joined(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
     return first.model_copy(update=update)
 
 
-def _written(output: EvaluationRunOutput, folder: Path) -> EvaluationRunOutput:
+def _write_output(output: EvaluationRunOutput, folder: Path) -> EvaluationRunOutput:
     """Writes `workflow_output.json` and `<evaluator>_output.json`, and returns the output with their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [

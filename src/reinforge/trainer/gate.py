@@ -1,11 +1,11 @@
-"""Which checkpoint is the best, and whether it replaces the base: the verdict of a run.
+"""The verdict of a run: whether the best checkpoint replaces the base model.
 
-    validations on `select`, one each epoch  --choose_best-->  one candidate
+    validations on `select`, one each epoch  --choose_best_validation-->  one candidate
     base and candidate, fresh on `confirm`   --decide------->  promoted: True, False, or None for no verdict
 
-Choosing the best of many noisy figures flatters it; the verdict is free of that because `confirm` is looked at once,
-for one candidate, with fresh episodes of both arms. With no effect at most 2.5 % of runs promote (the upper half of a
-95 % interval); `tests/numerics/test_gate_simulation.py` holds it below 5 % through the whole selection.
+The best of many noisy figures looks better than it is. The verdict avoids that: `confirm` is used once, for one
+candidate, with fresh episodes of both arms. Without any effect at most 2.5 % of runs promote (the upper half of a 95 %
+interval); `tests/numerics/test_gate_simulation.py` checks that the whole selection stays below 5 %.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from reinforge.config.schema import GateConfig
-from reinforge.evaluation.statistics import Improvement, paired_difference, summarize
-from reinforge.interfaces import EvaluationReport
-from reinforge.types.evaluation import MetricSummary
+from reinforge.evaluation.statistics import Improvement, compute_paired_difference, summarize
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 MAX_P_VALUE = 0.05
 """The sign-flip test must agree with the interval at this level (two-sided, like the interval's 95 %)."""
@@ -24,13 +23,13 @@ _MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What became of one guard metric.
+    """The result of one guard metric.
 
     Attributes:
         metric: Name of the evaluator.
         allowed_loss: The interval must lie above minus this.
-        improvement: Tuned minus base; None where fewer than two examples are scored in both arms.
-        passed: None where it cannot be told.
+        improvement: Tuned minus base; None if fewer than two examples are scored in both arms.
+        passed: None: unknown.
         reason: One sentence.
     """
 
@@ -46,11 +45,11 @@ class Verdict:
     """Whether the tuned model replaces the base, and why.
 
     Attributes:
-        promoted: None where there is no verdict.
+        promoted: None: no verdict.
         reason: One sentence.
-        improvement: Tuned minus base on the metric that decides.
-        confirm_base, confirm_tuned: Both arms, over the examples scored in both.
-        guards: One for each guard metric.
+        improvement: Tuned minus base on the gate metric.
+        confirm_base, confirm_tuned: The two arms, over the examples scored in both.
+        guards: The guard metrics.
     """
 
     promoted: bool | None
@@ -62,37 +61,39 @@ class Verdict:
 
 
 def decide(gate: GateConfig, reward_metric: str, base: EvaluationReport, tuned: EvaluationReport) -> Verdict:
-    """Returns the verdict on the tuned model, from one look at fresh episodes of both arms on `confirm`.
+    """Returns the verdict on the tuned model from fresh episodes of both arms on `confirm`.
 
     Promoted only if the 95 % interval of tuned minus base lies above the margin, the sign-flip test agrees
     (p <= 0.05), and the interval of every guard metric lies above minus its allowed loss. An example that is missing in
     one arm is dropped for both.
 
     Args:
-        gate: The rule.
-        reward_metric: The metric that decides where the gate names none.
-        base: The arm of the base model.
-        tuned: The arm of the candidate.
+        gate: The settings of the gate.
+        reward_metric: The metric if the gate names none.
+        base: Scores of the base model.
+        tuned: Scores of the candidate.
     """
     metric = gate.metric or reward_metric
-    asked = max(base.num_examples, tuned.num_examples)
-    base_scores, tuned_scores = _scored_in_both(metric, base, tuned)
-    base_arm, tuned_arm = summarize(metric, base_scores, asked), summarize(metric, tuned_scores, asked)
-    if problem := _no_verdict(gate, metric, base, tuned):
-        improvement = paired_difference(base_scores, tuned_scores, gate.margin) if len(base_scores) > 1 else None
+    total = max(base.num_examples, tuned.num_examples)
+    base_scores, tuned_scores = _select_scored_in_both(metric, base, tuned)
+    base_arm, tuned_arm = summarize(metric, base_scores, total), summarize(metric, tuned_scores, total)
+    if problem := _find_obstacle(gate, metric, base, tuned):
+        improvement = (
+            compute_paired_difference(base_scores, tuned_scores, gate.margin) if len(base_scores) > 1 else None
+        )
         return Verdict(None, problem, improvement, base_arm, tuned_arm)
-    improvement = paired_difference(base_scores, tuned_scores, gate.margin)
-    guards = [_guard(name, loss, gate, base, tuned) for name, loss in gate.guard_metrics.items()]
-    cleared, reason = _clears(gate, improvement, unchanged=base_scores == tuned_scores)
-    stopped_by = [guard for guard in guards if guard.passed is False] or [g for g in guards if g.passed is None]
+    improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin)
+    guards = [_judge_guard(name, loss, gate, base, tuned) for name, loss in gate.guard_metrics.items()]
+    cleared, reason = _judge_improvement(gate, improvement, unchanged=base_scores == tuned_scores)
+    failed_guards = [guard for guard in guards if guard.passed is False] or [g for g in guards if g.passed is None]
     promoted: bool | None = cleared
-    if cleared and stopped_by:
-        promoted = stopped_by[0].passed
-        reason = f"{metric} improved, but {'; '.join(guard.reason for guard in stopped_by)}"
+    if cleared and failed_guards:
+        promoted = failed_guards[0].passed
+        reason = f"{metric} improved, but {'; '.join(guard.reason for guard in failed_guards)}"
     return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards)
 
 
-def _scored_in_both(
+def _select_scored_in_both(
     metric: str, base: EvaluationReport, tuned: EvaluationReport
 ) -> tuple[dict[str, float], dict[str, float]]:
     base_scores, tuned_scores = base.scores.get(metric, {}), tuned.scores.get(metric, {})
@@ -100,7 +101,7 @@ def _scored_in_both(
     return {i: base_scores[i] for i in ids}, {i: tuned_scores[i] for i in ids}
 
 
-def _no_verdict(gate: GateConfig, metric: str, base: EvaluationReport, tuned: EvaluationReport) -> str:
+def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned: EvaluationReport) -> str:
     """Returns why the two arms cannot be compared on a metric, or an empty string."""
     for arm, report in (("base", base), ("tuned", tuned)):
         if report.error:
@@ -108,26 +109,26 @@ def _no_verdict(gate: GateConfig, metric: str, base: EvaluationReport, tuned: Ev
         if metric not in report.scores:
             known = ", ".join(sorted(report.scores)) or "nothing"
             return f"nothing scored {metric} for the {arm} model (scored: {known})"
-    asked = max(base.num_examples, tuned.num_examples)
-    num_pairs = len(_scored_in_both(metric, base, tuned)[0])
+    total = max(base.num_examples, tuned.num_examples)
+    num_pairs = len(_select_scored_in_both(metric, base, tuned)[0])
     if num_pairs < 2:
-        return f"{_examples(num_pairs)} of {asked} scored by {metric} for both models; at least 2 are needed"
-    missing = (asked - num_pairs) / asked
+        return f"{_count_examples(num_pairs)} of {total} scored by {metric} for both models; at least 2 are needed"
+    missing = (total - num_pairs) / total
     if missing > gate.max_missing:
         return (
-            f"{asked - num_pairs} of {asked} confirm examples ({missing:.0%}) are missing in at least one arm, "
+            f"{total - num_pairs} of {total} confirm examples ({missing:.0%}) are missing in at least one arm, "
             f"more than the {gate.max_missing:.0%} that gate.max_missing allows"
         )
     return ""
 
 
-def _clears(gate: GateConfig, improvement: Improvement, *, unchanged: bool) -> tuple[bool, str]:
-    """Returns whether the improvement is shown, and the sentence that says so."""
-    low, high, pairs = improvement.ci_low, improvement.ci_high, _examples(improvement.num_pairs)
+def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged: bool) -> tuple[bool, str]:
+    """Returns whether the improvement is significant, and one sentence with the reason."""
+    low, high, pairs = improvement.ci_low, improvement.ci_high, _count_examples(improvement.num_pairs)
     mean = f"{improvement.mean_difference:+.3f}"
     if low is None or high is None or (unchanged and low <= gate.margin):
         return False, f"each of the {pairs} has the same score before and after"
-    interval = _ends(low, high)
+    interval = _format_ends(low, high)
     if low <= gate.margin:
         if high < 0:
             return False, f"the new model is worse: the interval of the difference {interval} lies below 0"
@@ -135,37 +136,38 @@ def _clears(gate: GateConfig, improvement: Improvement, *, unchanged: bool) -> t
             return False, f"the interval of the improvement {interval} includes 0 ({mean} on {pairs})"
         return False, f"the interval of the improvement {interval} does not lie above the margin {gate.margin:g}"
     if improvement.p_value > MAX_P_VALUE:
-        few = f"; fewer than {_MIN_PAIRS} examples can never show it" if improvement.num_pairs < _MIN_PAIRS else ""
+        few = f"; fewer than {_MIN_PAIRS} examples can never reach that" if improvement.num_pairs < _MIN_PAIRS else ""
         return False, (
-            f"the improvement {mean} may be chance: the sign-flip test over {pairs} gives "
+            f"the improvement {mean} may be due to chance: the sign-flip test over {pairs} gives "
             f"p = {improvement.p_value:.2g}, which must be at most {MAX_P_VALUE:g}{few}"
         )
     above = f"the margin {gate.margin:g}" if gate.margin else "0"
     return True, f"the interval of the improvement {interval} lies above {above} ({mean} on {pairs})"
 
 
-def _guard(metric: str, allowed: float, gate: GateConfig, base: EvaluationReport, tuned: EvaluationReport) -> Guard:
-    if problem := _no_verdict(gate, metric, base, tuned):
+def _judge_guard(
+    metric: str, allowed: float, gate: GateConfig, base: EvaluationReport, tuned: EvaluationReport
+) -> Guard:
+    if problem := _find_obstacle(gate, metric, base, tuned):
         return Guard(metric, allowed, None, None, f"guard {metric} is unknown: {problem}")
-    change = paired_difference(*_scored_in_both(metric, base, tuned))
-    if change.ci_low is None or change.ci_high is None:  # every score the same in both arms: nothing was lost
+    change = compute_paired_difference(*_select_scored_in_both(metric, base, tuned))
+    if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
         return Guard(metric, allowed, change, True, f"guard {metric} did not change on any example")
-    interval = _ends(change.ci_low, change.ci_high)
+    interval = _format_ends(change.ci_low, change.ci_high)
     if change.ci_low > -allowed:
         return Guard(metric, allowed, change, True, f"guard {metric} kept: {interval} lies above {-allowed:g}")
     if change.mean_difference < 0:
         return Guard(metric, allowed, change, False, f"guard {metric} may have lost more than {allowed:g}: {interval}")
-    reason = (
-        f"{_examples(change.num_pairs)} are too few to exclude that {metric} lost more than {allowed:g}: {interval}"
-    )
+    few = f"{_count_examples(change.num_pairs)} are too few to exclude that"
+    reason = f"{few} {metric} lost more than {allowed:g}: {interval}"
     return Guard(metric, allowed, change, False, reason)
 
 
-def _ends(low: float, high: float) -> str:
-    """Returns `[-0.01, 0.04]`, with the digits it takes not to round an end that is not 0 to 0."""
+def _format_ends(low: float, high: float) -> str:
+    """Returns `[-0.01, 0.04]`, with enough digits that an end other than 0 is not shown as 0."""
     digits = next((d for d in (2, 3, 4) if all(round(x, d) != 0 or x == 0 for x in (low, high))), 5)
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def _examples(count: int) -> str:
+def _count_examples(count: int) -> str:
     return f"{count} example" if count == 1 else f"{count} examples"

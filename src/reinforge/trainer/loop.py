@@ -1,7 +1,7 @@
 """The loop: collect, score, select, submit, await, adopt, validate; over epochs.
 
-`EpochTrainer` has the shape of the reference's ARTTrainer and works with any builder and any adapter. Baseline,
-final validation, gate and summary are not its business: `trainer/run.py` does them around every trainer.
+`EpochTrainer` has the methods of NeMo Agent Toolkit's ARTTrainer and works with any builder and any adapter. Baseline,
+final validation, gate and summary belong to `trainer/run.py`, which does them around every trainer.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.algorithms.curriculum import (
+    ExampleFilter,
     Selection,
-    Sparing,
-    percentile_at,
+    compute_included_share,
+    split_by_share,
+    split_by_signal,
     subsample,
-    with_signal,
-    within_curriculum,
 )
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
-from reinforge.evaluation.run import refuse_too_many_missing
-from reinforge.evaluation.statistics import mean_interval
+from reinforge.evaluation.run import check_missing_share
+from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
-from reinforge.interfaces import Trainer
+from reinforge.interfaces import Builder, Trainer
 from reinforge.registry import register_trainer
-from reinforge.rollout.episode import bind_prompts, find_tokens
+from reinforge.rollout.episode import attach_captured_tokens, attach_prompts
+from reinforge.runs.plot import can_draw_plots, draw_reward_plot
+from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import stages
-from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder
-from reinforge.trainer.builders.group import GroupTrajectoryBuilder
-from reinforge.trainer.canary import Prompts, prompts_of
+from reinforge.trainer.canary import Prompts, pick_prompts
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.refusals import refuse_identical, refuse_untrainable, why_empty
+from reinforge.trainer.refusals import explain_empty_selection, refuse_identical, refuse_untrainable
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -50,11 +50,13 @@ METRICS = "training_metrics.jsonl"
 
 
 class EpochTrainerConfig(TrainerConfig, name="epoch"):
-    """The loop; everything it needs stands in `finetuning`."""
+    """The epoch loop; all of its other settings are in `finetuning`."""
 
-    save_every: int = Field(default=1, ge=1, description="Jobs between checkpoints; validated epochs always have one.")
-    keep_last: int = Field(default=2, ge=1, description="Newest checkpoints that are kept, besides base and best.")
-    pin_every: int | None = Field(default=None, ge=1, description="Checkpoints of every n-th version stay for good.")
+    save_every: int = Field(default=1, ge=1, description="Jobs between checkpoints; a validated epoch always gets one.")
+    keep_last: int = Field(
+        default=2, ge=1, description="How many of the newest checkpoints to keep, besides base and best."
+    )
+    pin_every: int | None = Field(default=None, ge=1, description="Keep the checkpoint of every n-th version.")
 
 
 class EpochTrainer(Trainer):
@@ -62,38 +64,38 @@ class EpochTrainer(Trainer):
 
     Args:
         trainer_config: Its configuration.
-        kwargs: Kept for the reference's callers; `compares` says whether the algorithm compares siblings, `teaches`
-            of which groups it takes something, `too_little` why a job of some groups would train on too little.
+        kwargs: `needs_groups`, `has_signal` and `skip_reason` of the algorithm; others are ignored.
     """
 
+    is_resumable = True
     trainer_config: EpochTrainerConfig
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)
         self.context: RunContext | None = None
-        self.compares: bool = kwargs.get("compares", True)
-        self.teaches: Callable[[TrajectoryGroup], bool] | None = kwargs.get("teaches")
-        self.too_little: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("too_little", lambda groups: None)
+        self.needs_groups: bool = kwargs.get("needs_groups", True)
+        self.has_signal: Callable[[TrajectoryGroup], bool] | None = kwargs.get("has_signal")
+        self.skip_reason: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("skip_reason", lambda groups: None)
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
         self._prompts: Prompts = {}
         self._run_id: str | None = None
-        self._reward_history: list[dict[str, Any]] = []
-        self._validation_history: list[dict[str, Any]] = []
+        self._reward_history: list[EpochMetrics] = []
+        self._validation_history: list[ValidationRow] = []
         self._selection = Selection()
-        self._sparing = Sparing()
+        self._example_filter = ExampleFilter()
         self._num_empty = 0
         self._num_missing = 0
         self._num_identical_epochs = 0
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Initialises both parts and makes sure that the backend can take a job.
+        """Initializes both parts and checks that the backend can take a job.
 
         Raises:
-            JobFailed: The backend says that it is not healthy.
+            JobFailed: The backend is not healthy.
         """
         await super().initialize(run_config)
-        self._sparing = Sparing(run_config.curriculum_learning)
+        self._example_filter = ExampleFilter(run_config.curriculum_learning)
         if not await self.trainer_adapter.is_healthy():
             raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy; nothing was started")
 
@@ -105,10 +107,10 @@ class EpochTrainer(Trainer):
             BudgetReached: A limit of time or tokens was reached.
         """
         self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
-        first = await self._go_on(self.context, num_epochs) if self.context is not None else 0
+        first = await self._resume(self.context, num_epochs) if self.context is not None else 0
         for epoch in range(first, num_epochs):
             if self.context is not None:
-                self.context.refuse_over_budget()
+                self.context.check_budget()
             ref = await self.run_epoch(epoch, self._run_id)
             status = await self._await(epoch, ref) if ref is not None else None
             if status is None:
@@ -121,7 +123,7 @@ class EpochTrainer(Trainer):
         return self._statuses
 
     async def _finish_epoch(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
-        """Does what follows an epoch's job: all of it can be done again after a stop, to the same end."""
+        """Adopts, logs and validates after an epoch's job; repeating it after a stop gives the same result."""
         if status is not None:
             await self._adopt(epoch, status)
         config = self.trainer_config
@@ -129,72 +131,72 @@ class EpochTrainer(Trainer):
             keep_last, pin_every = getattr(config, "keep_last", 2), getattr(config, "pin_every", None)
             metric = self.run_config.gate.metric
             stages.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every)
-        self.log_progress(epoch, self._reward_history[-1])
+        self.log_progress(epoch, self._reward_history[-1].as_dict())
         await self._validate_if_due(epoch, num_epochs)
 
     async def _commit(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
-        """Makes the epoch durable, now or, between checkpoints, when the run is stopped before the next job."""
+        """Makes the epoch durable: now, or between checkpoints only if the run stops before the next job."""
         context = self.context
-        self._prompts = prompts_of(self._selection.kept)
+        self._prompts = pick_prompts(self._selection.kept)
         if context is None:
             return
         policy = self.trainer_adapter.policy()
         version = None if policy is None else policy.version + (status is not None)
-        # counted now: what follows this point is counted again when the run goes on from it
-        state = {"adopt": status is not None, "trainer": self._state(), "counters": context.counters()}
+        # counted now: what follows this point is counted again when the run resumes from it
+        state = {"adopt": status is not None, "trainer": self._resume_state(), "counters": context.counters()}
         write = partial(stages.commit, context, self.trainer_adapter, epoch, state, version=version)
-        if self._saves(epoch, num_epochs) or status is None:
+        if self._is_checkpoint_due(epoch, num_epochs) or status is None:
             await write()
         else:
             context.pending = write
 
-    def _saves(self, epoch: int, num_epochs: int) -> bool:
+    def _is_checkpoint_due(self, epoch: int, num_epochs: int) -> bool:
         due = (epoch + 1) % getattr(self.trainer_config, "save_every", 1) == 0
-        return due or self._validates(epoch) or epoch + 1 == num_epochs
+        return due or self._is_validation_due(epoch) or epoch + 1 == num_epochs
 
-    def _state(self) -> dict[str, Any]:
-        """Returns what the next epoch needs to know, ready for JSON."""
+    def _resume_state(self) -> dict[str, Any]:
+        """Returns what the next epoch needs after a resume, ready for JSON."""
         return {
-            "row": self._reward_history[-1],
+            "row": self._reward_history[-1].as_dict(),
             "prompts": self._prompts,
             "curriculum": self.get_curriculum_state(),
-            "mean_rewards": dict(self._sparing.mean_rewards),
+            "mean_rewards": dict(self._example_filter.mean_rewards),
             "num_empty": self._num_empty,
             "num_identical_epochs": self._num_identical_epochs,
         }
 
-    async def _go_on(self, context: RunContext, num_epochs: int) -> int:
-        """Takes up a run where it was stopped; returns the first epoch that is still to be collected."""
+    async def _resume(self, context: RunContext, num_epochs: int) -> int:
+        """Restores the state after the last finished epoch; returns the first epoch to collect."""
         if context.resumed is None or context.resumed.epoch < 0:
-            (context.folder / METRICS).unlink(missing_ok=True)  # of epochs that will be made again
+            (context.folder / METRICS).unlink(missing_ok=True)  # its epochs will run again
             return 0
         epoch, state = context.resumed.epoch, context.resumed.state["trainer"]
-        self._reward_history = [*context.store.metric_rows(before=epoch), dict(state["row"])]
+        self._reward_history = [*context.journal.metrics(before=epoch), EpochMetrics.from_dict(state["row"])]
         self._validation_history = list(context.validations[1:])
         included = set(state["curriculum"]["included_groups"])
         self._curriculum_state = {**state["curriculum"], "included_groups": included}
-        self._sparing.mean_rewards = dict(state["mean_rewards"])
-        prompts = state["prompts"]  # a list: of a run from before adapters had names
+        self._example_filter.mean_rewards = dict(state["mean_rewards"])
+        prompts = state["prompts"]  # a list in runs from before adapters had names
         self._prompts = prompts if isinstance(prompts, dict) else {"": prompts}
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
-        jobs = [job for job in context.store.jobs() if job.epoch <= epoch and job.ref and job.status]
+        jobs = [job for job in context.journal.jobs() if job.epoch <= epoch and job.ref and job.status]
         self._job_refs = [job.ref for job in jobs if job.ref]
         self._statuses = [job.status for job in jobs if job.status]
-        lines = "".join(to_json({"epoch": row["epoch"], **row}) + "\n" for row in self._reward_history[:-1])
+        lines = "".join(to_json(row.as_dict()) + "\n" for row in self._reward_history[:-1])
         replace_file(context.folder / METRICS, lines)
         await self._finish_epoch(epoch, num_epochs, self._statuses[-1] if context.resumed.state["adopt"] else None)
         return epoch + 1
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
-        """Collects, selects and submits once; None: no group carries signal, so nothing was submitted."""
+        """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
         self._num_missing = 0
-        meta = {"epoch": epoch, "trainer_run_id": run_id, **self._only_included(epoch)}
+        meta = {"epoch": epoch, "trainer_run_id": run_id, **self._examples_to_collect(epoch)}
         collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
             refuse_untrainable(
                 collection, self.trajectory_builder, self.run_config, trains_on=self.trainer_adapter.trains_on
             )
-        if self.compares:
+        if self.needs_groups:
             self._num_identical_epochs = refuse_identical(
                 collection,
                 epoch=epoch,
@@ -204,10 +206,10 @@ class EpochTrainer(Trainer):
         self._stage("SELECT", epoch)
         chosen = self.apply_curriculum_learning(collection, epoch)
         collection, chosen = await self._refill(epoch, run_id, collection, chosen)
-        if chosen.groups and (reason := self.too_little(chosen.groups)) is not None:
-            self._selection = replace(self._selection, kept=[], too_little=reason)
+        if chosen.groups and (reason := self.skip_reason(chosen.groups)) is not None:
+            self._selection = replace(self._selection, kept=[], skip_reason=reason)
             chosen = TrajectoryCollection(trajectories=[], run_id=run_id, epoch=epoch)
-        self._reward_history.append(self._reward_row(epoch, collection, chosen))
+        self._reward_history.append(self._epoch_metrics(epoch, collection, chosen))
         self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups)})
         crash_point("batch.sealed")
         if not chosen.groups:
@@ -220,51 +222,51 @@ class EpochTrainer(Trainer):
         return ref
 
     async def _submit(self, epoch: int, chosen: TrajectoryCollection) -> TrainingJobRef:
-        """Submits a job, once: its backend may have it already from before a stop."""
+        """Submits a job once: the backend may already have it from before a stop."""
         context, key = self.context, str(chosen.job_key)
         if context is None:
             return await self.trainer_adapter.submit(chosen)
         context.pending = None  # from here on the weights may change
-        known = context.store.known_job(key) if context.resumed is not None else None
+        known = context.journal.find_job(key) if context.resumed is not None else None
         if known is not None and known.ref is not None:
             return known.ref
-        context.store.intend_job(key, epoch, chosen.run_id)
+        context.journal.record_job_intent(key, epoch, chosen.run_id)
         crash_point("submit.after_intent")
         ref = await self.trainer_adapter.submit(chosen)
         crash_point("submit.after_send")
-        context.store.job_submitted(key, ref)
+        context.journal.record_job_submission(key, ref)
         crash_point("submit.after_id")
         return ref
 
-    def _only_included(self, epoch: int) -> dict[str, Any]:
-        """Returns the examples to collect, where the curriculum spares those that it would leave out anyway."""
-        if not isinstance(self.trajectory_builder, GroupTrajectoryBuilder):
+    def _examples_to_collect(self, epoch: int) -> dict[str, Any]:
+        """Returns `example_ids`, if the curriculum skips examples that it would leave out anyway."""
+        plan = self.trajectory_builder.plan(epoch)
+        if plan is None:
             return {}
-        ids = self._sparing.begin(self.trajectory_builder.examples_of(epoch), epoch)
-        return {"example_ids": ids} if self._sparing.spared else {}
+        ids = self._example_filter.choose_examples(list(plan.example_ids), epoch)
+        return {"example_ids": ids} if self._example_filter.skipped else {}
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
         name = f"{run_id}-epoch-{epoch}-round-{meta.get('round', 0)}"
         builder = self.trajectory_builder
-        total = None
-        if isinstance(builder, GroupTrajectoryBuilder):
-            ids = meta.get("example_ids") or builder.examples_of(epoch)
-            total = len(ids) * builder.trajectory_builder_config.num_generations
+        plan = builder.plan(epoch)
+        ids = meta.get("example_ids") or (plan.example_ids if plan is not None else ())
+        total = len(ids) * plan.episodes_per_example if plan is not None else None
         self._stage("COLLECT", epoch, total)
         if builder.evaluation is not None:
             builder.evaluation.epoch = epoch
         await builder.start_run(name, meta)
         collection = await builder.finalize(name, meta)
         if builder.evaluation is not None:
-            find_tokens(collection, builder.evaluation.captured)
+            attach_captured_tokens(collection, builder.evaluation.find_call)
         if self.trainer_adapter.trains_on == "messages":
             for trajectory in (each for siblings in collection.trajectories for each in siblings):
-                bind_prompts(trajectory)
-        if isinstance(builder, DatasetTrajectoryBuilder) and builder.unsaid and self.context is not None:
-            self.context.progress.note(builder.unsaid)
-            builder.unsaid = None
-        records = builder.last_records if isinstance(builder, GroupTrajectoryBuilder) else []
-        refuse_too_many_missing(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
+                attach_prompts(trajectory)
+        if self.context is not None:
+            for note in builder.take_notes():
+                self.context.progress.note(note)
+        records = builder.records or []
+        check_missing_share(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
         missing = sum(record.outcome.is_missing for record in records)
         self._num_missing += missing
         self._end_stage({"trajectories": collection.num_trajectories, "missing": missing})
@@ -273,20 +275,21 @@ class EpochTrainer(Trainer):
     async def _refill(
         self, epoch: int, run_id: str, collection: TrajectoryCollection, chosen: TrajectoryCollection
     ) -> tuple[TrajectoryCollection, TrajectoryCollection]:
-        """Collects further examples of the epoch while too few groups carry signal, within the bound."""
+        """Collects further examples while too few groups have signal, up to `limits.max_refills` times."""
         limits, builder = self.run_config.limits, self.trajectory_builder
-        if not isinstance(builder, GroupTrajectoryBuilder) or not self.compares:
+        plan = builder.plan(epoch)
+        if plan is None or not self.needs_groups:
             return collection, chosen
-        used = builder.examples_of(epoch)
-        asked = len(used) - len(self._sparing.spared)
+        used = list(plan.example_ids)
+        num_planned = len(used) - len(self._example_filter.skipped)
         for round_ in range(1, limits.max_refills + 1):
-            if len(chosen.groups) >= limits.min_groups * asked * builder.groups_per_example:
+            if len(chosen.groups) >= limits.min_groups * num_planned * plan.groups_per_example:
                 break
-            extra = builder.further_examples(epoch, set(used), asked)
+            extra = builder.further_examples(epoch, set(used), num_planned)
             if not extra:
                 break
             used = used + extra
-            outside = self._sparing.outside(used, epoch)
+            outside = self._example_filter.find_skipped(used, epoch)
             extra = [id_ for id_ in extra if id_ not in outside]
             if not extra:
                 continue
@@ -302,15 +305,17 @@ class EpochTrainer(Trainer):
     ) -> TrajectoryCollection:
         """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
         config = self.curriculum_config
-        selection = with_signal(trajectory_collection.groups, config.min_reward_diff, self.compares, self.teaches)
+        selection = split_by_signal(
+            trajectory_collection.groups, config.min_reward_diff, self.needs_groups, self.has_signal
+        )
         kept = selection.kept
-        self._sparing.learn(trajectory_collection.groups, kept)
+        self._example_filter.record_rewards(trajectory_collection.groups, kept)
         outside: list[TrajectoryGroup] = []
         state = self._curriculum_state
-        share = percentile_at(config, epoch) if config.enabled else 1.0
+        share = compute_included_share(config, epoch) if config.enabled else 1.0
         if config.enabled:
-            num_spared = len(self._sparing.spared)
-            kept, outside = within_curriculum(kept, share, hardest_first=config.sort_ascending, num_spared=num_spared)
+            num_skipped = len(self._example_filter.skipped)
+            kept, outside = split_by_share(kept, share, hardest_first=config.sort_ascending, num_skipped=num_skipped)
             if share > state["current_percentile"]:
                 state["last_expansion_epoch"] = epoch
             state["current_percentile"] = share
@@ -320,7 +325,7 @@ class EpochTrainer(Trainer):
         state["total_groups"] = len(trajectory_collection.groups)
         state["included_groups"] = {group.group_id for group in kept}
         if config.collect_only_included:
-            state["mean_rewards"] = dict(self._sparing.mean_rewards)
+            state["mean_rewards"] = dict(self._example_filter.mean_rewards)
         self._selection = replace(selection, kept=kept, outside=outside)
         return TrajectoryCollection(
             trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
@@ -330,24 +335,26 @@ class EpochTrainer(Trainer):
         self._stage("AWAIT", epoch)
         status = await self.trainer_adapter.wait_until_complete(ref)
         if self.context is not None:
-            self.context.store.job(ref, status, f"{self._run_id}/{epoch}")
+            self.context.journal.record_job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
-        told = status.metadata or {}
-        metrics = {k: v for k, v in told.items() if isinstance(v, int | float) or k in ("skipped_episodes", "groups")}
-        self._reward_history[-1].update(metrics)
+        reported = status.metadata or {}
+        metrics = {
+            k: v for k, v in reported.items() if isinstance(v, int | float) or k in ("skipped_episodes", "groups")
+        }
+        self._reward_history[-1].job.update(metrics)
         self._end_stage(metrics)
         return status
 
     async def _adopt(self, epoch: int, status: TrainingJobStatus) -> None:
-        """Publishes the new weights; without a policy server version and canary are unknown, and said to be so."""
+        """Publishes the new weights; without a policy server, version and canary stay unknown (None)."""
         policy = self.trainer_adapter.policy()
         if policy is None:
-            self._reward_history[-1]["policy_version"] = None
+            self._reward_history[-1].job["policy_version"] = None
             return
         self._stage("ADOPT", epoch)
         canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates)
-        self._reward_history[-1].update(
+        self._reward_history[-1].job.update(
             policy_version=canary.version,
             canary_difference=canary.max_difference,
             canary_mean_difference=canary.mean_difference,
@@ -357,99 +364,104 @@ class EpochTrainer(Trainer):
             self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
         self._end_stage({"version": canary.version, "fingerprint": canary.fingerprint})
 
-    def _validates(self, epoch: int) -> bool:
+    def _is_validation_due(self, epoch: int) -> bool:
         run = self.run_config.run_configuration
         interval = run.validation_interval if run is not None else 5
         return (epoch + 1) % interval == 0
 
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
-        if self.context is not None and self._validates(epoch) and epoch + 1 < num_epochs:
+        if self.context is not None and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
             self._validation_history.append(await stages.validate(self, self.context, epoch))
 
     def _count_empty(self, epoch: int) -> None:
         self._num_empty += 1
-        reasons = why_empty(self._selection)
+        reasons = explain_empty_selection(self._selection)
         logger.warning("epoch %d trained nothing: %s", epoch, reasons)
         if self._num_empty >= self.run_config.limits.max_empty_updates:
             raise JobFailed(
-                f"{self._num_empty} epochs in a row had nothing to train on (limits.max_empty_updates): in the last, "
-                f"{reasons}. The task may be too hard or too easy for this model, or the reward cannot tell answers "
-                "apart: look at the scores in run.sqlite, or raise num_generations"
+                f"{self._num_empty} epochs in a row had nothing to train on (limits.max_empty_updates); "
+                f"in the last one, {reasons}. The task may be too hard or too easy for this model, "
+                "or the reward may not distinguish its answers: look at an episode with "
+                f"`reinforge runs show {self._run_id} --episode 0`, or raise num_generations"
             )
 
-    def _reward_row(self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection) -> dict[str, Any]:
+    def _epoch_metrics(
+        self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection
+    ) -> EpochMetrics:
         selection, builder = self._selection, self.trajectory_builder
         means = builder.example_rewards(collection.groups)
-        average, low, high = mean_interval(means) if means else (None, None, None)
+        average, low, high = compute_mean_interval(means) if means else (None, None, None)
         filtered = builder.example_rewards(chosen.groups)
-        return {
-            "epoch": epoch,
-            "avg_reward": average,
-            "ci_low": low,
-            "ci_high": high,
-            "filtered_avg_reward": sum(filtered) / len(filtered) if filtered else None,
-            "num_groups": len(collection.groups),
-            "num_groups_kept": len(chosen.groups),
-            "num_groups_zero_variance": len(selection.zero_variance),
-            "num_groups_low_spread": len(selection.low_spread),
-            "num_groups_outside": len(selection.outside),
-            "num_groups_spared": len(self._sparing.spared),
-            "num_trajectories": collection.num_trajectories,
-            "num_missing": self._num_missing if isinstance(builder, GroupTrajectoryBuilder) else None,
-            "curriculum_percentile": self._curriculum_state["current_percentile"]
+        return EpochMetrics(
+            epoch,
+            avg_reward=average,
+            ci_low=low,
+            ci_high=high,
+            filtered_avg_reward=sum(filtered) / len(filtered) if filtered else None,
+            num_groups=len(collection.groups),
+            num_groups_kept=len(chosen.groups),
+            num_groups_zero_variance=len(selection.zero_variance),
+            num_groups_low_spread=len(selection.low_spread),
+            num_groups_outside=len(selection.outside),
+            num_groups_spared=len(self._example_filter.skipped),
+            num_trajectories=collection.num_trajectories,
+            num_missing=self._num_missing if builder.records is not None else None,
+            curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
-        }
+        )
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Returns the histories and where every job stands."""
+        """Returns the histories and the status of every job."""
         running = self._job_refs[len(self._statuses) :]
         jobs = [*self._statuses, *await asyncio.gather(*map(self.trainer_adapter.status, running))]
         return {
             "run_id": run_id,
             "num_epochs": len(self._reward_history),
             "jobs": [job.model_dump(mode="json") for job in jobs],
-            "reward_history": list(self._reward_history),
-            "validation_history": list(self._validation_history),
+            "reward_history": [row.as_dict() for row in self._reward_history],
+            "validation_history": [row.as_dict() for row in self._validation_history],
             "curriculum": self.get_curriculum_state(),
         }
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Writes the metrics files and tells the progress display.
+        """Writes the metrics files and updates the progress display.
 
         Args:
             epoch: From 0.
             metrics: The epoch's row of the reward history.
-            output_dir: Write here, and draw the plot too; None: the run folder, where the run draws it at its end.
+            output_dir: Write here and draw the plot; None: the run folder, where the run draws the plot at its end.
         """
         default = self.context.folder if self.context else self.run_config.output_dir
         folder = Path(output_dir) if output_dir else default
         folder.mkdir(parents=True, exist_ok=True)
         self._log_metrics_to_file(epoch, metrics, folder)
-        if output_dir:
+        if output_dir and can_draw_plots():
             self._create_reward_plot(epoch, folder)
         if self.context is not None:
-            self.context.store.metrics(epoch, metrics)
-            self.context.store.export_epoch(epoch)
-            self.context.progress.epoch_done(epoch, metrics)
+            row = EpochMetrics.from_dict({**metrics, "epoch": epoch})
+            self.context.journal.record_metrics(row)
+            self.context.journal.export_epoch(epoch)
+            self.context.progress.epoch_done(row)
 
     def _log_metrics_to_file(self, epoch: int, metrics: dict[str, Any], output_dir: Path) -> None:
         """Appends one line of metrics and writes the histories and the curriculum's state."""
         append_line(output_dir / METRICS, {"epoch": epoch, **metrics})
         for name, value in (
-            ("reward_history.json", self._reward_history),
-            ("validation_history.json", self.context.validations if self.context else self._validation_history),
+            ("reward_history.json", [row.as_dict() for row in self._reward_history]),
+            ("validation_history.json", [row.as_dict() for row in self._all_validations()]),
             ("curriculum_state.json", self.get_curriculum_state()),
         ):
             write_json(output_dir / name, value)
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
         """Draws `reward_plot.png` from the histories up to an epoch."""
-        from reinforge.runs.plot import draw_reward_plot
+        history = [row for row in self._reward_history if row.epoch <= epoch]
+        draw_reward_plot(output_dir / "reward_plot.png", history, self._all_validations(), title=f"{self._run_id}")
 
-        history = [row for row in self._reward_history if row["epoch"] <= epoch]
-        validations = self.context.validations if self.context else self._validation_history
-        draw_reward_plot(output_dir / "reward_plot.png", history, validations, title=f"{self._run_id}")
+    def _all_validations(self) -> list[ValidationRow]:
+        """Returns the run's validations, the baseline included; outside a run those of this trainer."""
+        return self.context.validations if self.context else self._validation_history
 
     def _stage(self, name: str, epoch: int, total: int | None = None) -> None:
         if self.context is not None:
@@ -461,8 +473,12 @@ class EpochTrainer(Trainer):
 
 
 @register_trainer(config_type=EpochTrainerConfig)
-async def epoch_trainer(config: EpochTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
-    """Yields the loop."""
+async def epoch_trainer(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
+    """Yields the epoch loop."""
     algorithm = await builder.get_algorithm()
-    told = {"teaches": algorithm.teaches, "too_little": algorithm.too_little}
-    yield EpochTrainer(config, compares=algorithm.needs_groups, **told)
+    yield EpochTrainer(
+        config,
+        needs_groups=algorithm.needs_groups,
+        has_signal=algorithm.has_signal,
+        skip_reason=algorithm.skip_reason,
+    )

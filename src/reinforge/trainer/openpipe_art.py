@@ -1,25 +1,25 @@
-"""The reference's names for our loop and our builder: `openpipe_art_trainer` and `openpipe_art_traj_builder`.
+"""The loop and the builder under NeMo Agent Toolkit's names: `openpipe_art_trainer`, `openpipe_art_traj_builder`.
 
-`ARTTrainer` is `EpochTrainer` itself, so a file of the reference runs on the same loop as ours.
+`ARTTrainer` is `EpochTrainer` itself, so a file written for NeMo Agent Toolkit runs on the same loop.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import TrainerConfig
+from reinforge.interfaces import Builder
 from reinforge.registry import register_trainer, register_trajectory_builder
-from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig, policy_entries
+from reinforge.runs.plot import can_draw_plots
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig, find_policy_entries
 from reinforge.trainer.loop import EpochTrainer
 
 logger = logging.getLogger(__name__)
 
-MATPLOTLIB_AVAILABLE = importlib.util.find_spec("matplotlib") is not None
+MATPLOTLIB_AVAILABLE = can_draw_plots()
 """True if `reward_plot.png` can be drawn."""
 
 ARTTrainer = EpochTrainer
@@ -27,24 +27,28 @@ ARTTrajectoryBuilder = GroupTrajectoryBuilder
 
 
 class ARTTrainerConfig(TrainerConfig, name="openpipe_art_trainer"):
-    """The loop under the reference's name; everything it needs stands in `finetuning`."""
+    """The epoch loop; all of its settings are in `finetuning`."""
 
 
 class ARTTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="openpipe_art_traj_builder"):
-    """The group builder under the reference's name, with the reference's default."""
+    """The group builder, with NeMo Agent Toolkit's default of two generations."""
 
-    num_generations: int = Field(default=2, ge=1, description="Episodes of each example: the siblings of a group.")
+    num_generations: int = Field(default=2, ge=1, description="Episodes per example: the siblings of a group.")
 
 
 @register_trainer(config_type=ARTTrainerConfig)
-async def art_trainer(config: ARTTrainerConfig, builder: Any) -> AsyncIterator[EpochTrainer]:
-    """Yields the loop."""
+async def art_trainer(config: ARTTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
+    """Yields the epoch loop."""
     algorithm = await builder.get_algorithm()
-    told = {"teaches": algorithm.teaches, "too_little": algorithm.too_little}
-    yield ARTTrainer(config, compares=algorithm.needs_groups, **told)
+    yield ARTTrainer(
+        config,
+        needs_groups=algorithm.needs_groups,
+        has_signal=algorithm.has_signal,
+        skip_reason=algorithm.skip_reason,
+    )
 
 
 @register_trajectory_builder(config_type=ARTTrajectoryBuilderConfig)
-async def art_builder(config: ARTTrajectoryBuilderConfig, builder: Any) -> AsyncIterator[GroupTrajectoryBuilder]:
+async def art_builder(config: ARTTrajectoryBuilderConfig, builder: Builder) -> AsyncIterator[GroupTrajectoryBuilder]:
     """Yields the group builder."""
-    yield ARTTrajectoryBuilder(config, policy_entries(builder))
+    yield ARTTrajectoryBuilder(config, find_policy_entries(builder))

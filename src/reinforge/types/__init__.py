@@ -1,1 +1,1 @@
-"""What flows between the parts; no torch here."""
+"""The data types that all parts share; does not import torch."""

@@ -1,4 +1,4 @@
-"""One run of the agent on one example, as the runner leaves it and the journal keeps it."""
+"""One run of the agent on one example, as the runner returns it and the journal stores it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from reinforge.types.trajectory import Outcome
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """Names one episode of a run; equal keys mean the same episode.
+    """Identifies one episode of a run.
 
     Attributes:
         phase: Why it ran: `collect`, `validate`, `confirm_base`, `confirm_tuned`, `eval`.
-        epoch: The epoch it belongs to; -1 for the baseline.
-        example_id: The dataset's id of the example.
-        generation: Which of the example's siblings or draws it is, from 0.
+        epoch: Epoch of the episode; -1 for the baseline.
+        example_id: Id of the example in the dataset.
+        generation: Index among the episodes of the example, from 0.
         round: Refill round of the epoch; 0 for the first collection.
     """
 
@@ -34,17 +34,17 @@ class EpisodeKey:
 
 @dataclass(slots=True)
 class ModelCall:
-    """One call of a model, exactly as it was made.
+    """One model call, exactly as it was made.
 
     Attributes:
-        call_id: Names the call; the `id` of the chat completion that the agent got.
+        call_id: The `id` of the chat completion that the agent received.
         llm: The entry under `llms` that was called.
-        model: The model's own name.
-        request: What was asked, the run's sampling already applied.
-        reply: What came back; of several choices the one that the agent went on with.
-        functions: Function scopes it was made in, outermost first.
+        model: Name of the model.
+        request: The request, with the sampling settings of the run applied.
+        reply: The reply; with several choices, the one that the agent used.
+        functions: Enclosing function scopes, outermost first.
         started_s, ended_s: Seconds since the epoch.
-        others: The other choices, where several were asked for (`n`); sampled and never trained.
+        others: The other choices of a request with `n` above 1; never trained on.
         choice: The index of `reply` among all choices.
     """
 
@@ -61,18 +61,18 @@ class ModelCall:
 
     @property
     def choices(self) -> list[ModelReply]:
-        """Every reply to this call, in the order in which the agent got them."""
+        """Every reply to this call, in the order in which the agent received them."""
         return [*self.others[: self.choice], self.reply, *self.others[self.choice :]]
 
     def choose(self, index: int) -> None:
-        """Says which choice the agent went on with."""
+        """Sets which choice the agent used."""
         replies = self.choices
         self.reply, self.choice = replies.pop(index), index
         self.others = tuple(replies)
 
     @property
-    def known(self) -> TokenLogprobs | ChatPrompt | None:
-        """What the reply can be trained by: its tokens, or its prompt where a policy tells none; None: by nothing."""
+    def training_source(self) -> TokenLogprobs | ChatPrompt | None:
+        """What training needs of the reply: its tokens, or its prompt if the policy reports none; None: untrainable."""
         reply, request = self.reply, self.request
         if reply.tokens is not None or reply.policy_version is None:
             return reply.tokens
@@ -81,21 +81,21 @@ class ModelCall:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Sampled tokens of all choices."""
+        """Number of sampled tokens of all choices."""
         return sum(reply.num_completion_tokens for reply in self.choices)
 
 
 @dataclass(slots=True)
 class Mark:
-    """Something that the agent marked while it ran.
+    """A mark that the agent set during an episode.
 
     Attributes:
-        after_call: Number of model calls that were made before it.
+        after_call: Number of model calls before it.
         step_reward: Reward of the turn before it, or None.
-        data: Whatever else was marked, for example a `TTCEventData`.
-        functions: Function scopes it was made in, outermost first.
+        data: Other data of the mark, for example a `TTCEventData`.
+        functions: Enclosing function scopes, outermost first.
         at_s: Seconds since the epoch.
-        call_id: The call that it is about; None: the one before it.
+        call_id: The call that it refers to; None: the one before it.
     """
 
     after_call: int
@@ -111,17 +111,17 @@ class EpisodeRecord:
     """One finished episode.
 
     Attributes:
-        key: Which episode it is.
+        key: Key of the episode.
         item: The example, with the agent's output in `output_obj`.
         outcome: How it ended.
-        reason: Why, where it did not end well.
-        seed: Seed of the episode's world; equal for siblings unless the workflow says otherwise.
-        attempt: How often the world had failed before this attempt.
+        reason: Why it failed; None if it did not.
+        seed: Seed of the environment; the same for siblings unless the workflow says otherwise.
+        attempt: Number of earlier attempts, in which the environment failed.
         calls: Every model call, in the order they ended.
-        marks: Everything the agent marked.
+        marks: Every mark of the agent.
         scores: Score by evaluator name.
-        reward: The reward function's score, or the stated penalty; None while it is missing.
-        wall_s: Seconds it took.
+        reward: Score of the reward function, or the configured penalty; None if missing.
+        wall_s: Duration in seconds.
     """
 
     key: EpisodeKey
@@ -138,10 +138,10 @@ class EpisodeRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens of all calls."""
+        """Number of prompt tokens of all calls."""
         return sum(call.reply.num_prompt_tokens for call in self.calls)
 
     @property
     def num_completion_tokens(self) -> int:
-        """Sampled tokens of all calls, of choices that the agent left too."""
+        """Number of sampled tokens of all calls, including choices that the agent did not use."""
         return sum(call.num_completion_tokens for call in self.calls)

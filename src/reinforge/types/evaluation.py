@@ -1,7 +1,9 @@
-"""What an evaluation takes and gives: items, scores, the whole run's output, and a figure with its interval."""
+"""Inputs and outputs of an evaluation: examples, scores, the output of a run, and means with their intervals."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -17,15 +19,15 @@ class EvalInputItem(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     id: Any = Field(description="The example's id.")
-    input_obj: Any = Field(description="What the agent is given.")
-    expected_output_obj: Any = Field(description="What a right answer is compared with; may be None.")
-    output_obj: Any = Field(default=None, description="What the agent returned.")
-    expected_trajectory: list[IntermediateStep] = Field(default_factory=list, description="Steps expected.")
-    trajectory: list[IntermediateStep] = Field(default_factory=list, description="Steps taken.")
-    full_dataset_entry: Any = Field(description="The dataset's row as it was read.")
+    input_obj: Any = Field(description="Input of the agent.")
+    expected_output_obj: Any = Field(description="Expected output; may be None.")
+    output_obj: Any = Field(default=None, description="Output of the agent.")
+    expected_trajectory: list[IntermediateStep] = Field(default_factory=list, description="Expected steps.")
+    trajectory: list[IntermediateStep] = Field(default_factory=list, description="Actual steps.")
+    full_dataset_entry: Any = Field(description="The row of the dataset, unchanged.")
 
     def copy_with_updates(self, **fields: Any) -> Self:
-        """Returns a copy with these fields replaced."""
+        """Returns a copy with some fields replaced."""
         return self.model_copy(update=fields)
 
 
@@ -39,57 +41,79 @@ class EvalOutputItem(BaseModel):
     """One score."""
 
     id: Any = Field(description="The example's id.")
-    score: Any = Field(description="The score; None where it is missing.")
-    reasoning: Any = Field(description="Why, as the evaluator tells it.")
+    score: Any = Field(description="The score; None if missing.")
+    reasoning: Any = Field(description="The evaluator's explanation.")
     error: str | None = Field(default=None, description="Why the score is missing.")
+
+    def as_reward(self) -> float | None:
+        """Returns the score as a finite number, or None if it is missing; never 0.0 for unknown."""
+        if self.error is not None or not isinstance(self.score, bool | int | float):
+            return None
+        return float(self.score) if math.isfinite(self.score) else None
 
 
 class EvalOutput(BaseModel):
     """The scores of one evaluator."""
 
-    average_score: Any = Field(description="Mean over the scores that are not missing; None where all are.")
+    average_score: Any = Field(description="Mean of the scores that are not missing; None if all are.")
     eval_output_items: list[EvalOutputItem] = Field(description="One per example.")
 
 
 class EvaluationRunConfig(BaseModel):
-    """What one evaluation runs on."""
+    """Settings of one evaluation."""
 
-    config_file: Path | BaseModel = Field(description="A YAML file, or a configuration already loaded.")
+    config_file: Path | BaseModel = Field(description="YAML file, or a loaded configuration.")
     dataset: str | Path | None = Field(default=None, description="Replaces the configuration's dataset.")
-    result_json_path: str = Field(default="$", description="JSONPath into the answer of a remote workflow.")
-    skip_workflow: bool = Field(default=False, description="Score outputs that the dataset already holds.")
-    skip_completed_entries: bool = Field(default=False, description="Leave out rows that hold an output.")
+    result_json_path: str = Field(default="$", description="JSONPath into the response of a remote workflow.")
+    skip_workflow: bool = Field(
+        default=False, description="Score the outputs in the dataset instead of running the agent."
+    )
+    skip_completed_entries: bool = Field(default=False, description="Skip rows that already have an output.")
     endpoint: str | None = Field(default=None, description="URL of a remote workflow.")
-    endpoint_timeout: int = Field(default=300, description="Seconds to wait for it.")
+    endpoint_timeout: int = Field(default=300, description="Seconds to wait for the remote workflow.")
     reps: int = Field(default=1, description="Runs of each example.")
     override: tuple[tuple[str, str], ...] = Field(default=(), description="Pairs of path and value.")
     write_output: bool = Field(default=True, description="Write the output files.")
 
 
 class EvaluationRunOutput(BaseModel):
-    """What one evaluation gave."""
+    """Output of one evaluation."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    workflow_output_file: Path | None = Field(description="The file with the agent's outputs, if one was written.")
-    evaluator_output_files: list[Path] = Field(description="The files with the scores.")
+    workflow_output_file: Path | None = Field(description="File with the agent's outputs, if one was written.")
+    evaluator_output_files: list[Path] = Field(description="Files with the scores.")
     workflow_interrupted: bool = Field(description="True if some examples were not run.")
-    eval_input: EvalInput = Field(description="The examples with outputs and steps.")
+    eval_input: EvalInput = Field(description="The examples, with outputs and steps.")
     evaluation_results: list[tuple[str, EvalOutput]] = Field(description="Scores by evaluator.")
-    usage_stats: Any = Field(default=None, description="Tokens and seconds.")
-    profiler_results: Any = Field(default=None, description="Kept for callers of the reference; always None.")
+    usage_stats: Any = Field(default=None, description="Token counts and durations.")
+    profiler_results: Any = Field(
+        default=None, description="For compatibility with the NeMo Agent Toolkit; always None."
+    )
+
+    def score_range(self, metric: str | None = None) -> dict[str, Any]:
+        """Returns mean, lowest and highest score of one evaluator (None: of all), over the items that have a score."""
+        outputs = [output for name, output in self.evaluation_results if metric in (None, name)]
+        rewards = [item.as_reward() for output in outputs for item in output.eval_output_items]
+        scores = [reward for reward in rewards if reward is not None]
+        return {
+            "avg_reward": statistics.fmean(scores) if scores else None,
+            "min_reward": min(scores, default=None),
+            "max_reward": max(scores, default=None),
+            "num_examples": len(scores),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSummary:
-    """One figure with its 95 % interval.
+    """A mean with its 95 % confidence interval.
 
     Attributes:
         metric: Name of the evaluator.
-        mean: Mean over examples; None where nothing was scored.
-        ci_low, ci_high: The interval's ends; None where nothing was scored.
-        num_examples: Examples that were scored.
-        num_unscored: Examples that are missing because the world failed.
+        mean: Mean over examples; None if nothing was scored.
+        ci_low, ci_high: Ends of the interval; None if nothing was scored.
+        num_examples: Number of examples that were scored.
+        num_unscored: Number of examples without a score because the environment failed.
     """
 
     metric: str
@@ -113,16 +137,16 @@ class MetricSummary:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """One arm of an evaluation.
+    """The result of one evaluation of one model.
 
     Attributes:
         split: The examples it ran on.
-        epoch: The epoch it belongs to; -1 for the baseline.
-        scores: Metric -> example id -> mean score over its scored draws; missing examples are absent.
-        num_examples: Examples that were asked for.
+        epoch: Epoch of the evaluation; -1 for the baseline.
+        scores: Metric -> example id -> mean score of its scored samples; without missing examples.
+        num_examples: Number of examples in the evaluation.
         outcomes: Outcome -> number of episodes.
         reward_metric: The metric that is the reward.
-        error: Why there is no figure, where there is none.
+        error: Why there are no scores; None if there are.
         summaries: Metric -> mean with its interval.
     """
 
@@ -136,7 +160,7 @@ class EvaluationReport:
     summaries: dict[str, MetricSummary] = field(default_factory=dict)
 
     def as_validation(self) -> dict[str, Any]:
-        """Returns the report as `run_validation_evaluation` gives it."""
+        """Returns the report in the format of `run_validation_evaluation`."""
         summary = self.summaries.get(self.reward_metric)
         return {
             "avg_reward": summary.mean if summary else None,

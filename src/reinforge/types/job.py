@@ -1,4 +1,4 @@
-"""Training jobs: a reference to one, its status, and the one table of what the world calls each status."""
+"""Training jobs: a reference to one, its status, and the table of the names that services use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reinforge.errors import BackendError
 
 
 class TrainingStatusEnum(StrEnum):
-    """Where a training job stands."""
+    """Status of a training job."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -21,7 +21,7 @@ class TrainingStatusEnum(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True once nothing can change the status any more."""
+        """True if the status is final."""
         return self in (TrainingStatusEnum.COMPLETED, TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 
 
@@ -52,20 +52,20 @@ JOB_STATUS: dict[str, TrainingStatusEnum] = {
 }
 
 
-def job_status(word: str) -> TrainingStatusEnum:
-    """Returns the status that a service means by `word`.
+def parse_job_status(status: str) -> TrainingStatusEnum:
+    """Returns the status for what a service calls it.
 
     Raises:
-        BackendError: The word is not in the table; guessing "running" would wait for ever.
+        BackendError: The status is unknown; treating it as "running" would wait forever.
     """
     try:
-        return JOB_STATUS[word.lower()]
+        return JOB_STATUS[status.lower()]
     except KeyError:
-        raise BackendError(f'unknown job status "{word}"; known: {", ".join(JOB_STATUS)}') from None
+        raise BackendError(f'unknown job status "{status}"; known: {", ".join(JOB_STATUS)}') from None
 
 
 class TrainingJobRef(BaseModel):
-    """Names one submitted job."""
+    """Identifies a submitted job."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,28 +75,28 @@ class TrainingJobRef(BaseModel):
 
 
 class TrainingJobStatus(BaseModel):
-    """What is known of one job at one time."""
+    """Status report of a job."""
 
     model_config = ConfigDict(extra="forbid")
 
     run_id: str = Field(description="The run that submitted the job.")
     backend: str = Field(description="The adapter that runs it.")
-    status: TrainingStatusEnum = Field(description="Where the job stands.")
-    progress: float | None = Field(default=None, description="Percent done, 0 to 100; None: unknown.")
-    message: str | None = Field(default=None, description="What the backend says, for a person.")
-    metadata: dict[str, Any] | None = Field(default=None, description="Metrics and names that the backend reports.")
+    status: TrainingStatusEnum = Field(description="Status of the job.")
+    progress: float | None = Field(default=None, description="Progress in percent, 0 to 100; None: unknown.")
+    message: str | None = Field(default=None, description="Readable message of the backend.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Metrics and names reported by the backend.")
 
     @property
     def is_terminal(self) -> bool:
-        """True once nothing can change the status any more."""
+        """True if the status is final."""
         return self.status.is_terminal
 
     @property
     def produced_model(self) -> bool:
-        """True if the job completed with at least one optimizer step, or a backend that does not count steps."""
+        """True if the job completed with at least one optimizer step, or on a backend that does not count them."""
         return self.status is TrainingStatusEnum.COMPLETED and self.num_updates != 0
 
     @property
     def num_updates(self) -> int | None:
-        """Optimizer steps that the job made; None: the backend does not say."""
+        """Number of optimizer steps of the job; None: the backend does not report it."""
         return (self.metadata or {}).get("num_updates")

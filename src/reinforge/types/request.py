@@ -1,4 +1,4 @@
-"""One model call: what an agent asks, what the policy answers, and the exact tokens of that answer."""
+"""One model call: the request of the agent, the reply of the policy, and the exact tokens of the reply."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 from reinforge.types.supports import Supports
 
 Message = dict[str, Any]
-"""A chat message in OpenAI's shape: `{"role": ..., "content": ..., "tool_calls": ..., "tool_call_id": ...}`."""
+"""A chat message in OpenAI's format: `{"role": ..., "content": ..., "tool_calls": ..., "tool_call_id": ...}`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one reply is drawn.
+    """Sampling settings of one reply.
 
-    A word has to pass top_p, top_k and min_p, each of which looks at all words after temperature.
+    top_p, top_k and min_p each filter the whole vocabulary after temperature; a token must pass all three.
 
     Attributes:
         temperature: Divides the logits; 0 takes the most likely token.
-        top_p: Keeps the smallest set of tokens whose probability reaches it, in (0, 1]; 1 keeps all.
+        top_p: Keeps the smallest set of tokens with at least this total probability, in (0, 1]; 1 keeps all.
         top_k: Keeps the k most likely tokens; 0 keeps all.
         min_p: Keeps the tokens at least this share as likely as the most likely one, in [0, 1]; 0 keeps all.
-        max_tokens: Longest reply in tokens; None: up to the context's end.
-        stop: Texts at which the reply ends; the text itself is cut off.
-        seed: Makes the draw reproducible; None: from the sampler's own stream.
+        max_tokens: Longest reply in tokens; None: up to the context limit.
+        stop: Texts at which the reply ends; the text itself is removed.
+        seed: Makes sampling reproducible; None: the sampler's own random stream.
     """
 
     temperature: float = 1.0
@@ -37,7 +37,7 @@ class SamplingParams:
 
     @property
     def restricts_support(self) -> bool:
-        """True if some tokens could not be drawn, so that log-probs of the full softmax are not the sampler's."""
+        """True if some tokens cannot be sampled, so that the sampler's log-probs are not those of the full softmax."""
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
@@ -45,29 +45,28 @@ class SamplingParams:
 class TokenLogprobs:
     """The exact tokens of one sampled reply.
 
-    A log-prob has three forms, which differ only where the request asks for it. *Raw*, of the model's softmax as it is:
-    `PolicyServer.score`. After temperature: `logprobs`, which at temperature 1 are the raw ones. *Processed*, of what
-    the token was drawn from, after temperature and over its support alone: `processed_logprobs`. Training compares the
-    last.
+    There are three kinds of log-probs, which are equal at temperature 1 without a sampling filter. Raw: of the model's
+    softmax, from `PolicyServer.score`. After temperature: `logprobs`. Processed: after temperature and normalized over
+    the kept tokens, `processed_logprobs`; training uses these.
 
-    Example: p = [0.5, 0.3, 0.2] after temperature, top_k 2, the second word drawn
+    Example: p = [0.5, 0.3, 0.2] after temperature, top_k 2, the second token sampled
         => logprobs (log 0.3,), processed_logprobs (log 0.375,), supports counts [2], token_ids [0, 1]
 
     Attributes:
-        prompt_token_ids: Every token that the model saw before the reply.
-        token_ids: The sampled tokens, the end-of-turn token included if it was sampled.
-        logprobs: log p of each sampled token after temperature, before any restriction of the support; as long as
-            `token_ids`. NaN where nobody sampled it.
-        policy_version: The version of the weights that the *sampler* reports; -1 where nobody sampled the reply.
+        prompt_token_ids: Tokens of the prompt.
+        token_ids: The sampled tokens, including the end-of-turn token if it was sampled.
+        logprobs: log p of each sampled token after temperature and before any sampling filter; as long as
+            `token_ids`. NaN for tokens that were not sampled, such as those of a dataset.
+        policy_version: Version of the weights, as reported by the sampler; -1 for a reply that was not sampled.
         finish_reason: `stop`, `length` or `tool_calls`.
-        temperature: The temperature the tokens were drawn at.
-        restricted: True if top-p, top-k, min-p or greedy decoding cut the support; such a token is trained over the
-            support that `supports` records, and not at all where that records none.
-        texts: The text of each sampled token, for readers of `.content`; may be empty.
-        processed_logprobs: log p of each sampled token over its support; empty where no support was cut, since it
-            would be `logprobs`.
-        supports: The words that each sampled token was drawn from; None where no support was cut, for greedy decoding
-            (a support of one word teaches nothing), and from policy servers that do not tell.
+        temperature: Sampling temperature.
+        restricted: True if top-p, top-k, min-p or greedy decoding excluded tokens. Such a token is trained over the
+            kept tokens in `supports`, and not at all if those are not recorded.
+        texts: Text of each sampled token, for `.content`; may be empty.
+        processed_logprobs: log p of each sampled token over the kept tokens; empty without a sampling filter, since
+            it would equal `logprobs`.
+        supports: The kept tokens of each position; None without a sampling filter, for greedy decoding (one kept
+            token has no gradient), and if the policy server does not report them.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -83,7 +82,7 @@ class TokenLogprobs:
 
     @property
     def content(self) -> list[TokenLogprob]:
-        """The same in OpenAI's shape: `.content[i].token`, `.content[i].logprob`."""
+        """The tokens in OpenAI's format: `.content[i].token`, `.content[i].logprob`."""
         texts = self.texts or ("",) * len(self.token_ids)
         return [TokenLogprob(text, logprob) for text, logprob in zip(texts, self.logprobs, strict=True)]
 
@@ -99,12 +98,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What is known of a reply whose sampler tells no tokens: exactly what it answered.
+    """The exact prompt of a reply whose sampler does not report tokens.
 
     Attributes:
-        messages: Everything that the model was shown, in OpenAI's shape.
-        tools: Function definitions that it was offered, or None.
-        policy_version: The version of the weights that the *sampler* reports; -1 where nobody sampled the reply.
+        messages: All messages of the prompt, in OpenAI's format.
+        tools: Function definitions of the request, or None.
+        policy_version: Version of the weights, as reported by the sampler; -1 for a reply that was not sampled.
         finish_reason: `stop`, `length` or `tool_calls`.
     """
 
@@ -116,15 +115,15 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What a policy is asked: messages, tools and how to draw.
+    """A request to a model: messages, tools and sampling settings.
 
     Attributes:
-        messages: The whole history in OpenAI's shape.
-        sampling: How the reply is drawn, the run's overrides already applied.
-        tools: Function definitions in OpenAI's shape, or None.
-        template_kwargs: Further arguments of the chat template.
-        arguments: What the caller itself asked for, in OpenAI's arguments, for a model behind an endpoint of its own;
-            None: `sampling` says everything.
+        messages: The whole conversation, in OpenAI's format.
+        sampling: Sampling settings, with those of the run applied.
+        tools: Function definitions in OpenAI's format, or None.
+        template_kwargs: Extra arguments of the chat template.
+        arguments: The caller's own arguments in OpenAI's format, for models behind an endpoint; None: use
+            `sampling`.
     """
 
     messages: list[Message]
@@ -136,16 +135,16 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What a policy answers.
+    """The reply of a model.
 
     Attributes:
         message: The assistant message: `role`, `content`, and `tool_calls` if there are any.
         finish_reason: `stop`, `length` or `tool_calls`.
-        tokens: The exact tokens; None if the model behind the port does not tell them.
-        num_prompt_tokens: Tokens of the prompt.
-        num_completion_tokens: Tokens of the reply.
-        policy_version: Where a policy does not tell its tokens, the version of the weights that it sampled from; None:
-            no policy, or the tokens say it.
+        tokens: The exact tokens; None if the model does not report them.
+        num_prompt_tokens: Number of tokens of the prompt.
+        num_completion_tokens: Number of tokens of the reply.
+        policy_version: Version of the weights of a policy that does not report tokens; None: not a policy, or see
+            `tokens`.
     """
 
     message: Message
@@ -157,5 +156,5 @@ class ModelReply:
 
     @property
     def version(self) -> int | None:
-        """The version of the policy's weights that the reply was drawn from; None where no policy said it."""
+        """Version of the policy weights that sampled the reply; None if unknown or not a policy."""
         return self.policy_version if self.tokens is None else self.tokens.policy_version

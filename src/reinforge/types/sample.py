@@ -1,4 +1,4 @@
-"""What a learner trains on: token arrays with a mask and credit, and the name of a loss."""
+"""The input of the learner: token arrays with a loss mask and advantages, and the name of a loss."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(slots=True)
 class TrainingSample:
-    """One row of tokens; arrays are `[T]`, T the number of tokens of prompt and replies together.
+    """One sequence of tokens. Arrays have the shape `[T]`, T being the tokens of prompt and replies together.
 
     Example: prompt [1, 2] -> reply [4], then prompt [1, 2, 4, 8] -> reply [5] give
     `token_ids [1, 2, 4, 8, 5]`, `loss_mask [0, 0, 1, 0, 1]`, `turn_ids [-1, -1, 0, -1, 1]`.
 
     Attributes:
-        token_ids: `[T]` every token, in the order the model saw them.
-        loss_mask: `[T]` True where the token was sampled by the trained policy (or is supervised) and is trained.
-        sampling_logprobs: `[T]` log p under the sampler, over the token's support where that was cut; 0 where
-            `loss_mask` is False, NaN where nobody sampled it.
-        temperatures: `[T]` temperature each token was drawn at; 1 elsewhere.
-        policy_versions: `[T]` version of the weights that drew each token; -1 elsewhere.
-        turn_ids: `[T]` index of the turn within its trajectory; -1 where the token is context.
-        group_id: Group whose rewards may be compared with this sample's.
-        trajectory_index: Index of the trajectory within the job: samples of one trajectory share its reward.
-        reward: The trajectory's reward.
-        group_rewards: The rewards of all its siblings, itself included: what group-relative credit compares with.
-        turn_rewards: Reward of each turn, by turn index, where the trajectory has shaped rewards; else None.
-        agent: Name of the agent that spoke.
-        agent_weight: What that agent counts in the job beside the others.
-        pair_id: Preference pair this belongs to; None outside preference learning. Of its two samples the one with the
-            higher reward is preferred; both are in the same optimizer step and micro-batch.
-        weight: Multiplies the sample's loss.
-        advantages: `[T]` credit of each token, filled by `Algorithm.credit`.
-        returns: `[T]` what the critic's values should have been, filled by `Algorithm.credit` where there is a critic.
-        old_logprobs, ref_logprobs, values: `[T]`, filled by the engine where the algorithm asks for them.
-        supports: The words that each trained token was drawn from, which every log-prob of it is over; None where no
-            token's support was cut.
+        token_ids: `[T]` all tokens, in order.
+        loss_mask: `[T]` True for tokens to train: sampled by the trained policy, or supervised.
+        sampling_logprobs: `[T]` log p under the sampler, over the kept tokens if there was a sampling filter; 0 if
+            `loss_mask` is False, NaN for tokens that were not sampled.
+        temperatures: `[T]` sampling temperature of each token; 1 for context.
+        policy_versions: `[T]` version of the weights that sampled each token; -1 for context.
+        turn_ids: `[T]` index of the turn within the trajectory; -1 for context.
+        group_id: The group of siblings that the sample belongs to.
+        trajectory_index: Index of the trajectory within the job; samples of one trajectory share its reward.
+        reward: Reward of the trajectory.
+        group_rewards: Rewards of all siblings, including its own, for group-relative advantages.
+        turn_rewards: Reward of each turn if the trajectory has shaped rewards, else None.
+        agent: Name of the agent.
+        agent_weight: Weight of that agent in the job.
+        pair_id: The preference pair that the sample belongs to; None outside preference learning. The sample of a pair
+            with the higher reward is preferred; both are in the same optimizer step and micro-batch.
+        weight: Factor of the sample's loss.
+        advantages: `[T]` advantage of each token, set by `Algorithm.credit`.
+        returns: `[T]` regression targets of the critic, set by `Algorithm.credit` if there is a critic.
+        old_logprobs, ref_logprobs, values: `[T]`, set by the engine if the algorithm needs them.
+        supports: The kept tokens of each trained position; its log-probs are normalized over them. None if there was
+            no sampling filter.
     """
 
     token_ids: IntArray
@@ -72,7 +72,7 @@ class TrainingSample:
 
     @property
     def num_trained(self) -> int:
-        """Number of tokens that the loss sees."""
+        """Number of tokens to train."""
         return int(np.count_nonzero(self.loss_mask))
 
     def __len__(self) -> int:
@@ -80,18 +80,18 @@ class TrainingSample:
 
 
 def are_finite(samples: Sequence[TrainingSample]) -> bool:
-    """Returns True if credit and log-probs of all trained tokens are finite; NaN says that nobody sampled a token."""
+    """Returns True if the numbers of all trained tokens are finite; `sampling_logprobs` may be NaN (not sampled)."""
     if not np.isfinite([sample.weight for sample in samples]).all():
         return False
     for name in ("advantages", "returns", "old_logprobs", "ref_logprobs", "values"):
-        having = [sample for sample in samples if getattr(sample, name) is not None]
-        if not np.isfinite(_trained(name, having)).all():
+        present = [sample for sample in samples if getattr(sample, name) is not None]
+        if not np.isfinite(_gather_trained(name, present)).all():
             return False
-    return not np.isinf(_trained("sampling_logprobs", samples)).any()
+    return not np.isinf(_gather_trained("sampling_logprobs", samples)).any()
 
 
-def _trained(name: str, samples: Sequence[TrainingSample]) -> FloatArray:
-    """Returns one array of samples at their trained tokens, one behind the other."""
+def _gather_trained(name: str, samples: Sequence[TrainingSample]) -> FloatArray:
+    """Returns the values of one array at the trained tokens of all samples, concatenated."""
     if not samples:
         return np.zeros(0, np.float32)
     values: FloatArray = np.concatenate([getattr(sample, name) for sample in samples])
@@ -100,7 +100,7 @@ def _trained(name: str, samples: Sequence[TrainingSample]) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Names a loss of the engine's (or one that a user registered) and its parameters."""
+    """The name of a loss, of the engine or registered by a user, and its parameters."""
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -108,11 +108,11 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an algorithm asks the engine to compute before credit.
+    """What the engine must compute before an algorithm computes advantages.
 
     Attributes:
-        old_logprobs: Log-probs under the weights as they are when the job starts: always, or only where the sampler's
-            are `inexact` (bfloat16, whose kernels round the two differently); else the sampler's stand in.
+        old_logprobs: Log-probs under the weights at the start of the job. True: always; `inexact`: only if those of
+            the sampler differ (bfloat16, which sampler and learner round differently); False: use the sampler's.
         ref_logprobs: Log-probs under the reference weights.
         values: The critic's values.
     """
@@ -124,16 +124,16 @@ class Needs:
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What one job did to the weights.
+    """Result of one training job.
 
     Attributes:
-        num_updates: Optimizer steps made.
-        num_skipped_steps: Steps refused because a number was not finite: credit, log-probs, the loss or the gradient.
-        num_samples: Samples trained.
-        num_tokens: Tokens that carried loss.
-        metrics: Means over the job's steps: `loss`, `grad_norm`, `lr`, and what the loss reports.
-        skipped_samples: Indices into the job's samples of those in refused steps.
-        skipped_steps: Numbers of the refused steps within the job, from 0.
+        num_updates: Number of optimizer steps.
+        num_skipped_steps: Steps skipped because advantages, log-probs, the loss or the gradient were not finite.
+        num_samples: Number of trained samples.
+        num_tokens: Number of trained tokens.
+        metrics: Means over the steps of the job: `loss`, `grad_norm`, `lr`, and those that the loss reports.
+        skipped_samples: Indices of the samples in skipped steps.
+        skipped_steps: Numbers of the skipped steps within the job, from 0.
     """
 
     num_updates: int

@@ -1,4 +1,4 @@
-"""Seeds derived by name, the same in every process (never `hash(str)`, which is salted)."""
+"""Seeds derived from names, equal in every process (`hash(str)` is not: Python salts it)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 
 def stable_seed(run_seed: int, *names: str | int) -> int:
-    """Returns a 63-bit seed derived from the run's seed and names.
+    """Returns a 63-bit seed derived from the seed of the run and names.
 
     Example: `stable_seed(0, "collect", 3, "item-7")` is the same number on every machine.
     """
@@ -16,5 +16,5 @@ def stable_seed(run_seed: int, *names: str | int) -> int:
 
 
 def stable_random(run_seed: int, *names: str | int) -> random.Random:
-    """Returns a generator of its own for these names."""
+    """Returns a random generator seeded by `stable_seed`."""
     return random.Random(stable_seed(run_seed, *names))

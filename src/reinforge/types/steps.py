@@ -1,4 +1,4 @@
-"""The step view of one run of an agent: model calls, tool calls and marks, in the order they happened."""
+"""An episode as a list of steps: model calls, tool calls and marks, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class IntermediateStepType(StrEnum):
-    """What happened."""
+    """Type of a step."""
 
     LLM_START = "LLM_START"
     LLM_END = "LLM_END"
@@ -34,7 +34,7 @@ class IntermediateStepType(StrEnum):
 
 
 class IntermediateStepState(StrEnum):
-    """Whether a step opens something, reports on it, or closes it."""
+    """Whether a step starts something, reports progress, or ends it."""
 
     START = "START"
     CHUNK = "CHUNK"
@@ -42,70 +42,72 @@ class IntermediateStepState(StrEnum):
 
 
 class InvocationNode(BaseModel):
-    """The function that a step belongs to, and that function's caller."""
+    """The function that a step belongs to, and its caller."""
 
-    function_id: str = Field(description="Names this call of the function.")
-    function_name: str = Field(description="The function's name.")
-    parent_id: str | None = Field(default=None, description="Names the call it was made from.")
-    parent_name: str | None = Field(default=None, description="That function's name.")
+    function_id: str = Field(description="Id of this call of the function.")
+    function_name: str = Field(description="Name of the function.")
+    parent_id: str | None = Field(default=None, description="Id of the calling function's call.")
+    parent_name: str | None = Field(default=None, description="Name of the calling function.")
 
 
 class StreamEventData(BaseModel):
-    """What a step carries; further fields are kept."""
+    """Data of a step; accepts extra fields."""
 
     model_config = ConfigDict(extra="allow")
 
-    input: Any | None = Field(default=None, description="What went in.")
-    output: Any | None = Field(default=None, description="What came out.")
-    chunk: Any | None = Field(default=None, description="A part of what came out.")
-    payload: Any | None = Field(default=None, description="The whole object: for LLM_END a chat completion.")
+    input: Any | None = Field(default=None, description="Input.")
+    output: Any | None = Field(default=None, description="Output.")
+    chunk: Any | None = Field(default=None, description="Part of the output.")
+    payload: Any | None = Field(default=None, description="The whole object; for LLM_END a chat completion.")
 
 
 class TTCEventData(StreamEventData):
-    """A marked candidate of a turn."""
+    """A candidate reply of a turn, marked with its score."""
 
-    turn_id: str | None = Field(default=None, description="Names the turn that candidates compete for.")
-    turn_index: int | None = Field(default=None, description="The turn's index in the episode.")
-    candidate_index: int | None = Field(default=None, description="The candidate's index in the turn.")
-    score: float | None = Field(default=None, description="The candidate's score; higher is better.")
+    turn_id: str | None = Field(default=None, description="Id of the turn.")
+    turn_index: int | None = Field(default=None, description="Index of the turn in the episode.")
+    candidate_index: int | None = Field(default=None, description="Index of the candidate in the turn.")
+    score: float | None = Field(default=None, description="Score of the candidate; higher is better.")
 
 
 class UsageInfo(BaseModel):
-    """Tokens of one model call."""
+    """Token counts of one model call."""
 
-    prompt_tokens: int = Field(default=0, description="Tokens of the prompt.")
-    completion_tokens: int = Field(default=0, description="Tokens of the reply.")
+    prompt_tokens: int = Field(default=0, description="Number of prompt tokens.")
+    completion_tokens: int = Field(default=0, description="Number of completion tokens.")
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and reply."""
+        """Number of tokens of prompt and completion."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class IntermediateStepPayload(BaseModel):
-    """What happened, when, under which name, with which data."""
+    """Type, time, name and data of a step."""
 
-    event_type: IntermediateStepType = Field(description="What happened.")
+    event_type: IntermediateStepType = Field(description="Type of the step.")
     event_timestamp: float = Field(default_factory=time.time, description="Seconds since the epoch.")
-    framework: str | None = Field(default=None, description="The framework that the agent was written in.")
+    framework: str | None = Field(default=None, description="Framework of the agent.")
     name: str | None = Field(default=None, description="Name of the model, tool or mark.")
-    tags: list[str] | None = Field(default=None, description="Free tags.")
-    metadata: dict[str, Any] | None = Field(default=None, description="What else is known.")
-    data: StreamEventData | None = Field(default=None, description="What the step carries.")
-    usage_info: UsageInfo | None = Field(default=None, description="Tokens of a model call.")
-    UUID: str = Field(default_factory=lambda: uuid.uuid4().hex, description="Names the step's start and end.")
+    tags: list[str] | None = Field(default=None, description="Tags.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Further information.")
+    data: StreamEventData | None = Field(default=None, description="Data of the step.")
+    usage_info: UsageInfo | None = Field(default=None, description="Token counts of a model call.")
+    UUID: str = Field(
+        default_factory=lambda: uuid.uuid4().hex, description="Id shared by the start and the end of a step."
+    )
 
 
 class IntermediateStep(BaseModel):
-    """One step of one run of the agent."""
+    """One step of an episode."""
 
-    parent_id: str = Field(description="The step it happened in; `root` at the top.")
-    function_ancestry: InvocationNode = Field(description="The function it happened in.")
-    payload: IntermediateStepPayload = Field(description="What happened.")
+    parent_id: str = Field(description="Id of the enclosing step; `root` at the top.")
+    function_ancestry: InvocationNode = Field(description="The enclosing function.")
+    payload: IntermediateStepPayload = Field(description="The step itself.")
 
     @property
     def event_type(self) -> IntermediateStepType:
-        """What happened."""
+        """Type of the step."""
         return self.payload.event_type
 
     @property
@@ -115,7 +117,7 @@ class IntermediateStep(BaseModel):
 
     @property
     def event_state(self) -> IntermediateStepState:
-        """Whether the step opens something, reports on it, or closes it."""
+        """Whether the step starts something, reports progress, or ends it."""
         word = self.payload.event_type.rpartition("_")[2]
         return IntermediateStepState(word if word in ("START", "END") else "CHUNK")
 
@@ -126,17 +128,17 @@ class IntermediateStep(BaseModel):
 
     @property
     def tags(self) -> list[str] | None:
-        """Free tags."""
+        """Tags."""
         return self.payload.tags
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """What else is known."""
+        """Further information."""
         return self.payload.metadata
 
     @property
     def data(self) -> StreamEventData | None:
-        """What the step carries."""
+        """Data of the step."""
         return self.payload.data
 
     @property
@@ -146,5 +148,5 @@ class IntermediateStep(BaseModel):
 
     @property
     def UUID(self) -> str:
-        """Names the step's start and end."""
+        """Id shared by the start and the end of a step."""
         return self.payload.UUID

@@ -1,4 +1,4 @@
-"""Trajectories, their groups and collections: the only currency between collecting and training."""
+"""Trajectories, groups and collections: what the collecting side hands to training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from reinforge.errors import TrajectoryError
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 
 OTHER_CHOICES = "num_tokens_of_other_choices"
-"""Where a trajectory's metadata counts the tokens of choices that the agent did not go on with."""
+"""Metadata key of the number of tokens in choices that the agent did not use."""
 
 
 class Outcome(StrEnum):
-    """How an episode ended: well, by the policy's own failure, or by the world's.
+    """How an episode ended: without error, by a failure of the policy, or by a failure of the environment.
 
-    The policy's own failures are failures with their stated penalty, in training and in every figure. The world's
-    failures are *missing*: retried, then dropped with a reason, never 0.0.
+    A failure of the policy gets its configured penalty, in training and in every metric. After a failure of the
+    environment the episode is *missing*: retried, then dropped with a reason, never scored 0.0.
     """
 
     OK = "ok"
@@ -37,12 +37,12 @@ class Outcome(StrEnum):
 
     @property
     def is_missing(self) -> bool:
-        """True where the world failed, so that nothing is known about the policy."""
+        """True if the environment failed, so that the episode says nothing about the policy."""
         return self in _MISSING
 
     @property
     def is_policy_failure(self) -> bool:
-        """True where the policy itself failed and is scored with the stated penalty."""
+        """True if the policy failed and gets the configured penalty."""
         return self is not Outcome.OK and self not in _MISSING
 
 
@@ -52,7 +52,7 @@ _MISSING = frozenset(
 
 
 class EpisodeItemRole(StrEnum):
-    """Who spoke."""
+    """Role of a message."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -68,50 +68,50 @@ class EpisodeItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    role: EpisodeItemRole = Field(description="Who spoke.")
-    content: str = Field(description="The text; blocks, tool calls and results stay whole in `metadata`.")
-    logprobs: Any | None = Field(default=None, description="Log-probs as they were given, or None.")
-    metadata: dict[str, Any] | None = Field(default=None, description="What else is known of the message.")
+    role: EpisodeItemRole = Field(description="Role of the message.")
+    content: str = Field(description="The text; content blocks, tool calls and results are in `metadata`.")
+    logprobs: Any | None = Field(default=None, description="Log-probs in any format, or None.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Further information about the message.")
     trained: bool | None = Field(
-        default=None, description="Whether the turn is trained; None: trained if its tokens or its prompt are known."
+        default=None, description="Whether to train the turn; None: train it if its tokens or its prompt are recorded."
     )
 
     @property
     def tokens(self) -> TokenLogprobs | None:
-        """The exact tokens of the turn, given or bound, or None where they are not known and it is context."""
-        found = self.logprobs if isinstance(self.logprobs, TokenLogprobs) else (self.metadata or {}).get("tokens")
-        return found if isinstance(found, TokenLogprobs) else None
+        """The exact tokens of the turn, from `logprobs` or bound; None if not recorded, which makes it context."""
+        tokens = self.logprobs if isinstance(self.logprobs, TokenLogprobs) else (self.metadata or {}).get("tokens")
+        return tokens if isinstance(tokens, TokenLogprobs) else None
 
     @property
     def prompt(self) -> ChatPrompt | None:
-        """What exactly the turn answered, given or bound, where its sampler tells no tokens."""
-        found = self.logprobs if isinstance(self.logprobs, ChatPrompt) else (self.metadata or {}).get("prompt")
-        return found if isinstance(found, ChatPrompt) else None
+        """The exact prompt of a turn whose sampler does not report tokens, from `logprobs` or bound."""
+        prompt = self.logprobs if isinstance(self.logprobs, ChatPrompt) else (self.metadata or {}).get("prompt")
+        return prompt if isinstance(prompt, ChatPrompt) else None
 
     @property
     def call_id(self) -> str | None:
-        """The id of the chat completion that the turn is, where `metadata` names it as `call_id` or `id`."""
-        named = self.metadata or {}
-        found = named.get("call_id", named.get("id"))
-        return found if isinstance(found, str) else None
+        """The id of the turn's chat completion, if `metadata` has it as `call_id` or `id`."""
+        metadata = self.metadata or {}
+        call_id = metadata.get("call_id", metadata.get("id"))
+        return call_id if isinstance(call_id, str) else None
 
     def bind_tokens(self, tokens: TokenLogprobs) -> None:
-        """Sets the exact tokens of a turn whose `logprobs` do not hold them."""
+        """Sets the exact tokens of a turn that does not have them in `logprobs`."""
         self.metadata = {**(self.metadata or {}), "tokens": tokens}
 
     def bind_prompt(self, prompt: ChatPrompt) -> None:
-        """Sets what exactly a turn answered whose `logprobs` do not hold it."""
+        """Sets the exact prompt of a turn that does not have it in `logprobs`."""
         self.metadata = {**(self.metadata or {}), "prompt": prompt}
 
     @property
-    def is_known(self) -> bool:
-        """True if it is known exactly what was sampled, by tokens or, from a sampler that tells none, by messages."""
+    def is_recorded(self) -> bool:
+        """True if the exact tokens are recorded, or the exact prompt if the sampler does not report tokens."""
         return self.tokens is not None or self.prompt is not None
 
     @property
     def is_trained(self) -> bool:
-        """True if the turn carries loss."""
-        return self.is_known if self.trained is None else self.trained and self.is_known
+        """True if the turn is trained."""
+        return self.is_recorded if self.trained is None else self.trained and self.is_recorded
 
 
 class OpenAIMessage(BaseModel):
@@ -119,7 +119,7 @@ class OpenAIMessage(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: str = Field(description="Who spoke.")
+    role: str = Field(description="Role of the message.")
     content: str = Field(description="The text.")
 
 
@@ -128,27 +128,27 @@ class DPOItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompt: list[OpenAIMessage] | str = Field(description="What both continuations answer.")
+    prompt: list[OpenAIMessage] | str = Field(description="The prompt of both continuations.")
     chosen_response: str = Field(description="The preferred continuation.")
-    rejected_response: str = Field(description="The other one.")
+    rejected_response: str = Field(description="The other continuation.")
 
 
 class Trajectory(BaseModel):
-    """What one policy did in one episode, with its reward."""
+    """What one policy did in one episode, with the reward."""
 
     model_config = ConfigDict(extra="forbid")
 
     episode: list[EpisodeItem] | list[DPOItem] = Field(description="The messages in order, or preference pairs.")
     reward: float = Field(description="Reward of the whole episode.")
     shaped_rewards: list[float] | None = Field(default=None, description="Reward of each assistant turn, in order.")
-    metadata: dict[str, Any] | None = Field(default=None, description="What else is known of the episode.")
-    group_id: str | None = Field(default=None, description="Group whose rewards may be compared.")
-    episode_id: str | None = Field(default=None, description="Names the episode in the run's journal.")
-    agent: str | None = Field(default=None, description="The agent whose view this is.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Further information about the episode.")
+    group_id: str | None = Field(default=None, description="The group of siblings that it belongs to.")
+    episode_id: str | None = Field(default=None, description="Key of the episode in the journal of the run.")
+    agent: str | None = Field(default=None, description="The agent whose view of the episode this is.")
     agent_weight: float = Field(
-        default=1.0, ge=0, description="What that agent counts in a job beside others, however much it says."
+        default=1.0, ge=0, description="Weight of that agent in a job, independent of how many tokens it sampled."
     )
-    model_group: str | None = Field(default=None, description="The shared-model group that is trained on it.")
+    model_group: str | None = Field(default=None, description="The shared-model group to train on it.")
     outcome: Outcome = Field(default=Outcome.OK, description="How the episode ended.")
 
     @property
@@ -160,26 +160,26 @@ class Trajectory(BaseModel):
 
     @property
     def pairs(self) -> list[DPOItem]:
-        """The preference pairs that stand in place of an episode."""
+        """The preference pairs, if there are pairs instead of messages."""
         return [item for item in self.episode if isinstance(item, DPOItem)]
 
     @property
     def is_trainable(self) -> bool:
-        """True if at least one turn carries loss."""
+        """True if at least one turn is trained."""
         return any(turn.is_trained for turn in self.turns)
 
 
 class TrajectoryGroup(BaseModel):
-    """Siblings: trajectories of one example (or one tree node) and one agent, whose rewards may be compared."""
+    """Siblings: trajectories of one agent on one example or tree node, for group-relative advantages."""
 
     model_config = ConfigDict(extra="forbid")
 
-    group_id: str = Field(description="The example id, or the node's.")
+    group_id: str = Field(description="Id of the example or the tree node.")
     trajectories: list[Trajectory] = Field(description="The siblings.")
 
     @property
     def model_group(self) -> str | None:
-        """Who is trained on it; None: the one policy."""
+        """The shared-model group to train on it; None: the only policy."""
         return self.trajectories[0].model_group
 
     @property
@@ -194,7 +194,7 @@ class TrajectoryGroup(BaseModel):
 
     @property
     def reward_range(self) -> float:
-        """Highest reward minus lowest: 0 means that group-relative credit is zero."""
+        """Highest minus lowest reward; 0 means that all group-relative advantages are zero."""
         return max(self.rewards) - min(self.rewards)
 
 
@@ -206,29 +206,31 @@ class TrajectoryCollection(BaseModel):
     trajectories: list[list[Trajectory]] = Field(description="One inner list of siblings per example.")
     run_id: str = Field(description="The run that collected them.")
     epoch: int | None = Field(default=None, description="The epoch they were collected in.")
-    model_group: str | None = Field(default=None, description="The shared-model group that is trained on them.")
-    job_key: str | None = Field(default=None, description="Makes `submit` idempotent; default: a hash of the content.")
+    model_group: str | None = Field(default=None, description="The shared-model group to train on them.")
+    job_key: str | None = Field(default=None, description="Makes `submit` idempotent; None: a hash of the content.")
 
     _groups: list[TrajectoryGroup] | None = PrivateAttr(default=None)
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
-        """The checked view: no empty group; one agent, one model and one group id a group; rewards that are numbers.
+        """The validated groups: none is empty, each has one agent, one model and one group id, and rewards are finite.
 
         Raises:
             TrajectoryError: A group mixes agents, models or group ids, or a reward is not finite.
         """
         if self._groups is None:
-            self._groups = [_group(index, siblings) for index, siblings in enumerate(self.trajectories) if siblings]
+            self._groups = [
+                _build_group(index, siblings) for index, siblings in enumerate(self.trajectories) if siblings
+            ]
         return self._groups
 
     @property
     def num_trajectories(self) -> int:
-        """Number of trajectories over all groups."""
+        """Number of trajectories in all groups."""
         return sum(len(siblings) for siblings in self.trajectories)
 
-    def resolved_job_key(self) -> str:
-        """Returns `job_key`, or a SHA-256 of the content where none was given."""
+    def resolve_job_key(self) -> str:
+        """Returns `job_key`, or a SHA-256 of the content if it is None."""
         if self.job_key is not None:
             return self.job_key
         digest = hashlib.sha256(f"{self.run_id}/{self.epoch}/{self.model_group}".encode())
@@ -239,26 +241,28 @@ class TrajectoryCollection(BaseModel):
         return digest.hexdigest()
 
 
-def _group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
+def _build_group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
     ids = {trajectory.group_id for trajectory in siblings} - {None}
     agents = {trajectory.agent for trajectory in siblings}
     model_groups = {trajectory.model_group for trajectory in siblings}
     if len(ids) > 1 or len(agents) > 1:
         raise TrajectoryError(
-            f"trajectories[{index}] is no group: its members have group ids {sorted(map(str, ids))} and agents "
-            f"{sorted(map(str, agents))}; rewards of different examples or agents cannot be compared"
+            f"trajectories[{index}] is not a group: its trajectories have the group ids {sorted(map(str, ids))} and "
+            f"the agents {sorted(map(str, agents))}; a group needs one of each"
         )
     if len(model_groups) > 1:
         raise TrajectoryError(
-            f"trajectories[{index}] is no group: its members train {sorted(map(str, model_groups))}, and what one "
-            "model did cannot be compared with what another did"
+            f"trajectories[{index}] is not a group: its trajectories train the models "
+            f"{sorted(map(str, model_groups))}; a group needs one model"
         )
     for number, trajectory in enumerate(siblings):
-        found = [value for value in (trajectory.reward, *(trajectory.shaped_rewards or ())) if not math.isfinite(value)]
-        if found:
+        invalid = [
+            value for value in (trajectory.reward, *(trajectory.shaped_rewards or ())) if not math.isfinite(value)
+        ]
+        if invalid:
             raise TrajectoryError(
-                f"trajectories[{index}][{number}], the episode {trajectory.episode_id}, has the reward {found[0]}: "
-                "where a reward is not known the builder leaves the trajectory out (compute_reward returns None), and "
-                "the step_reward of a mark is a number"
+                f"trajectories[{index}][{number}] (episode {trajectory.episode_id}) has the reward {invalid[0]}; "
+                "rewards must be finite. If the reward is unknown, return None from compute_reward; the step_reward of "
+                "a mark must be a number"
             )
     return TrajectoryGroup.model_construct(group_id=str(next(iter(ids), f"group-{index}")), trajectories=list(siblings))

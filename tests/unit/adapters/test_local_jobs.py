@@ -1,4 +1,4 @@
-"""Jobs of the local adapter that keep their weights, and jobs that begin from scratch."""
+"""Jobs of the local adapter whose weights go to a folder, and jobs that start from scratch."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from reinforge.algorithms.grpo import GRPO
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EngineError
-from reinforge.rollout.episode import item_of
+from reinforge.rollout.episode import build_episode_item
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.request import ModelRequest
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
@@ -26,9 +26,9 @@ def run_config(model, **policy):
 class Jobs:
     """An adapter and the data of a few jobs."""
 
-    def __init__(self, model, folder_of=None, algorithm=None, *, from_scratch=False, **policy):
+    def __init__(self, model, job_folder=None, algorithm=None, *, from_scratch=False, **policy):
         config = LocalAdapterConfig(fine_tune_from_scratch=from_scratch)
-        self.adapter = LocalAdapter(config, algorithm or SFT(), folder_of=folder_of)
+        self.adapter = LocalAdapter(config, algorithm or SFT(), job_folder=job_folder)
         self.config = run_config(model, **policy)
 
     async def __aenter__(self):
@@ -46,7 +46,9 @@ class Jobs:
         asked = [{"role": "user", "content": "what"}]
         message = {"role": "assistant", "content": reply}
         tokens = await self.policy.encode(ModelRequest(asked), message)
-        return Trajectory(episode=[item_of(asked[0]), item_of(message, logprobs=tokens)], reward=reward)
+        return Trajectory(
+            episode=[build_episode_item(asked[0]), build_episode_item(message, logprobs=tokens)], reward=reward
+        )
 
     async def collected(self, key, *replies):
         groups = [[await self.trajectory(reply)] for reply in replies]
@@ -61,7 +63,7 @@ def digest(folder):
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-async def test_a_jobs_weights_may_go_to_a_folder_and_what_serves_stays(tiny_model_dir, tmp_path):
+async def test_a_jobs_weights_can_go_to_a_folder_while_the_old_ones_serve(tiny_model_dir, tmp_path):
     async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
         before = await jobs.policy.fingerprint()
         assert (await jobs.run("a", "yes", "no")).status is COMPLETED
@@ -74,20 +76,20 @@ async def test_a_jobs_weights_may_go_to_a_folder_and_what_serves_stays(tiny_mode
         assert (await jobs.policy.fingerprint(), jobs.policy.version) == (before, 2)
 
 
-async def test_a_job_whose_folder_is_there_is_done(tiny_model_dir, tmp_path):
+async def test_a_job_whose_folder_exists_is_complete(tiny_model_dir, tmp_path):
     async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
         await jobs.run("a", "yes")
     made = (tmp_path / "a" / "manifest.json").stat().st_mtime_ns
     async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
         status = await jobs.run("a", "yes")
-        assert (status.status, status.message) == (COMPLETED, "trained before")
+        assert (status.status, status.message) == (COMPLETED, "already trained")
         assert (tmp_path / "a" / "manifest.json").stat().st_mtime_ns == made
     (tmp_path / "a" / "model.safetensors").write_bytes(b"damaged")
     async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
-        assert (await jobs.run("a", "yes")).message == "trained", "a damaged one is made again"
+        assert (await jobs.run("a", "yes")).message == "trained", "a damaged folder is written again"
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, {"r": 4, "lora_alpha": 8}], ids=["full", "lora"])
 @pytest.mark.parametrize("from_scratch", [False, True])
 async def test_jobs_from_scratch_do_not_build_on_each_other(tiny_model_dir, lora, from_scratch):
     """Two jobs on the same data: from scratch the second ends where the first did, else it goes further."""
@@ -102,8 +104,8 @@ async def test_jobs_from_scratch_do_not_build_on_each_other(tiny_model_dir, lora
         assert all(direction > 0 for direction in directions), "measured from where the job began"
 
 
-async def test_what_algorithms_ask_for_may_change_between_jobs(tiny_model_dir):
-    """The first one says what is kept: DPO needs the reference, SFT nothing."""
+async def test_the_algorithm_can_change_between_jobs(tiny_model_dir):
+    """The first algorithm decides what is kept in memory: DPO needs the reference, SFT nothing."""
     async with Jobs(tiny_model_dir, algorithm=DPO()) as jobs:
         jobs.adapter.algorithm = SFT()
         assert (await jobs.run("a", "yes")).status is COMPLETED
@@ -114,7 +116,7 @@ async def test_what_algorithms_ask_for_may_change_between_jobs(tiny_model_dir):
         assert status.status is COMPLETED, status.message
 
 
-async def test_what_was_loaded_is_kept_only_where_it_is_asked_for(tiny_model_dir):
+async def test_the_loaded_weights_are_kept_only_on_request(tiny_model_dir):
     async with Jobs(tiny_model_dir) as jobs:
         before = await jobs.policy.fingerprint()
         with pytest.raises(EngineError, match="load the engine with keep_initial=True"):
@@ -123,8 +125,8 @@ async def test_what_was_loaded_is_kept_only_where_it_is_asked_for(tiny_model_dir
         assert jobs.policy.version == 0
 
 
-def test_from_scratch_is_refused_where_tokens_are_weighed_by_who_drew_them(tiny_model_dir):
+def test_from_scratch_is_refused_for_algorithms_that_need_current_samples(tiny_model_dir):
     jobs = Jobs(tiny_model_dir, algorithm=GRPO(), from_scratch=True)
-    [problem] = jobs.adapter.preflight(jobs.config)
-    assert problem.message == "GRPO weighs tokens by the weights that drew them"
-    assert not Jobs(tiny_model_dir, from_scratch=True).adapter.preflight(jobs.config)
+    [problem] = jobs.adapter.validate(jobs.config)
+    assert problem.message == "GRPO needs samples from the weights that a job starts with"
+    assert not Jobs(tiny_model_dir, from_scratch=True).adapter.validate(jobs.config)

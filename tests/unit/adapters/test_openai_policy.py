@@ -1,4 +1,4 @@
-"""The hosted model as the policy: which one is served, and how its name is kept."""
+"""The hosted model as the policy: which model is served, and how its name is stored."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.interfaces import ContextOverflow
+from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow
 from reinforge.trainer.canary import probe
 from reinforge.types.request import ChatPrompt, ModelRequest, SamplingParams
-from tests.hosted import collected, hosted
+from tests.hosted import connect_adapter, make_collection
 from tests.openai_server import fails
 from tests.openai_service import OpenAIService
 
@@ -24,7 +23,7 @@ HELLO = [{"role": "user", "content": "hello?"}]
 
 async def test_the_base_is_served_until_a_job_is_published(openai_service: OpenAIService) -> None:
     openai_service.deploys_after, openai_service.words = 2, ("good of old",)
-    async with hosted(openai_service, SFT(SFTConfig(min_reward=0.5))) as adapter:
+    async with connect_adapter(openai_service, SFT(SFTConfig(min_reward=0.5))) as adapter:
         policy = adapter.policy()
         assert policy is not None
         before = await policy.fingerprint()
@@ -33,7 +32,7 @@ async def test_the_base_is_served_until_a_job_is_published(openai_service: OpenA
         assert openai_service.chats[-1] == {
             "model": "gpt-test", "messages": HELLO, "seed": 1, "temperature": 0.5, "max_tokens": 9
         }  # fmt: skip
-        await adapter.wait_until_complete(await adapter.submit(collected()))
+        await adapter.wait_until_complete(await adapter.submit(make_collection()))
         assert policy.served_model == "gpt-test"
         await policy.publish(1)
         reply = await policy.sample(ModelRequest(HELLO, SamplingParams(seed=1)))
@@ -43,54 +42,56 @@ async def test_the_base_is_served_until_a_job_is_published(openai_service: OpenA
         assert str(reply.message["content"]).startswith("good")
         assert await policy.fingerprint() != before
         report = await probe(policy, 1, {"": [HELLO]}, before)
-        assert (report.max_difference, report.k3, report.num_tokens) == (None, None, 0), "unknown, never 0"
+        assert (report.max_difference, report.k3, report.num_tokens) == (None, None, 0), "unknown, not 0"
 
 
 @pytest.mark.parametrize("scratch", [False, True])
-async def test_the_next_job_goes_on_from_the_last_model_or_begins_anew(
+async def test_the_next_job_starts_from_the_last_model_or_from_scratch(
     openai_service: OpenAIService, scratch: bool
 ) -> None:
-    async with hosted(openai_service, fine_tune_from_scratch=scratch) as adapter:
+    async with connect_adapter(openai_service, fine_tune_from_scratch=scratch) as adapter:
         policy = adapter.policy()
         assert policy is not None
         for number in range(2):
-            await adapter.wait_until_complete(await adapter.submit(collected(job_key=str(number))))
+            await adapter.wait_until_complete(await adapter.submit(make_collection(job_key=str(number))))
             await policy.publish(number + 1)
     first, second = openai_service.jobs.values()
     assert second["model"] == ("gpt-test" if scratch else first["fine_tuned_model"])
 
 
-async def test_another_model_that_answers_in_its_name_is_caught(openai_service: OpenAIService) -> None:
-    async with hosted(openai_service) as adapter:
+async def test_a_reply_of_another_model_is_an_error(openai_service: OpenAIService) -> None:
+    async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
         assert policy is not None
-        status = await adapter.wait_until_complete(await adapter.submit(collected()))
+        status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
         made = (status.metadata or {})["fine_tuned_model"]
         openai_service.serves[made] = "gpt-test"
-        with pytest.raises(BackendError, match=f"asked for '{made}', answered by 'gpt-test-2026-01-01'"):
+        with pytest.raises(BackendError, match=f"requested the model '{made}', but 'gpt-test-2026-01-01' replied"):
             await policy.publish(1)
         assert policy.version == 0
         openai_service.serves["gpt-test"] = "gpt-test-mini"
-        with pytest.raises(BackendError, match="asked for 'gpt-test', answered by 'gpt-test-mini"):
+        with pytest.raises(BackendError, match="requested the model 'gpt-test', but 'gpt-test-mini"):
             await policy.sample(ModelRequest(HELLO))
 
 
-async def test_a_model_that_never_answers(openai_service: OpenAIService) -> None:
+async def test_a_model_that_never_becomes_available(openai_service: OpenAIService) -> None:
     openai_service.deploys_after = 1_000
-    async with hosted(openai_service, ready_s=0.3) as adapter:
+    async with connect_adapter(openai_service, ready_s=0.3) as adapter:
         policy = adapter.policy()
         assert policy is not None
-        await adapter.wait_until_complete(await adapter.submit(collected()))
-        with pytest.raises(BackendUnavailable, match=r"does not answer 0\.3 s after its job: .*model_not_found"):
+        await adapter.wait_until_complete(await adapter.submit(make_collection()))
+        with pytest.raises(
+            BackendUnavailable, match=r"not available 0\.3 s after its job ended \(ready_s\): .*model_not_found"
+        ):
             await policy.publish(1)
 
 
-async def test_names_are_kept_in_checkpoints(openai_service: OpenAIService, tmp_path: Any) -> None:
-    async with hosted(openai_service) as adapter:
+async def test_checkpoints_store_the_models_name(openai_service: OpenAIService, tmp_path: Any) -> None:
+    async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
         assert policy is not None
         assert await adapter.save(tmp_path / "0", 0)
-        status = await adapter.wait_until_complete(await adapter.submit(collected()))
+        status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
         assert await adapter.save(tmp_path / "1", 1), "saved before it is published"
         made = (status.metadata or {})["fine_tuned_model"]
     assert json.loads((tmp_path / "1" / "openai_model.json").read_text()) == {
@@ -98,7 +99,7 @@ async def test_names_are_kept_in_checkpoints(openai_service: OpenAIService, tmp_
         "base_model": "gpt-test",
         "service": openai_service.url,
     }
-    async with hosted(openai_service) as adapter:
+    async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
         assert policy is not None
         assert await adapter.restore(tmp_path / "1", 1)
@@ -114,11 +115,11 @@ async def test_names_are_kept_in_checkpoints(openai_service: OpenAIService, tmp_
     await later.cleanup()
 
 
-async def test_what_the_port_cannot_do_without_tokens(openai_service: OpenAIService) -> None:
-    async with hosted(openai_service) as adapter:
+async def test_a_hosted_policy_without_tokens(openai_service: OpenAIService) -> None:
+    async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
         assert policy is not None
-        with pytest.raises(BackendError, match="neither takes token ids nor tells log-probs"):
+        with pytest.raises(BackendError, match="cannot score token ids"):
             await policy.score([[1, 2]])
         weighted = [{**HELLO[0], "weight": 0}]
         encoded = await policy.encode(ModelRequest(weighted), {"role": "assistant", "content": "x"})

@@ -1,4 +1,4 @@
-"""What the fine-tuning service cannot honour is refused by name, before any work and without a call."""
+"""Unsupported settings are rejected by name, before any work and without a request."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ from tests.scripted_run import ScriptedRun
 NOWHERE = "http://127.0.0.1:9/v1"
 
 
-def refused(algorithm: Algorithm | None = None, adapter: dict[str, Any] | None = None, **finetuning: Any) -> list[str]:
+def find_problems(
+    algorithm: Algorithm | None = None, adapter: dict[str, Any] | None = None, **finetuning: Any
+) -> list[str]:
     config = OpenAIAdapterConfig(**({"base_model": "gpt-test"} if adapter is None else adapter))
     made = OpenAIAdapter(config, algorithm or SFT(), NOWHERE)
-    return [str(problem) for problem in made.preflight(FinetuneConfig.model_validate(finetuning))]
+    return [str(problem) for problem in made.validate(FinetuneConfig.model_validate(finetuning))]
 
 
 @pytest.mark.parametrize(
     "algorithm", [SFT(), RejectionSampling(), ExpertIteration(), DPO(), MALT(MALTConfig(sft_coef=0.0))]
 )
-def test_defaults_are_honoured(algorithm: Algorithm) -> None:
-    assert refused(algorithm) == []
+def test_defaults_are_supported(algorithm: Algorithm) -> None:
+    assert find_problems(algorithm) == []
 
 
-def test_what_the_services_rows_cannot_say_is_refused() -> None:
-    drawn = ExpertIteration(ExpertIterationConfig(rollout_selection_method="weighted_sampling"))
-    [problem] = refused(drawn)
+def test_weighted_rows_and_sft_coef_are_rejected() -> None:
+    weighted = ExpertIteration(ExpertIterationConfig(rollout_selection_method="weighted_sampling"))
+    [problem] = find_problems(weighted)
     assert "finetuning.algorithm.rollout_selection_method" in str(problem)
-    [problem] = refused(MALT())
+    [problem] = find_problems(MALT())
     assert "finetuning.algorithm.sft_coef: 1.0" in str(problem)
 
 
 @pytest.mark.parametrize(
     ("finetuning", "path", "fix"),
     [
-        ({"policy": {"lora": {"rank": 4}}}, "finetuning.policy.lora", "leave it out"),
+        ({"policy": {"lora": {"r": 4}}}, "finetuning.policy.lora", "leave it out"),
         (
             {"policy": {"optimizer": {"learning_rate": 1e-5}}},
             "policy.optimizer.learning_rate",
@@ -58,65 +60,63 @@ def test_what_the_services_rows_cannot_say_is_refused() -> None:
         ({"policy": {"optimizer": {"name": "sgd"}}}, "policy.optimizer.name", "leave it out"),
         ({"policy": {"schedule": {"warmup_steps": 0}}}, "policy.schedule.warmup_steps", "leave it out"),
         ({"policy": {"batch": {"batch_size": 8}}}, "policy.batch.batch_size", "adapter's batch_size"),
-        ({"policy": {"batch": {"passes": 2}}}, "policy.batch.passes", "n_epochs"),
+        ({"policy": {"batch": {"num_iterations": 2}}}, "policy.batch.num_iterations", "n_epochs"),
         ({"policy": {"batch": {"steps_per_job": 1}}}, "policy.batch.steps_per_job", "--smoke"),
-        ({"policy": {"precision": "bfloat16"}}, "policy.precision", "leave it out"),
+        ({"policy": {"dtype": "bfloat16"}}, "policy.dtype", "leave it out"),
         ({"policy": {"chat_template": "{{ x }}"}}, "policy.chat_template", "leave it out"),
         ({"policy": {"init": "random"}}, "policy.init", "leave it out"),
         ({"deterministic": True}, "finetuning.deterministic", "_type: local"),
         ({"device": "cuda"}, "finetuning.device", "leave it out"),
         ({"sampling": {"top_k": 5}}, "finetuning.sampling.top_k", "top_p"),
         ({"sampling": {"min_p": 0.1}}, "finetuning.sampling.min_p", "top_p"),
-        ({"sampling": {"temperature": 2.5}}, "finetuning.sampling.temperature", "lower it"),
-        ({"limits": {"max_refused_steps": 9}}, "finetuning.limits.max_refused_steps", "leave it out"),
+        ({"sampling": {"temperature": 2.5}}, "finetuning.sampling.temperature", "2 or less"),
+        ({"limits": {"max_skipped_steps": 9}}, "finetuning.limits.max_skipped_steps", "leave it out"),
     ],
 )
-def test_a_setting_of_weights_on_this_machine_is_refused(finetuning: dict[str, Any], path: str, fix: str) -> None:
-    (problem,) = refused(**finetuning)
+def test_local_settings_are_rejected(finetuning: dict[str, Any], path: str, fix: str) -> None:
+    (problem,) = find_problems(**finetuning)
     assert path in problem.partition(":")[0]
     assert fix in problem.partition("fix:")[2]
 
 
-def test_everything_is_told_at_once() -> None:
-    told = refused(GRPO(), policy={"precision": "bfloat16", "lora": {}}, deterministic=True)
-    assert len(told) == 4
+def test_all_problems_are_reported_at_once() -> None:
+    problems = find_problems(GRPO(), policy={"dtype": "bfloat16", "lora": {}}, deterministic=True)
+    assert len(problems) == 4
 
 
 class OwnSFT(SFT):
-    """Credit of its own, which no service knows of."""
+    """A subclass, which may assign credit differently."""
 
 
 @pytest.mark.parametrize("algorithm", [GRPO(), IPO(), OwnSFT()])
-def test_an_algorithm_that_the_service_does_not_have_is_refused(algorithm: Algorithm) -> None:
-    (problem,) = refused(algorithm)
-    assert problem.startswith(
-        f"finetuning.algorithm: {type(algorithm).__name__}: the fine-tuning service trains by sft"
-    )
+def test_an_unsupported_algorithm_is_rejected(algorithm: Algorithm) -> None:
+    (problem,) = find_problems(algorithm)
+    assert problem.startswith(f"finetuning.algorithm: {type(algorithm).__name__}: the fine-tuning API does not support")
 
 
 @pytest.mark.parametrize("setting", [{"label_smoothing": 0.1}, {"sft_coef": 1.0}, {"length_normalised": True}])
-def test_what_the_services_dpo_does_not_have_is_refused(setting: dict[str, Any]) -> None:
-    (problem,) = refused(DPO(DPOConfig(**setting)))
+def test_unsupported_dpo_settings_are_rejected(setting: dict[str, Any]) -> None:
+    (problem,) = find_problems(DPO(DPOConfig(**setting)))
     assert f"finetuning.algorithm.{next(iter(setting))}" in problem
 
 
 @pytest.mark.parametrize(
-    ("adapter", "policy", "said"),
+    ("adapter", "policy", "message"),
     [
         ({}, {}, "no model is named"),
         ({}, {"model": "bundled:tic_tac_toe"}, "is a model on this machine"),
         ({}, {"model": "."}, "is a model on this machine"),
-        ({"base_model": "gpt-a"}, {"model": "gpt-b"}, "is gpt-b, and the trainer adapter's base_model is gpt-a"),
+        ({"base_model": "gpt-a"}, {"model": "gpt-b"}, "gpt-b, but the trainer adapter's base_model is gpt-a"),
     ],
 )
-def test_the_model_must_be_one_of_the_services(adapter: dict[str, Any], policy: dict[str, Any], said: str) -> None:
-    (problem,) = refused(adapter=adapter, policy=policy)
-    assert said in problem
+def test_a_local_or_missing_model_is_rejected(adapter: dict[str, Any], policy: dict[str, Any], message: str) -> None:
+    (problem,) = find_problems(adapter=adapter, policy=policy)
+    assert message in problem
 
 
 @pytest.mark.parametrize("adapter", [{"base_model": "gpt-a"}, {}])
-def test_the_model_may_stand_in_either_place(adapter: dict[str, Any]) -> None:
-    assert refused(adapter=adapter, policy={"model": "gpt-a"}) == []
+def test_the_model_can_be_named_in_either_place(adapter: dict[str, Any]) -> None:
+    assert find_problems(adapter=adapter, policy={"model": "gpt-a"}) == []
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,22 @@ def test_the_model_may_stand_in_either_place(adapter: dict[str, Any]) -> None:
         {"beta": 0.1},
     ],
 )
-def test_settings_out_of_range_are_refused_with_their_place(wrong: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_rejected_with_their_path(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"trainer_adapters\.a\.{next(iter(wrong))}"):
         build_config({"trainer_adapters": {"a": {"_type": "openai", "base_model": "m", **wrong}}})
 
 
-async def test_check_names_everything_without_a_call(tmp_path: Any) -> None:
+async def test_check_lists_every_problem_without_a_call(tmp_path: Any) -> None:
     run = ScriptedRun(tmp_path)
     run.settings["trainer_adapters"]["adapter"] = {"_type": "openai", "base_model": "gpt-test", "base_url": NOWHERE}
-    run.settings["finetuning"] |= {"policy": {"precision": "bfloat16"}}
+    run.settings["finetuning"] |= {"policy": {"dtype": "bfloat16"}}
     run.settings["llms"]["agent"] = {"_type": "openai", "model_name": "m", "base_url": NOWHERE}
     report = await check_config(build_config(run.settings))
     paths = [problem.path for problem in report.problems]
-    assert paths == ["finetuning.algorithm", "finetuning.policy.precision", "llms"]
+    assert paths == ["finetuning.algorithm", "finetuning.policy.dtype", "llms"]
 
 
-async def test_a_missing_key_of_openais_own_endpoint_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_key_for_openais_endpoint_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     run = ScriptedRun(tmp_path)
@@ -156,11 +156,11 @@ async def test_a_missing_key_of_openais_own_endpoint_is_refused(tmp_path: Any, m
     assert "trainer_adapters.adapter.api_key" in [problem.path for problem in report.problems]
 
 
-async def test_a_key_that_stands_in_the_file_is_warned_about(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_written_in_the_file_logs_a_warning(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     run = ScriptedRun(tmp_path)
     block = {"_type": "openai", "base_model": "m", "base_url": "http://far.example/v1", "api_key": "sk-canary-1"}
     run.settings["trainer_adapters"]["adapter"] = block
     await check_config(build_config(run.settings))
-    assert "trainer_adapters.adapter.api_key stands in the configuration itself" in caplog.text
-    assert "trainer_adapters.adapter: the key goes to far.example without encryption" in caplog.text
+    assert "trainer_adapters.adapter.api_key is written in the configuration" in caplog.text
+    assert "trainer_adapters.adapter: the API key is sent to far.example unencrypted" in caplog.text
     assert "sk-canary" not in caplog.text

@@ -1,9 +1,9 @@
-"""Credit by hand."""
+"""Advantages against arithmetic by hand."""
 
 import numpy as np
 import pytest
 
-from reinforge.algorithms.advantages import relative_to
+from reinforge.algorithms.advantages import group_relative_advantage
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.types.request import TokenLogprobs
@@ -28,10 +28,10 @@ def advantages(algorithm, *groups):
     return samples, [a[s.loss_mask].tolist() for s, a in zip(samples, algorithm.credit(samples), strict=True)]
 
 
-def test_relative_to_by_hand():
-    assert relative_to(1, [1, 0, 0, 1]) == 0.5
-    assert relative_to(1, [1, 0, 0, 1], scale=True) == pytest.approx(0.5 / 0.5001)
-    assert relative_to(3, [3, 3]) == 0
+def test_group_relative_advantage_by_hand():
+    assert group_relative_advantage(1, [1, 0, 0, 1]) == 0.5
+    assert group_relative_advantage(1, [1, 0, 0, 1], scale=True) == pytest.approx(0.5 / 0.5001)
+    assert group_relative_advantage(3, [3, 3]) == 0
 
 
 def test_grpo_scales_by_the_groups_deviation_as_the_paper_does():
@@ -40,21 +40,21 @@ def test_grpo_scales_by_the_groups_deviation_as_the_paper_does():
 
 
 def test_unscaled_advantages_are_an_option():
-    _, found = advantages(GRPO(GRPOConfig(scale_advantages=False)), group(3, 1))
+    _, found = advantages(GRPO(GRPOConfig(scale_rewards=False)), group(3, 1))
     assert found == [[1.0], [-1.0]]
 
 
 def test_sequence_aggregation_weighs_every_trajectory_the_same():
     samples, _ = advantages(GRPO(), group(1, 0, lengths=[4, 1]))
     assert [sample.weight * sample.num_trained for sample in samples] == [1.0, 1.0]
-    samples, _ = advantages(GRPO(GRPOConfig(aggregation="token")), group(1, 0, lengths=[4, 1]))
+    samples, _ = advantages(GRPO(GRPOConfig(loss_aggregation="token")), group(1, 0, lengths=[4, 1]))
     assert [sample.weight for sample in samples] == [1.0, 1.0]
 
 
 def test_an_untrainable_sibling_still_counts_in_the_mean():
     siblings = group(1, 0, 0)
     siblings.trajectories[2].episode[0].logprobs = None
-    samples, found = advantages(GRPO(GRPOConfig(scale_advantages=False)), siblings)
+    samples, found = advantages(GRPO(GRPOConfig(scale_rewards=False)), siblings)
     assert len(samples) == 2
     assert np.allclose(np.concatenate(found), [2 / 3, -1 / 3])
 
@@ -65,7 +65,7 @@ def test_credit_is_zero_outside_the_mask():
     assert not algorithm.credit(samples)[0][~samples[0].loss_mask].any()
 
 
-def test_sft_takes_every_turn_or_the_good_ones():
+def test_sft_trains_on_all_turns_or_the_good_ones():
     samples, found = advantages(SFT(), group(1, 0))
     assert found == [[1.0], [1.0]]
     samples, _ = advantages(SFT(SFTConfig(min_reward=0.5)), group(1, 0))

@@ -1,4 +1,4 @@
-"""Credit and samples of the algorithms that follow the policy gradient, by hand."""
+"""Advantages and samples of the policy-gradient algorithms, by hand."""
 
 import math
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from reinforge.algorithms.advantages import batch_normalised, leave_one_out, turn_returns
+from reinforge.algorithms.advantages import compute_returns, leave_one_out_advantage, normalize_over_batch
 from reinforge.algorithms.cispo import CISPO
-from reinforge.algorithms.dapo import DAPO, DAPOConfig, overlong_penalty
+from reinforge.algorithms.dapo import DAPO, DAPOConfig, compute_overlong_penalty
 from reinforge.algorithms.dr_grpo import DrGRPO
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.gspo import GSPO
@@ -21,7 +21,7 @@ from tests.unit.algorithms.test_algorithms import advantages, group
 
 
 def talk(reward, shaped, num_turns):
-    """A trajectory of turns of one token each, which continue one row of tokens."""
+    """A trajectory of one-token turns that extend one row of tokens."""
     ids, turns = [1, 2], []
     for index in range(num_turns):
         turns.append(TokenLogprobs(tuple(ids), (5 + index,), (-0.5,)))
@@ -40,25 +40,25 @@ def with_reference(algorithm, groups, kls):
 
 
 def test_leave_one_out_by_hand():
-    assert leave_one_out(1, [1, 0, 0, 1]) == pytest.approx(1 - 1 / 3)
-    assert leave_one_out(0, [1, 0, 0, 1]) == pytest.approx(0 - 2 / 3)
-    assert leave_one_out(3, [3]) == 0
+    assert leave_one_out_advantage(1, [1, 0, 0, 1]) == pytest.approx(1 - 1 / 3)
+    assert leave_one_out_advantage(0, [1, 0, 0, 1]) == pytest.approx(0 - 2 / 3)
+    assert leave_one_out_advantage(3, [3]) == 0
 
 
-def test_batch_normalised_by_hand():
-    found = batch_normalised([np.array([1.0, 1.0]), np.array([0.0])])
+def test_normalize_over_batch_by_hand():
+    found = normalize_over_batch([np.array([1.0, 1.0]), np.array([0.0])])
     assert [values.tolist() for values in found] == [
         pytest.approx([math.sqrt(0.5)] * 2),
         pytest.approx([-math.sqrt(2)]),
     ]
-    assert batch_normalised([np.array([2.0]), np.array([2.0])])[1].tolist() == [0]
-    assert batch_normalised([]) == []
+    assert normalize_over_batch([np.array([2.0]), np.array([2.0])])[1].tolist() == [0]
+    assert normalize_over_batch([]) == []
 
 
-def test_turn_returns_by_hand():
-    assert turn_returns([1, 0, 2], 0.5) == [1.5, 1, 2]
-    assert turn_returns([1, 0, 2]) == [3, 2, 2]
-    assert turn_returns([]) == []
+def test_compute_returns_by_hand():
+    assert compute_returns([1, 0, 2], 0.5) == [1.5, 1, 2]
+    assert compute_returns([1, 0, 2]) == [3, 2, 2]
+    assert compute_returns([]) == []
 
 
 def test_dr_grpo_centres_and_sums_by_a_constant():
@@ -78,9 +78,9 @@ def test_dapo_is_grpo_with_a_wider_upper_clip_and_a_mean_over_tokens():
     assert (algorithm.loss.params["clip_low"], algorithm.loss.params["clip_high"]) == (0.2, 0.28)
 
 
-def test_dapo_penalises_length_where_asked():
-    assert [overlong_penalty(n, 10, 4) for n in (6, 7, 10, 50)] == [0, 0.25, 1, 1]
-    algorithm = DAPO(DAPOConfig(max_length=4, length_buffer=2, scale_advantages=False))
+def test_dapo_penalises_length_if_set():
+    assert [compute_overlong_penalty(n, 10, 4) for n in (6, 7, 10, 50)] == [0, 0.25, 1, 1]
+    algorithm = DAPO(DAPOConfig(max_length=4, length_buffer=2, scale_rewards=False))
     groups = [group(1, 1, lengths=[3, 1])]
     samples, found = advantages(algorithm, *groups)
     assert [sample.reward for sample in samples] == [0.5, 1.0]
@@ -90,22 +90,22 @@ def test_dapo_penalises_length_where_asked():
         DAPOConfig(max_length=10)
 
 
-def test_dapo_leaves_out_what_was_cut_off_where_asked():
-    """Rewards 1, 0, 0, the last one overlong: it has no weight, and the others are still compared with it."""
+def test_dapo_filters_overlong_trajectories_if_set():
+    """Rewards 1, 0, 0, the last one overlong: it has weight 0, but still counts in the group's mean."""
     cut = group(1, 0, 0, lengths=[2, 1, 3])
     cut.trajectories[2].outcome = Outcome.OVERLONG
     for filtering, weights in ((False, [1, 1, 1, 1]), (True, [1, 1, 1, 0])):
-        algorithm = DAPO(DAPOConfig(overlong_filtering=filtering, scale_advantages=False))
+        algorithm = DAPO(DAPOConfig(overlong_filtering=filtering, scale_rewards=False))
         samples, found = advantages(algorithm, group(1), cut)
         assert [sample.weight for sample in samples] == weights
         assert found[1:] == [pytest.approx([2 / 3] * 2), pytest.approx([-1 / 3]), pytest.approx([-1 / 3] * 3)]
-        assert algorithm.teaches(cut)
-        assert algorithm.teaches(TrajectoryGroup(group_id="c", trajectories=cut.trajectories[2:])) != filtering
-    by_trajectory = DAPO(DAPOConfig(overlong_filtering=True, aggregation="sequence"))
+        assert algorithm.has_signal(cut)
+        assert algorithm.has_signal(TrajectoryGroup(group_id="c", trajectories=cut.trajectories[2:])) != filtering
+    by_trajectory = DAPO(DAPOConfig(overlong_filtering=True, loss_aggregation="sequence"))
     assert [sample.weight for sample in by_trajectory.build_samples([cut])] == [0.5, 1, 0]
 
 
-def test_policy_gradients_ask_for_old_logprobs_where_the_samplers_are_inexact():
+def test_policy_gradients_need_old_logprobs_where_the_samplers_are_inexact():
     for algorithm in (GRPO(), DAPO(), GSPO(), CISPO(), RLOO(), ReinforcePP(), PPO()):
         assert algorithm.needs.old_logprobs == "inexact"
         assert algorithm.loss.params["tis_cap"] == 2.0
@@ -114,7 +114,7 @@ def test_policy_gradients_ask_for_old_logprobs_where_the_samplers_are_inexact():
         GRPOConfig(tis_cap=0.9)
 
 
-def test_the_kl_is_that_of_the_learners_logprobs_where_it_has_computed_them():
+def test_the_kl_uses_the_learners_logprobs_if_computed():
     algorithm = RLOO(RLOOConfig(kl_coef=0.5))
     samples = algorithm.build_samples([group(1, 0, lengths=[2, 1])])
     for sample, kl in zip(samples, (0.2, 0.0), strict=True):
@@ -138,8 +138,8 @@ def test_rloo_leaves_one_out():
     assert np.allclose(np.concatenate(found), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
 
-def test_rloo_takes_the_kl_of_the_whole_reply_off_the_reward():
-    """Rewards 1 and 0, KL 0.1 + 0.3 and 0.2 at weight 0.5: 0.8 and -0.1, less each other."""
+def test_rloo_subtracts_the_kl_of_the_whole_reply_from_the_reward():
+    """Rewards 1 and 0, KL 0.1 + 0.3 and 0.2 at weight 0.5: 0.8 and -0.1, minus each other."""
     algorithm = RLOO(RLOOConfig(kl_coef=0.5))
     assert algorithm.needs.ref_logprobs
     assert algorithm.loss.params["kl_coef"] == 0
@@ -156,7 +156,7 @@ def test_reinforce_pp_normalises_over_the_tokens_of_the_batch():
     assert not algorithm.needs_groups
 
 
-def test_reinforce_pp_takes_the_kl_to_come_off_each_token():
+def test_reinforce_pp_subtracts_later_kl_from_each_token():
     """KL 0.1 then 0.3 at weight 1: 1 - 0.4, 1 - 0.3 and, of the other reply, 0 - 0.2."""
     algorithm = ReinforcePP(ReinforcePPConfig(kl_coef=1.0))
     [first, second] = with_reference(algorithm, [group(1, 0, lengths=[2, 1])], [[0.1, 0.3], [0.2]])
@@ -175,18 +175,18 @@ def test_reinforce_pp_with_baseline_centres_each_group_first():
     assert (algorithm.loss.params["kl_coef"], algorithm.loss.params["kl_estimator"]) == (0.1, "k2")
 
 
-def test_credit_by_turn_compares_the_returns_of_the_same_turn():
+def test_credit_by_turn_compares_returns_of_the_same_turn():
     """Shaped [1, 0] and [0, 2]; outcomes 1 and 0 at the last turn: returns [2, 1] and [2, 2], centred by turn."""
     siblings = TrajectoryGroup(group_id="g", trajectories=[talk(1, [1, 0], 2), talk(0, [0, 2], 2)])
-    config = GRPOConfig(credit="turn", scale_advantages=False)
+    config = GRPOConfig(credit="turn", scale_rewards=False)
     assert advantages(GRPO(config), siblings)[1] == [[0, -0.5], [0, 0.5]]
     without = config.model_copy(update={"add_outcome": False, "turn_discount": 0.5})
     assert advantages(GRPO(without), siblings)[1] == [[0, -1], [0, 1]], "returns [1, 0] and [1, 2]"
 
 
-def test_a_turn_that_one_sibling_never_reached_is_compared_with_those_that_did():
+def test_a_turn_is_compared_with_the_siblings_that_reached_it():
     siblings = TrajectoryGroup(group_id="g", trajectories=[talk(1, None, 1), talk(0, None, 2), talk(3, None, 2)])
-    config = GRPOConfig(credit="turn", scale_advantages=False)
+    config = GRPOConfig(credit="turn", scale_rewards=False)
     found = advantages(GRPO(config), siblings)[1]
     assert np.allclose(np.concatenate(found), [1 - 4 / 3, 0 - 4 / 3, -1.5, 3 - 4 / 3, 1.5])
 

@@ -1,4 +1,4 @@
-"""YAML text -> plain data with marks."""
+"""YAML text -> plain data with the position of each key."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ def test_every_path_has_the_line_and_column_of_its_key() -> None:
     }
 
 
-def test_merge_keys_and_aliases_give_way_to_own_keys() -> None:
+def test_merge_keys_and_aliases_do_not_override_own_keys() -> None:
     document = parse_yaml("base: &base {k: 1, z: 2}\nmine: {k: 3, <<: *base}\n")
     assert document.data["mine"] == {"z": 2, "k": 3}
     assert document.marks["mine", "k"] == (2, 8)
 
 
-def test_duplicate_keys_are_refused_with_both_lines() -> None:
+def test_duplicate_keys_are_rejected_with_both_lines() -> None:
     assert problems("a: 1\nb:\n  c: 1\n  c: 2\na: 3\n") == [
-        'f.yml:4:3 b.c: the key "c" stands here twice; the first is on line 3',
-        'f.yml:5:1 a: the key "a" stands here twice; the first is on line 1',
+        'f.yml:4:3 b.c: duplicate key "c"; it is already set on line 3',
+        'f.yml:5:1 a: duplicate key "a"; it is already set on line 1',
     ]
 
 
-def test_tags_that_make_objects_are_refused() -> None:
+def test_tags_that_create_objects_are_rejected() -> None:
     found = problems("a: !!python/object/apply:os.system [ls]\nb: !mine x\nc: !!binary aGk=\n")
     assert [p.partition(": the tag ")[2].split()[0] for p in found] == [
         "!!python/object/apply:os.system",
@@ -84,16 +84,16 @@ def test_tags_that_make_objects_are_refused() -> None:
     ]
 
 
-def test_an_alias_bomb_is_refused_before_it_grows() -> None:
+def test_an_alias_bomb_is_rejected_before_it_expands() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
-    assert "100,000 values once aliases are expanded" in problems("\n".join(lines))[0]
+    assert "100,000 values after expanding aliases" in problems("\n".join(lines))[0]
 
 
-def test_many_aliases_deep_nesting_loops_and_large_files_are_refused() -> None:
+def test_many_aliases_deep_nesting_loops_and_large_files_are_rejected() -> None:
     assert "more than 100 aliases" in problems("a: &a 1\nb: [" + "*a, " * 101 + "]")[0]
     assert "nested deeper than 64 levels" in problems("a: " + "[" * 70 + "]" * 70)[0]
-    assert "inside the value that it repeats" in problems("a: &a\n  b: *a\n")[0]
+    assert "inside the value that it refers to" in problems("a: &a\n  b: *a\n")[0]
     assert "bytes of YAML" in problems("a: " + "x" * (1 << 20))[0]
 
 

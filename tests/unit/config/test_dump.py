@@ -1,4 +1,4 @@
-"""The resolved configuration, written and read back."""
+"""The resolved configuration, dumped and reloaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_dump_and_reload_give_the_same_configuration(tmp_path: Path) -> None:
     assert dump_config(again) == text
 
 
-def test_every_default_stands_in_it_and_variables_stay_text(tmp_path: Path) -> None:
+def test_every_default_is_dumped_and_variables_stay_text(tmp_path: Path) -> None:
     text = dump_config(load(write(tmp_path, COMPLETE)))
     plain = yaml.safe_load(text)
     assert plain["finetuning"]["limits"]["episode_timeout_s"] == 120.0
@@ -62,12 +62,12 @@ def test_a_secret_is_never_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "note", ["1e-5", "on", "0o7", "null", "${X}", "a: b", "12:30", "", " x ", "é\n# no", "<<", "-"]
 )
-def test_text_that_looks_like_something_else_survives(tmp_path: Path, note: str) -> None:
+def test_text_that_looks_like_another_type_stays_text(tmp_path: Path, note: str) -> None:
     loaded = build_config({"trainers": {"t": {"_type": "my_trainer", "note": note}}}, registry=registry())
     assert load(write(tmp_path, dump_config(loaded)), {}).config.trainers["t"].note == note
 
 
-def test_a_variable_stays_text_where_a_validator_moved_it_to_another_key(tmp_path: Path) -> None:
+def test_a_variable_that_a_validator_moved_to_another_key_stays_text(tmp_path: Path) -> None:
     components = registry()
     components.add("dataset", JsonlDatasetConfig, jsonl_dataset)
     text = "eval: {general: {dataset: {_type: jsonl, file_path: d, structure: {question_key: '${Q}'}}}}"

@@ -1,4 +1,4 @@
-"""Unknown keys are found wherever a user's classes nest, and only where they are unknown."""
+"""Unknown keys are found in nested classes, and known ones are accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 from typing_extensions import TypedDict
 
-from reinforge.config.fields import description_of, unknown_keys
+from reinforge.config.fields import find_description, find_unknown_keys
 
 
 class Leaf(BaseModel):
@@ -105,11 +105,11 @@ class Top(BaseModel):
         ({"laef": {}}, ["laef"]),
     ],
 )
-def test_unknown_keys_are_found_where_models_nest(data: dict[str, Any], unknown: list[str]) -> None:
-    assert [".".join(map(str, path)) for path, _ in unknown_keys(Top, data)] == unknown
+def test_unknown_keys_are_found_in_nested_models(data: dict[str, Any], unknown: list[str]) -> None:
+    assert [".".join(map(str, path)) for path, _ in find_unknown_keys(Top, data)] == unknown
 
 
 def test_a_description_is_found_below_lists_and_options() -> None:
     for path in [("leaf", "size"), ("maybe", "size"), ("listed", 0, "size"), ("named", "a", "size")]:
-        assert description_of(Top, path) == "How big."
-    assert description_of(Top, ("nothing", "size")) == ""
+        assert find_description(Top, path) == "How big."
+    assert find_description(Top, ("nothing", "size")) == ""

@@ -1,4 +1,4 @@
-"""Objects named by a configuration: the project's own, and nothing that happens to be installed."""
+"""Objects that a configuration names: those of the project, and nothing else that is installed."""
 
 from __future__ import annotations
 
@@ -34,49 +34,51 @@ def project(tmp_path: Path) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def refused(spec: str, project: Path) -> str:
+def rejected(spec: str, project: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         import_object(spec, project, path="workflow.function")
     assert caught.value.problems[0].path == "workflow.function"
     return str(caught.value)
 
 
-def test_the_projects_own_objects_are_found(project: Path) -> None:
+def test_objects_of_the_project_are_imported(project: Path) -> None:
     assert import_object("rfg_agent:agent", project)() == 42
     assert import_object("rfg_pack.tools:answer", project)() == 42
     assert import_object("rfg_agent:Box.f", project)() == 1
 
 
-def test_our_own_package_may_be_named(project: Path) -> None:
+def test_reinforge_itself_is_allowed(project: Path) -> None:
     assert import_object("reinforge.errors:ConfigError", project) is ConfigError
 
 
 @pytest.mark.parametrize("spec", ["os:system", "subprocess:run", "builtins:eval", "yaml:load", "sys:exit"])
-def test_what_is_installed_is_refused(project: Path, spec: str) -> None:
-    assert f'"{spec}" is refused: {spec.split(":")[0]} is not part of the project' in refused(spec, project)
+def test_installed_packages_are_not_allowed(project: Path, spec: str) -> None:
+    assert f'"{spec}" is not allowed: {spec.split(":")[0]} is not part of the project' in rejected(spec, project)
 
 
-def test_python_below_the_project_is_not_the_projects_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is refused" in refused("os:system", Path("/"))
+def test_python_in_the_project_folder_is_not_part_of_the_project(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is not allowed" in rejected("os:system", Path("/"))
     monkeypatch.syspath_prepend(str(project / ".venv" / "lib" / "site-packages"))
-    assert "is refused" in refused("rfg_foreign:f", project)
+    assert "is not allowed" in rejected("rfg_foreign:f", project)
     assert "rfg_foreign" not in sys.modules
 
 
-def test_the_way_through_another_module_is_refused(project: Path) -> None:
-    assert "reaches through the module os" in refused("rfg_agent:os.system", project)
+def test_a_path_through_another_module_is_rejected(project: Path) -> None:
+    assert "goes through the module os" in rejected("rfg_agent:os.system", project)
 
 
-def test_what_is_absent_names_the_nearest(project: Path) -> None:
-    assert 'no module "rfg_agnt", did you mean "rfg_agent"?' in refused("rfg_agnt:agent", project)
-    assert 'no module "rfg_pack.tool", did you mean "rfg_pack.tools"?' in refused("rfg_pack.tool:answer", project)
-    assert 'rfg_agent has no "agnt", did you mean "agent"?' in refused("rfg_agent:agnt", project)
-    assert "not of the form package.module:name" in refused("rfg_agent.agent", project)
-    assert 'write "rfg_agent:agent", without .py' in refused("rfg_agent.py:agent", project)
+def test_a_missing_name_suggests_the_nearest(project: Path) -> None:
+    assert 'no module "rfg_agnt", did you mean "rfg_agent"?' in rejected("rfg_agnt:agent", project)
+    assert 'no module "rfg_pack.tool", did you mean "rfg_pack.tools"?' in rejected("rfg_pack.tool:answer", project)
+    assert 'rfg_agent has no "agnt", did you mean "agent"?' in rejected("rfg_agent:agnt", project)
+    assert "not of the form package.module:name" in rejected("rfg_agent.agent", project)
+    assert 'write "rfg_agent:agent", without .py' in rejected("rfg_agent.py:agent", project)
 
 
-def test_a_module_that_breaks_says_how(project: Path) -> None:
-    assert 'importing "rfg_broken" failed: ZeroDivisionError: division by zero (rfg_broken.py:1)' in refused(
+def test_a_module_that_fails_to_import_is_reported(project: Path) -> None:
+    assert 'importing "rfg_broken" failed: ZeroDivisionError: division by zero (rfg_broken.py:1)' in rejected(
         "rfg_broken:x", project
     )
-    assert "No module named 'rfg_nowhere' (rfg_needs.py:1)" in refused("rfg_needs:x", project)
+    assert "No module named 'rfg_nowhere' (rfg_needs.py:1)" in rejected("rfg_needs:x", project)

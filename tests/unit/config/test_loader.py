@@ -1,4 +1,4 @@
-"""From a file to a checked configuration, and what is said about one that is wrong."""
+"""From a file to a validated configuration, and the messages for an invalid one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_guides_complete_configuration_loads(write: Any, tmp_path: Path) -> 
     assert "sk-canary-1" not in repr(loaded).replace(repr(adapter), "")
 
 
-def test_an_empty_file_and_empty_sections_are_defaults(write: Any) -> None:
+def test_an_empty_file_and_empty_sections_use_the_defaults(write: Any) -> None:
     assert load(write("")).config.finetuning == FinetuneConfig()
     assert load(write("functions:\nllms:\neval:\n  evaluators:\nfinetuning:\n")).config.llms == {}
 
@@ -87,7 +87,7 @@ def test_unknown_key_names_the_nearest(write: Any) -> None:
     assert found.fix == "rename it to num_epochs"
 
 
-def test_unknown_keys_are_refused_in_a_users_nested_models_unless_they_allow_them(write: Any) -> None:
+def test_unknown_keys_are_rejected_in_nested_models_of_users_unless_allowed(write: Any) -> None:
     text = COMPLETE.replace("batch_size: 8", "bath_size: 8\n    mirrors: [{endpoint: x, api_key: y, timeuot: 3}]")
     found = problems(write(text))
     assert [(p.location, p.path) for p in found] == [
@@ -100,7 +100,7 @@ def test_unknown_keys_are_refused_in_a_users_nested_models_unless_they_allow_the
     assert adapter.open_backend.anything == 1
 
 
-def test_unknown_keys_are_refused_where_only_the_constructor_ignores_them(write: Any) -> None:
+def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: Any) -> None:
     found = the_problem(write("finetuning:\n  run_configuration:\n    endpiont: http://x\n"))
     assert 'unknown key "endpiont", did you mean "endpoint"?' in found.message
 
@@ -120,11 +120,11 @@ def test_unknown_keys_are_refused_where_only_the_constructor_ignores_them(write:
         ("finetuning: {policy: {optimizer: {betas: [0.9]}}}", "the list is too short"),
         (
             "finetuning: {policy: {optimizer: {name: sgd, betas: [0.9, 0.99]}}}",
-            "sgd reads no betas; it belongs to adamw and adam",
+            "sgd has no betas; only adamw and adam use it",
         ),
         (
             "finetuning: {policy: {optimizer: {momentum: 0.9}}}",
-            "adamw reads no momentum; it belongs to sgd and rmsprop",
+            "adamw has no momentum; only sgd and rmsprop use it",
         ),
         ("finetuning: {policy: {optimizer: {name: sdg}}}", 'did you mean "sgd"?'),
         ("llms: [a]", "expected a mapping of keys to values, found a list of 1"),
@@ -138,11 +138,11 @@ def test_unknown_keys_are_refused_where_only_the_constructor_ignores_them(write:
         ("- a", "a configuration is a mapping of sections"),
     ],
 )
-def test_a_wrong_value_says_what_was_found_and_what_is_expected(write: Any, text: str, message: str) -> None:
+def test_a_wrong_value_is_reported_with_what_is_expected(write: Any, text: str, message: str) -> None:
     assert message in the_problem(write(text)).message
 
 
-def test_an_unset_variable_is_named_where_it_stands(write: Any) -> None:
+def test_an_unset_variable_is_located(write: Any) -> None:
     path = write(COMPLETE)
     with pytest.raises(ConfigError) as caught:
         load_config(path, registry=registry(), environ={"TRAINING_APIKEY": "x"})
@@ -151,7 +151,7 @@ def test_an_unset_variable_is_named_where_it_stands(write: Any) -> None:
     assert found.message == 'the environment variable TRAINING_API_KEY is not set, did you mean "TRAINING_APIKEY"?'
 
 
-def test_an_absent_reward_evaluator_is_named_with_the_nearest(write: Any) -> None:
+def test_a_missing_reward_evaluator_suggests_the_nearest(write: Any) -> None:
     found = the_problem(write(COMPLETE.replace("name: my_reward", "name: my_rewrad")))
     assert (found.location, found.path) == ("f.yml:43:5", "finetuning.reward_function.name")
     assert found.message == 'eval.evaluators has no entry "my_rewrad", did you mean "my_reward"? it has my_reward'
@@ -174,7 +174,7 @@ def test_every_reference_is_checked(write: Any) -> None:
         assert load(write(COMPLETE + f"  target_model: {model}\n")).config.finetuning.target_model == model
 
 
-def test_enabled_finetuning_needs_its_parts(write: Any) -> None:
+def test_enabled_finetuning_requires_its_components(write: Any) -> None:
     found = problems(write("finetuning:\n  enabled: true\n"))
     assert [p.path for p in found] == [
         "finetuning.trainer",
@@ -218,7 +218,7 @@ finetuning:
 """
 
 
-def test_eleven_errors_are_told_at_once_in_the_order_of_lines(write: Any) -> None:
+def test_eleven_errors_are_reported_at_once_in_the_order_of_lines(write: Any) -> None:
     found = problems(write(TEN))
     assert [(p.location.removeprefix("f.yml:"), p.path) for p in found] == [
         ("2:3", "llms.gpt.model_name"),
@@ -250,18 +250,18 @@ def test_text_from_a_variable_becomes_what_the_schema_asks_for(write: Any) -> No
     assert (config.finetuning.seed, config.finetuning.num_epochs) == (7, 3)
 
 
-def test_what_a_variable_holds_is_not_shown(write: Any) -> None:
+def test_the_value_of_a_variable_is_not_shown(write: Any) -> None:
     found = the_problem(write("finetuning:\n  seed: ${SEED}\n"), SEED="sk-canary-2")
-    assert found.message == "expected a whole number, found what ${SEED} holds"
+    assert found.message == "expected a whole number, found the value of ${SEED}"
 
 
-def test_what_looks_like_a_variable_and_is_none_is_refused_and_can_be_escaped(write: Any) -> None:
+def test_an_invalid_variable_is_rejected_and_can_be_escaped(write: Any) -> None:
     text = "trainers: {t: {_type: my_trainer, note: '%s'}}"
     assert '"${x+1}" is not a variable' in the_problem(write(text % "${x+1}")).message
     assert load(write(text % "$${x+1} ${KEY} $HOME"), KEY="k").config.trainers["t"].note == "${x+1} k $HOME"
 
 
-def test_overrides_win_and_are_read_as_yaml(write: Any) -> None:
+def test_overrides_take_precedence_and_are_parsed_as_yaml(write: Any) -> None:
     config = load(
         write(COMPLETE),
         ("finetuning.num_epochs", "3"),
@@ -285,7 +285,7 @@ def test_overrides_win_and_are_read_as_yaml(write: Any) -> None:
     [
         (("finetuning.epcohs", "3"), 'unknown key "epcohs", did you mean "num_epochs"?'),
         (("finetuning.num_epochs", "x"), 'expected a whole number, found "x"'),
-        (("finetuning.num_epochs.x", "3"), "finetuning.num_epochs holds a single value"),
+        (("finetuning.num_epochs.x", "3"), "finetuning.num_epochs is a single value"),
         (("trainers.my_trianer.note", "x"), 'trainers has no entry "my_trianer", did you mean "my_trainer"?'),
         (("finetuning..seed", "1"), '"finetuning..seed" is not a path'),
         (("finetuning.seed", "[1"), "not valid YAML"),
@@ -306,9 +306,9 @@ def test_a_missing_file_names_the_path_and_the_nearest(write: Any) -> None:
     assert the_problem(Path("latin.yml")).location == "latin.yml:2"
 
 
-def test_a_users_validator_that_breaks_is_a_problem_of_the_file(write: Any) -> None:
+def test_a_validator_that_raises_is_a_problem_of_the_file(write: Any) -> None:
     found = the_problem(write("trainers: {t: {_type: my_trainer, note: break}}"))
-    assert (found.path, found.message) == ("trainers.t", "MyTrainerConfig refused this: KeyError: 'broken'")
+    assert (found.path, found.message) == ("trainers.t", "MyTrainerConfig rejected this value: KeyError: 'broken'")
 
 
 def test_data_from_python_takes_instances_and_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

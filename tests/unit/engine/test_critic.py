@@ -1,4 +1,4 @@
-"""The value head goes with the job: saved, restored, rolled back."""
+"""The value head belongs to the job: it is saved, restored and rolled back with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine(tiny_model_dir):
         yield engine
 
 
-def test_a_checkpoint_goes_on_bit_by_bit_with_its_critic(engine, tiny_model_dir, tmp_path):
+def test_a_checkpoint_resumes_bit_by_bit_with_its_critic(engine, tiny_model_dir, tmp_path):
     train(engine)
     engine.save(tmp_path / "c", version=1)
     assert (tmp_path / "c" / "training" / "critic.safetensors").is_file()
@@ -57,10 +57,10 @@ def test_a_checkpoint_goes_on_bit_by_bit_with_its_critic(engine, tiny_model_dir,
         assert equal(head(other), head(engine))
         assert other.fingerprint() == engine.fingerprint()
         other.load_weights(tiny_model_dir)
-        assert not other.critic.weight.any(), "a plain model has no critic, so one begins anew"
+        assert not other.critic.weight.any(), "a plain model has no critic, so a new one starts"
 
 
-def test_a_job_that_is_rolled_back_leaves_the_critic_as_it_was(engine):
+def test_a_rollback_restores_the_critic(engine):
     train(engine)
     before = head(engine)
     train(engine, seed=1, end=False)
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_another_algorithm_is_used_without_its_critic(engine, ti
     assert not engine.critic.weight.any()
 
 
-def test_a_damaged_critic_is_refused_and_changes_nothing(engine, tmp_path):
+def test_a_damaged_critic_is_rejected_and_changes_nothing(engine, tmp_path):
     train(engine)
     engine.save(tmp_path / "c", version=1)
     shutil.copy(tmp_path / "c" / "config.json", tmp_path / "c" / "training" / "critic.safetensors")

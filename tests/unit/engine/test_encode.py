@@ -1,15 +1,14 @@
-"""Given replies as tokens: what the sampler would have drawn, no token more and none less."""
+"""Given replies as tokens: exactly the tokens that the sampler would have sampled."""
 
 import math
 
 import pytest
 
-from reinforge.algorithms.samples import to_samples
+from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
-from reinforge.errors import EngineError
-from reinforge.interfaces import ContextOverflow
+from reinforge.errors import ContextOverflow, EngineError
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
 from tests.models import make_tokenizer
@@ -45,50 +44,50 @@ def test_the_reply_is_the_assistants_text_and_its_end(tokenizer):
     assert (asked, said) == ("<|user|>what is the capital of France?<|end|><|assistant|>", "Paris.<|end|>")
 
 
-def test_what_the_template_writes_after_the_end_is_not_learnt(tokenizer):
+def test_text_after_the_end_token_is_not_trained(tokenizer):
     _, said = encode(tokenizer, TOOLS, [USER], {**REPLY, "tool_calls": [CALL], "content": ""})
     assert said == "[find fox]<|end|>"
 
 
-def test_an_end_is_added_where_the_template_writes_none(tokenizer):
+def test_an_end_token_is_added_where_the_template_writes_none(tokenizer):
     assert encode(tokenizer, PLAIN, [USER], REPLY)[1] == " Paris.\n<|end|>"
 
 
-def test_a_token_across_the_border_is_not_used(tokenizer):
-    """The prompt must be what the sampler continues, so the reply's tokens begin where its own text begins."""
+def test_a_token_across_prompt_and_reply_is_not_used(tokenizer):
+    """The prompt must be what the sampler continues, so the reply is tokenized by itself."""
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}qu{% endif %}"
     template = template.replace("{{ m['content'] }}", "{{ 'qu' if m['role'] == 'assistant' }}{{ m['content'] }}")
     asked, said = encode(tokenizer, template, [USER], {"role": "assistant", "content": "ick"})
     assert (asked, said) == ("what is the capital of France? qu", "ick <|end|>")
 
 
-def test_a_template_that_does_not_go_on_from_its_prompt_is_refused(tokenizer):
+def test_a_template_whose_reply_does_not_continue_its_prompt_is_rejected(tokenizer):
     template = make_tokenizer().chat_template.replace("<|assistant|>{% endif %}", "<|assistant|>think: {% endif %}")
-    with pytest.raises(EngineError, match="in another way than it asks"):
+    with pytest.raises(EngineError, match="does not continue its generation prompt"):
         encode(tokenizer, template, [USER], REPLY)
 
 
 @pytest.fixture(scope="module")
 def policy(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir), max_context=60), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir), max_model_len=60), seed=0, device="cpu") as engine:
         yield engine.policy
 
 
-async def test_the_policy_encodes_without_a_number_for_what_is_unknown(policy):
+async def test_given_replies_have_no_sampling_log_probs(policy):
     tokens = await policy.encode(ModelRequest([USER]), REPLY)
     assert all(map(math.isnan, tokens.logprobs))
     assert (tokens.policy_version, len(tokens.logprobs)) == (-1, len(tokens.token_ids))
-    with pytest.raises(ContextOverflow, match="the context 60"):
+    with pytest.raises(ContextOverflow, match="the context ends at 60"):
         await policy.encode(ModelRequest([USER]), {"role": "assistant", "content": "a b c " * 30})
 
 
 @pytest.mark.parametrize(("train_on", "learnt"), [("all", ["yes<|end|>", "no<|end|>"]), ("last", ["no<|end|>"])])
-async def test_a_conversation_becomes_one_sample_that_masks_the_assistants_tokens(policy, train_on, learnt):
+async def test_a_conversation_becomes_one_sample_that_trains_the_assistants_tokens(policy, train_on, learnt):
     said = ("go on", "yes", "and now?", "no")
     row = {"messages": [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]}
     builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(train_on=train_on), lambda: policy)
-    [trajectory] = await builder._group(Item(row), "messages")
-    [sample] = to_samples(trajectory)
+    [trajectory] = await builder._build_group(Item(row), "messages")
+    [sample] = samples_from_trajectory(trajectory)
     decode = policy.renderer.tokenizer.decode
     whole = "<|user|>go on<|end|><|assistant|>yes<|end|><|user|>and now?<|end|><|assistant|>no<|end|>"
     assert decode(sample.token_ids) == whole

@@ -15,17 +15,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ConfigError, EngineError
-from reinforge.interfaces import Needs
 from reinforge.runs.checkpoints import copy_model
-from reinforge.types.sample import LossSpec
+from reinforge.types.sample import LossSpec, Needs
 from tests.models import make_tiny_model
-from tests.samples import ask, random_samples, request, sample_of
+from tests.samples import ask, make_sample, random_samples, request
 
 CLIPPED = LossSpec("clipped_pg")
 
 
 def load(folder, seed=0, keep_reference=False, **config) -> Engine:
-    config = PolicyConfig(model=str(folder), batch=BatchConfig(steps_per_job=2), **{"max_batch": 8, **config})
+    config = PolicyConfig(model=str(folder), batch=BatchConfig(steps_per_job=2), **{"max_num_seqs": 8, **config})
     return Engine.load(config, seed=seed, device="cpu", keep_reference=keep_reference)
 
 
@@ -55,7 +54,7 @@ def test_a_job_changes_weights_and_publish_their_version(engine):
     assert (engine.policy.version, reply.tokens.policy_version) == (7, 7)
 
 
-def test_begin_job_drains_and_requests_wait_for_publish(engine):
+def test_begin_job_waits_for_replies_and_requests_wait_for_publish(engine):
     async def run() -> None:
         early = [asyncio.create_task(engine.policy.sample(request(f"{i}", max_tokens=100))) for i in range(8)]
         await asyncio.sleep(0.02)
@@ -69,14 +68,14 @@ def test_begin_job_drains_and_requests_wait_for_publish(engine):
         assert not late.done()
         with pytest.raises(EngineError, match="job is still open"):
             await engine.policy.publish(1)
-        engine.end_job()  # nobody publishes, so the waiting request does
+        engine.end_job()  # without publish, the waiting request opens admission
         assert (await late).tokens.policy_version == 1
         assert {task.result().tokens.policy_version for task in early} == {0}
 
     asyncio.run(run())
 
 
-def test_the_first_request_after_a_job_publishes_if_nobody_has(engine):
+def test_the_first_request_after_a_job_opens_admission(engine):
     train(engine)
     assert ask(engine.policy, [request()])[0].tokens.policy_version == 1
     train(engine)
@@ -112,10 +111,10 @@ def test_jobs_are_opened_and_ended_once(engine):
     engine.rollback()
 
 
-def test_score_fills_what_is_asked_for(tiny_model_dir):
+def test_score_sets_what_the_algorithm_needs(tiny_model_dir):
     with load(tiny_model_dir, keep_reference=True) as engine:
         replies = ask(engine.policy, [request(f"{i}", temperature=0.7) for i in range(6)])
-        samples = [sample_of(reply.tokens) for reply in replies]
+        samples = [make_sample(reply.tokens) for reply in replies]
         train(engine)
         engine.score(samples, Needs(old_logprobs=True, ref_logprobs=True))
         for sample in samples:
@@ -131,7 +130,7 @@ def test_ref_logprobs_need_a_reference(engine):
         engine.score(random_samples(1), Needs(ref_logprobs=True))
 
 
-def test_training_raises_what_is_rewarded(engine):
+def test_training_raises_rewarded_logprobs(engine):
     samples = random_samples(6)
     for sample in samples:
         sample.advantages[sample.loss_mask] = 1.0
@@ -146,7 +145,7 @@ def test_training_raises_what_is_rewarded(engine):
     assert sum(a.sum() - b.sum() for a, b in zip(after, before, strict=True)) > 0
 
 
-def test_a_checkpoint_loads_as_it_is_and_goes_on_bit_by_bit(engine, tiny_model_dir, tmp_path):
+def test_a_checkpoint_loads_in_transformers_and_resumes_bit_by_bit(engine, tiny_model_dir, tmp_path):
     train(engine)
     folder = tmp_path / "step-000001"
     engine.save(folder, version=3)
@@ -176,7 +175,7 @@ def test_load_weights_within_a_job_can_be_rolled_back(engine, tiny_model_dir, tm
     engine.rollback()
     assert engine.fingerprint() == before
     wrong = make_tiny_model(tmp_path / "wrong", hidden_size=32)
-    with pytest.raises(EngineError, match="another model"):
+    with pytest.raises(EngineError, match="a different model"):
         engine.load_weights(wrong)
     assert engine.fingerprint() == before
     assert ask(engine.policy, [request()])[0].tokens.policy_version == 0
@@ -190,7 +189,7 @@ def test_copy_model_leaves_the_training_files(engine, tmp_path):
     assert "training" not in names
 
 
-def test_random_weights_are_drawn_by_the_seed(tiny_model_dir, tmp_path):
+def test_random_weights_depend_on_the_seed(tiny_model_dir, tmp_path):
     (tmp_path / "m").mkdir()
     for path in tiny_model_dir.iterdir():
         if path.suffix != ".safetensors":
@@ -203,16 +202,16 @@ def test_random_weights_are_drawn_by_the_seed(tiny_model_dir, tmp_path):
 
 
 def test_bfloat16_samples_and_learns(tiny_model_dir):
-    with load(tiny_model_dir, precision="bfloat16") as engine:
+    with load(tiny_model_dir, dtype="bfloat16") as engine:
         reply = ask(engine.policy, [request()])[0]
-        sample = sample_of(reply.tokens)
+        sample = make_sample(reply.tokens)
         assert np.abs(engine.logprobs([sample])[0] - sample.sampling_logprobs).max() < 0.2
         assert train(engine).num_updates == 2
 
 
-def test_configurations_that_cannot_work_are_refused(tiny_model_dir):
+def test_invalid_configurations_are_refused(tiny_model_dir):
     with pytest.raises(ConfigError, match="positions end at 256"):
-        load(tiny_model_dir, max_context=999)
+        load(tiny_model_dir, max_model_len=999)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"finetuning\.device"):
             Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cuda")

@@ -1,4 +1,4 @@
-"""How replies are drawn: seeds, greedy, restricted support, stops, limits, versions, loops and failures."""
+"""How replies are sampled: seeds, greedy, filters, stop texts, limits, versions, loops and failures."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.errors import EngineError
-from reinforge.interfaces import ContextOverflow, PolicyServer
+from reinforge.errors import ContextOverflow, EngineError
+from reinforge.interfaces import PolicyServer
 from reinforge.types.request import ModelRequest
 from tests.samples import ask, hold_steps, request
 
 
 def load(folder, **config) -> Engine:
-    return Engine.load(PolicyConfig(model=str(folder), **{"max_batch": 8, **config}), seed=0, device="cpu")
+    return Engine.load(PolicyConfig(model=str(folder), **{"max_num_seqs": 8, **config}), seed=0, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def engine(tiny_model_dir):
         yield engine
 
 
-def tokens_of(reply) -> tuple[int, ...]:
+def get_tokens(reply) -> tuple[int, ...]:
     return reply.tokens.token_ids
 
 
@@ -37,7 +37,7 @@ def test_the_port_is_implemented(engine):
     assert engine.policy.version == 0
 
 
-def test_a_reply_tells_its_exact_tokens(engine):
+def test_a_reply_has_its_exact_tokens(engine):
     reply = ask(engine.policy, [request("what is the capital", temperature=0.8)])[0]
     tokens = reply.tokens
     prompt = engine.tokenizer.decode(tokens.prompt_token_ids)
@@ -59,15 +59,15 @@ def test_tools_reach_the_template(engine):
 
 def test_a_seed_makes_a_reply_reproducible(engine):
     first, second = (ask(engine.policy, [request(seed=s) for s in (1, 2, 1)]) for _ in range(2))
-    assert tokens_of(first[0]) == tokens_of(first[2]) == tokens_of(second[0])
-    assert tokens_of(first[0]) != tokens_of(first[1])
+    assert get_tokens(first[0]) == get_tokens(first[2]) == get_tokens(second[0])
+    assert get_tokens(first[0]) != get_tokens(first[1])
 
 
 def test_without_a_seed_siblings_differ_and_runs_repeat(tiny_model_dir):
     runs = []
     for _ in range(2):
         with load(tiny_model_dir) as engine:
-            runs.append([tokens_of(reply) for reply in ask(engine.policy, [request()] * 4)])
+            runs.append([get_tokens(reply) for reply in ask(engine.policy, [request()] * 4)])
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 4
 
@@ -76,14 +76,14 @@ def test_temperature_zero_takes_the_most_likely_token(engine):
     reply = ask(engine.policy, [request("greedy", temperature=0)])[0]
     ids = list(reply.tokens.prompt_token_ids)
     with torch.no_grad():
-        for token in tokens_of(reply):
+        for token in get_tokens(reply):
             assert engine.model.module(input_ids=torch.tensor([ids])).logits[0, -1].argmax().item() == token
             ids.append(token)
     assert reply.tokens.restricted
 
 
 @pytest.mark.parametrize("restriction", [{"top_k": 2}, {"top_p": 0.05}, {"min_p": 0.8}])
-def test_top_k_top_p_and_min_p_cut_the_support(engine, restriction):
+def test_top_k_top_p_and_min_p_filter_the_tokens(engine, restriction):
     replies = ask(engine.policy, [request("cut", **restriction, max_tokens=1, temperature=3.0) for _ in range(60)])
     ids = torch.tensor([replies[0].tokens.prompt_token_ids])
     with torch.no_grad():
@@ -92,10 +92,10 @@ def test_top_k_top_p_and_min_p_cut_the_support(engine, restriction):
     count = restriction.get("top_k") or int((logprobs[order].exp().cumsum(0) < 0.05).sum()) + 1
     if "min_p" in restriction:
         count = int((logprobs >= logprobs.max() + np.log(0.8)).sum())
-    assert {tokens_of(reply)[0] for reply in replies} <= set(order[:count].tolist())
-    assert len({tokens_of(reply) for reply in replies}) > 1
+    assert {get_tokens(reply)[0] for reply in replies} <= set(order[:count].tolist())
+    assert len({get_tokens(reply) for reply in replies}) > 1
     assert all(reply.tokens.restricted for reply in replies)
-    token = tokens_of(replies[0])[0]
+    token = get_tokens(replies[0])[0]
     assert replies[0].tokens.logprobs[0] == pytest.approx(logprobs[token].item(), abs=1e-5)
     kept = order[:count]
     assert replies[0].tokens.supports.sets[0].tolist() == sorted(kept.tolist())
@@ -103,8 +103,8 @@ def test_top_k_top_p_and_min_p_cut_the_support(engine, restriction):
     assert replies[0].tokens.processed_logprobs[0] == pytest.approx(processed, abs=1e-5)
 
 
-def test_a_cut_row_changes_nothing_beside_it(engine):
-    """Rows of all kinds in one batch draw what they draw alone; only those that are cut have a support."""
+def test_a_filtered_row_does_not_change_other_rows(engine):
+    """Rows of all kinds in one batch sample what they sample alone; only filtered rows have a support."""
     kinds = [{}, {"top_k": 2}, {"temperature": 0}, {"top_p": 0.6}, {"top_k": 320}, {"temperature": 0, "min_p": 0.5}]
     alone = [ask(engine.policy, [request("mix", seed=3, **kind)])[0].tokens for kind in kinds]
     together = [reply.tokens for reply in ask(engine.policy, [request("mix", seed=3, **kind) for kind in kinds])]
@@ -112,10 +112,10 @@ def test_a_cut_row_changes_nothing_beside_it(engine):
     assert [tokens.supports is not None for tokens in together] == [False, True, False, True, False, False]
     assert [tokens.restricted for tokens in together] == [False, True, True, True, False, True]
     assert together[0].token_ids == together[4].token_ids, "a top_k of the whole vocabulary keeps all"
-    assert together[2].processed_logprobs == (0.0,) * len(together[2].token_ids), "what is certain has log p 0"
+    assert together[2].processed_logprobs == (0.0,) * len(together[2].token_ids), "a certain token has log p 0"
 
 
-def test_draws_follow_the_probabilities(engine):
+def test_samples_follow_the_probabilities(engine):
     """300 first tokens against the model's distribution: mean log p within five standard errors of minus entropy."""
     replies = ask(engine.policy, [request("draw", max_tokens=1) for _ in range(300)])
     ids = torch.tensor([replies[0].tokens.prompt_token_ids])
@@ -136,26 +136,26 @@ def test_stop_texts_end_and_cut_the_reply(engine):
     reply = ask(engine.policy, [request("stop", seed=3, max_tokens=30, stop=("never", stop))])[0]
     assert reply.message["content"] == content[: content.find(stop)]
     assert reply.finish_reason == "stop"
-    assert tokens_of(reply) == tokens_of(whole)[: len(tokens_of(reply))]
-    assert len(tokens_of(reply)) < len(tokens_of(whole))
+    assert get_tokens(reply) == get_tokens(whole)[: len(get_tokens(reply))]
+    assert len(get_tokens(reply)) < len(get_tokens(whole))
 
 
 def test_the_end_token_ends_a_reply_and_is_kept(engine):
     replies = ask(engine.policy, [request(f"end {i}", max_tokens=200, temperature=2.0) for i in range(40)])
     ended = [reply for reply in replies if reply.finish_reason == "stop"]
     assert ended
-    assert all(tokens_of(reply)[-1] == engine.tokenizer.eos_token_id for reply in ended)
+    assert all(get_tokens(reply)[-1] == engine.tokenizer.eos_token_id for reply in ended)
     assert all("<|end|>" not in reply.message["content"] for reply in ended)
-    assert all(len(tokens_of(reply)) == 200 for reply in replies if reply.finish_reason == "length")
+    assert all(len(get_tokens(reply)) == 200 for reply in replies if reply.finish_reason == "length")
 
 
 def test_without_max_tokens_a_reply_fills_the_context(tiny_model_dir):
-    with load(tiny_model_dir, max_context=24) as engine:
+    with load(tiny_model_dir, max_model_len=24) as engine:
         replies = ask(engine.policy, [request("x", max_tokens=None, seed=s) for s in range(8)])
         longest = max(replies, key=lambda reply: reply.num_completion_tokens)
         assert longest.num_prompt_tokens + longest.num_completion_tokens == 24
         assert longest.finish_reason == "length"
-        with pytest.raises(ContextOverflow, match="context 24"):
+        with pytest.raises(ContextOverflow, match="context ends at 24"):
             ask(engine.policy, [request("many " * 30)])
 
 
@@ -166,7 +166,7 @@ def test_many_more_requests_than_slots(engine):
     assert (stats.running, stats.waiting) == (0, 0)
 
 
-def test_several_loops_in_threads_ask_at_once(engine):
+def test_several_loops_in_threads_sample_at_once(engine):
     counts = []
 
     def work() -> None:
@@ -194,15 +194,17 @@ def test_replies_wake_a_loop_once_a_step(engine):
     assert len(wakes) == 1
 
 
-async def test_a_cancelled_request_frees_its_slot(engine, monkeypatch):
-    held, gate = hold_steps(engine, monkeypatch)
-    task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240, temperature=0.1)))
-    assert await asyncio.to_thread(held.wait, 10)
-    assert engine.policy.stats().running == 1
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    gate.set()
+async def test_a_cancelled_request_frees_its_slot(engine):
+    """Its row would still run when a later request of three tokens is done."""
+    long = request("long", max_tokens=240, temperature=0.1, seed=1)
+    assert (await engine.policy.sample(long)).num_completion_tokens > 10
+    with hold_steps(engine) as held:
+        task = asyncio.create_task(engine.policy.sample(long))
+        assert await asyncio.to_thread(held.wait, 60)
+        assert engine.policy.stats().running == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     await engine.policy.sample(request(max_tokens=3))
     assert engine.policy.stats().running == 0
 
@@ -210,7 +212,7 @@ async def test_a_cancelled_request_frees_its_slot(engine, monkeypatch):
 def test_a_failure_in_the_thread_reaches_every_caller(tiny_model_dir):
     with load(tiny_model_dir) as engine:
         engine.policy.sampler.call(lambda: engine.model.head.weight.data.fill_(float("nan")))
-        for _ in range(2):  # and the thread lives on
+        for _ in range(2):  # and the thread survives
             with pytest.raises(EngineError, match="not finite"):
                 ask(engine.policy, [request()] * 20)
 

@@ -1,4 +1,4 @@
-"""What preflight finds, one problem at a time."""
+"""The problems that preflight finds, one at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_such_folder():
     assert "no folder ./nowhere" in problem.message
 
 
-def test_a_file_is_no_folder(folder):
+def test_a_file_is_not_a_folder(folder):
     assert "is a file" in only_problem(model=str(folder / "config.json")).message
 
 
@@ -64,19 +64,19 @@ def test_no_weights(folder):
     assert check_policy(PolicyConfig(model=str(folder), init="random")) == []
 
 
-def test_pickled_weights_are_refused(folder):
+def test_pickled_weights_are_rejected(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     problem = only_problem(model=str(folder))
     assert "pytorch_model.bin" in problem.message
     assert "save_pretrained" in problem.fix
 
 
-def test_remote_code_is_refused(folder):
+def test_remote_code_is_rejected(folder):
     edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "model.Model"})
     assert "auto_map" in only_problem(model=str(folder)).message
 
 
-def test_remote_code_of_a_tokenizer_is_refused(folder):
+def test_remote_code_of_a_tokenizer_is_rejected(folder):
     edit_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.Tok", None]})
     assert "tokenizer_config.json" in only_problem(model=str(folder)).message
 
@@ -98,7 +98,7 @@ def test_no_chat_template(folder):
     (folder / "chat_template.jinja").unlink()
     problem = only_problem(model=str(folder))
     assert "no chat template" in problem.message
-    assert "finetuning.policy.chat_template gives one" in problem.fix
+    assert "set finetuning.policy.chat_template" in problem.fix
     assert check_policy(PolicyConfig(model=str(folder), chat_template="{{ messages }}")) == []
     edit_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
     assert check_policy(PolicyConfig(model=str(folder))) == []

@@ -1,4 +1,4 @@
-"""CSV, Parquet and Hugging Face datasets: the same examples, and bad files named by line."""
+"""CSV, Parquet and Hugging Face datasets give the same examples; problems name the line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def read(factory: Factory, config: Any) -> list[EvalInputItem]:
     raise AssertionError("the factory yields a loader")
 
 
-async def refused(factory: Factory, config: Any) -> list[str]:
+async def find_problems(factory: Factory, config: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         await read(factory, config)
     return [str(problem) for problem in caught.value.problems]
@@ -62,17 +62,17 @@ async def test_csv(tmp_path: Path) -> None:
     [
         ("", "d.csv: the dataset is empty"),
         ("question,answer\n", "d.csv: the dataset is empty"),
-        ("question,question\nx,y\n", "d.csv:1: the header names question twice"),
+        ("question,question\nx,y\n", "d.csv:1: the header names question more than once"),
         ("question,\nx,y\n", "d.csv:1: the header has a column without a name"),
-        ('question,answer\n"a\nb",c\nx\n', "d.csv:4: 1 cells where the header has 2"),
+        ('question,answer\n"a\nb",c\nx\n', "d.csv:4: 1 cells, but the header has 2 columns"),
         ("question,answer\nx,1\ny,\n", 'd.csv:3: the field "answer" is null; some rows have an answer'),
-        ('question,answer\n"a"b,c\n', "d.csv:2: not CSV: ',' expected after '\"'"),
-        ('question\n"a\n', "d.csv:2: not CSV: unexpected end of data"),
+        ('question,answer\n"a"b,c\n', "d.csv:2: invalid CSV: ',' expected after '\"'"),
+        ('question\n"a\n', "d.csv:2: invalid CSV: unexpected end of data"),
         ("text\nx\n", 'd.csv:2: no field "question"; the row has text'),
     ],
 )
-async def test_a_bad_csv_file_is_named_by_line(tmp_path: Path, text: str, message: str) -> None:
-    (found,) = await refused(csv_dataset, csv_file(tmp_path, text))
+async def test_problems_with_a_csv_file_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+    (found,) = await find_problems(csv_dataset, csv_file(tmp_path, text))
     assert message in found
 
 
@@ -88,11 +88,11 @@ async def test_parquet(tmp_path: Path) -> None:
     (item,) = await read(parquet_dataset, ParquetDatasetConfig(file_path=path))
     assert (item.input_obj, item.expected_output_obj) == ([{"role": "user", "content": "hi"}], "ho")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROWS[0], {"id": "c", "question": None}]), path)
-    found = await refused(parquet_dataset, ParquetDatasetConfig(file_path=path))
+    found = await find_problems(parquet_dataset, ParquetDatasetConfig(file_path=path))
     assert f'{path}: row 2: the field "question" is null' in found[0]
     path.write_bytes(b"not a table")
-    (found,) = await refused(parquet_dataset, ParquetDatasetConfig(file_path=path))
-    assert f"{path}: not Parquet: " in found
+    (found,) = await find_problems(parquet_dataset, ParquetDatasetConfig(file_path=path))
+    assert f"{path}: not a Parquet file: " in found
 
 
 @pytest.fixture
@@ -111,31 +111,31 @@ async def test_a_saved_hugging_face_dataset(saved: Path) -> None:
 
     assert triples(await read(hf_dataset, of("whole"))) == EXPECTED
     assert triples(await read(hf_dataset, of("split", split="test"))) == EXPECTED[1:]
-    (found,) = await refused(hf_dataset, of("split"))
-    assert "needs a split; it has train, test" in found
+    (found,) = await find_problems(hf_dataset, of("split"))
+    assert "has several splits; available: train, test" in found
     assert "fix: set split: train" in found
-    (found,) = await refused(hf_dataset, of("split", split="tst"))
+    (found,) = await find_problems(hf_dataset, of("split", split="tst"))
     assert 'has no split "tst", did you mean "test"?' in found
-    (found,) = await refused(hf_dataset, of("whole", split="train"))
-    assert 'has no splits, so there is no "train"' in found
-    (found,) = await refused(hf_dataset, of("whol"))
-    assert f'there is no folder {saved / "whol"}, did you mean "whole"?' in found
+    (found,) = await find_problems(hf_dataset, of("whole", split="train"))
+    assert f'split is "train", but {saved / "whole"} has no splits' in found
+    (found,) = await find_problems(hf_dataset, of("whol"))
+    assert f'folder not found: {saved / "whol"}, did you mean "whole"?' in found
     (saved / "other").mkdir()
-    (found,) = await refused(hf_dataset, of("other"))
-    assert "cannot be loaded" in found
-    assert "fix: give a folder that `save_to_disk` wrote, or the id of a dataset on the hub" in found
+    (found,) = await find_problems(hf_dataset, of("other"))
+    assert f"cannot load {saved / 'other'}: " in found
+    assert "fix: give a folder written by `save_to_disk`, or the id of a dataset on the Hugging Face Hub" in found
 
 
 @pytest.mark.parametrize(
     ("factory", "config", "module"),
     [(parquet_dataset, ParquetDatasetConfig, "pyarrow"), (hf_dataset, HuggingFaceDatasetConfig, "datasets")],
 )
-async def test_without_the_extra_its_name_is_told(
+async def test_without_the_extra_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: Factory, config: Any, module: str
 ) -> None:
     path = tmp_path / "there"
     path.write_text("x") if module == "pyarrow" else path.mkdir()
     monkeypatch.setitem(sys.modules, module, None)  # what `import` sees where a package is not installed
-    (found,) = await refused(factory, config(file_path=path))
+    (found,) = await find_problems(factory, config(file_path=path))
     assert f"eval.general.dataset._type: `_type: {config.static_type}` needs {module}, which is not installed" in found
     assert "fix: pip install 'reinforge[data]'" in found

@@ -1,4 +1,4 @@
-"""The shapes of rows: what becomes the input, what the expected output, and what is said about bad rows."""
+"""Row shapes: which fields become the input and the expected output, and the errors for invalid rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [
     ({"question": "2+3?", "answer": "5"}, "question/answer", "2+3?", "5"),
     ({"messages": [SYSTEM, USER, FIVE]}, "messages", [SYSTEM, USER], "5"),
     ({"messages": [USER, CALL]}, "messages", [USER], [CALL]),
-    ({"messages": [USER], "level": 3}, "messages (to be answered)", [USER], None),
+    ({"messages": [USER], "level": 3}, "messages (prompts only)", [USER], None),
     ({"messages": [USER], "answer": "5"}, "messages", [USER], "5"),
     ({"prompt": "2+3?", "completion": "5"}, "prompt/completion", "2+3?", "5"),
     ({"prompt": [USER], "completion": [FIVE]}, "prompt/completion", [USER], "5"),
@@ -40,31 +40,31 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(
-    ("row", "shape", "asked", "expected"), SHAPES, ids=[f"{r[1]}-{i}" for i, r in enumerate(SHAPES)]
+    ("row", "shape", "prompt", "expected"), SHAPES, ids=[f"{r[1]}-{i}" for i, r in enumerate(SHAPES)]
 )
-def test_a_shape_is_recognised(row: dict[str, Any], shape: str, asked: Any, expected: Any) -> None:
+def test_a_shape_is_detected(row: dict[str, Any], shape: str, prompt: Any, expected: Any) -> None:
     loader = ListDataset([row, row])
     first, second = loader.load()
-    assert (first.input_obj, first.expected_output_obj, loader.shape) == (asked, expected, shape)
-    assert first.full_dataset_entry == row, "whatever the shape, the whole row stays"
+    assert (first.input_obj, first.expected_output_obj, loader.shape) == (prompt, expected, shape)
+    assert first.full_dataset_entry == row, "whatever the shape, the whole row is kept"
     assert (first.id, second.id) == ("1", "2")
 
 
-def test_a_named_column_is_believed_before_any_shape() -> None:
+def test_configured_columns_take_precedence_over_shapes() -> None:
     row = {"prompt": "no", "completion": "no", "ask": "2+3?", "sum": 5, "key": "a"}
     loader = ListDataset([row], question_key="ask", answer_key="sum", id_key="key")
     (item,) = loader.load()
     assert (item.id, item.input_obj, item.expected_output_obj, loader.shape) == ("a", "2+3?", 5, "question/answer")
 
 
-def test_the_answer_column_may_be_named_beside_messages() -> None:
+def test_an_answer_column_can_be_configured_for_messages() -> None:
     (item,) = ListDataset([{"messages": [USER, FIVE], "reference": "five"}], answer_key="reference").load()
     assert (item.input_obj, item.expected_output_obj) == ([USER], "five")
     with pytest.raises(ConfigError, match='no final assistant message and no field "refrence"'):
         ListDataset([{"messages": [USER], "reference": "five"}], answer_key="refrence").load()
 
 
-def test_empty_fields_of_columnar_files_are_no_part_of_a_message() -> None:
+def test_null_fields_of_columnar_files_are_removed_from_messages() -> None:
     (item,) = ListDataset([{"messages": [{**USER, "tool_calls": None, "name": None}]}]).load()
     assert item.input_obj == [USER]
 
@@ -88,25 +88,26 @@ GOOD = {"messages": [USER, FIVE]}
         ({"messages": ["hi"]}, 'messages[0]: expected a message, found "hi"'),
         (
             {"messages": [{"role": "usr", "content": "x"}]},
-            "messages[0]: role 'usr', did you mean \"user\"? roles: system, developer, user, assistant, tool, function",
+            "messages[0]: unknown role 'usr', did you mean \"user\"? "
+            "allowed: system, developer, user, assistant, tool, function",
         ),
         ({"messages": [USER, {"role": "assistant"}]}, "messages[1]: no content and no tool_calls"),
         (
             {"messages": [{"role": "user", "content": 5}]},
-            "messages[0]: content is 5, expected text or a list of blocks",
+            "messages[0]: content is 5, expected a string or a list of blocks",
         ),
-        ({"messages": [FIVE]}, "messages: only an assistant message, so there is nothing to answer"),
+        ({"messages": [FIVE]}, "messages: expected a message before the assistant's"),
         (
             {"messages": [USER]},
             'no final assistant message and no field "answer"; other rows have an answer, so every row needs one',
         ),
     ],
 )
-def test_a_row_of_another_shape_is_named(row: Any, message: str) -> None:
+def test_a_row_of_another_shape_is_an_error(row: Any, message: str) -> None:
     assert problems(GOOD, row, GOOD) == [f"row 2: {message}"]
 
 
-def test_rows_that_have_no_shape_are_told_what_is_expected() -> None:
+def test_the_error_for_rows_of_no_known_shape_lists_their_fields() -> None:
     assert problems({"text": "x"}) == ['row 1: no field "question"; the row has text']
     pair = {"prompt": "x", "chosen": "y", "rejected": "z"}
     assert problems(pair, pair, {"prompt": "x", "chosen": "y"}, {}) == [
@@ -115,12 +116,12 @@ def test_rows_that_have_no_shape_are_told_what_is_expected() -> None:
     ]
 
 
-def test_every_bad_row_is_told_at_once_and_in_order() -> None:
+def test_all_bad_rows_are_reported_together_and_in_order() -> None:
     found = problems(GOOD, "x", {"messages": []}, GOOD, {"messages": [FIVE]})
     assert [text.split(":")[0] for text in found] == ["row 2", "row 3", "row 5"]
 
 
-async def test_the_shape_is_reported(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     from types import SimpleNamespace
 
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 2)
@@ -129,4 +130,4 @@ async def test_the_shape_is_reported(tmp_path: Any, caplog: pytest.LogCaptureFix
     async for loader in jsonl_dataset(config, SimpleNamespace(project_root=tmp_path)):
         loader.load()
         assert loader.shape == "prompt/completion"
-    assert "d.jsonl: 2 rows of the shape prompt/completion" in caplog.text
+    assert "d.jsonl: 2 rows of shape prompt/completion" in caplog.text

@@ -1,4 +1,4 @@
-"""Files and rows as examples, and what is said about those that cannot be used."""
+"""JSON and JSONL files and Python rows as examples, and the errors for rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_rows_become_examples(config: Any) -> None:
     assert second.id == "b"
 
 
-async def test_columns_are_named_flat_or_under_structure() -> None:
+async def test_columns_are_named_at_the_top_level_or_under_structure() -> None:
     path = lines({"key": "a", "q": "x", "label": 0}).file_path
     flat = JsonlDatasetConfig(file_path=path, id_key="key", question_key="q", answer_key="label")
     nested = JsonlDatasetConfig.model_validate(
@@ -66,25 +66,26 @@ async def test_columns_are_named_flat_or_under_structure() -> None:
     )
     assert flat == nested
     assert await read(flat) == await read(nested)
-    with pytest.raises(ValueError, match='question_key is "q" here and "z" under structure'):
+    with pytest.raises(ValueError, match='question_key is "q", but "z" under structure'):
         JsonlDatasetConfig.model_validate({"file_path": path, "question_key": "q", "structure": {"question_key": "z"}})
 
 
-async def test_rows_without_ids_are_numbered_and_answers_may_be_absent_from_all() -> None:
+async def test_rows_without_ids_are_numbered_and_answers_are_optional() -> None:
     items = await read(lines({"question": "a"}, "", {"question": "b"}))
     assert [(item.id, item.expected_output_obj) for item in items] == [("1", None), ("2", None)]
 
 
-async def test_a_missing_file_names_the_paths_tried_and_the_nearest(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_file_lists_the_paths_tried_and_the_closest_name(tmp_path: Path) -> None:
     lines(*ROWS)
     with pytest.raises(ConfigError) as caught:
         await read(JsonlDatasetConfig(file_path=Path("b.jsonl")), tmp_path / "project")
     (problem,) = caught.value.problems
-    assert problem.message == 'there is no file b.jsonl, did you mean "d.jsonl"?'
-    assert problem.fix == f"looked for {tmp_path / 'b.jsonl'} and {tmp_path / 'project' / 'b.jsonl'}"
+    tried = f"{tmp_path / 'b.jsonl'} and {tmp_path / 'project' / 'b.jsonl'}"
+    assert problem.message == f'file not found: b.jsonl, did you mean "d.jsonl"? looked for {tried}'
+    assert problem.fix == "correct the path or make it absolute"
 
 
-async def test_a_relative_path_is_looked_up_here_and_then_beside_the_configuration(tmp_path: Path) -> None:
+async def test_a_relative_path_is_looked_up_in_the_working_directory_first(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "d.jsonl").write_text('{"question": "there"}')
@@ -100,20 +101,20 @@ async def test_a_relative_path_is_looked_up_here_and_then_beside_the_configurati
         ("[]", "d.json: the dataset is empty"),
         ("", "d.json:1: expected a JSON list of objects"),
         ('{"question": 1}', "d.json:1: expected a JSON list of objects"),
-        ('[\n {"question": "a"},\n {"question": }\n]', "d.json:3:15: not JSON: expecting value"),
+        ('[\n {"question": "a"},\n {"question": }\n]', "d.json:3:15: invalid JSON: expecting value"),
         (
             '[\n {"question": "a"}\n {"question": "b"}\n]',
-            "d.json:3: not JSON: expected , or ] after an item of the list",
+            "d.json:3: invalid JSON: expected , or ] after a list item",
         ),
-        ('[{"question": "a"}] x', "d.json:1: not JSON: something follows the end of the list"),
+        ('[{"question": "a"}] x', "d.json:1: invalid JSON: unexpected text after the end of the list"),
         ('[\n{"question": "a"},\n5]', "d.json:3: expected an object, found int"),
     ],
 )
-async def test_a_json_file_that_is_not_a_list_of_objects(text: str, message: str) -> None:
+async def test_a_json_file_that_is_not_a_list_of_objects_is_an_error(text: str, message: str) -> None:
     assert await problems(document(text)) == [message]
 
 
-async def test_a_jsonl_file_tells_every_bad_line_at_once() -> None:
+async def test_all_bad_lines_of_a_jsonl_file_are_reported_together() -> None:
     config = lines(
         {"question": "a", "id": 1},
         "{",
@@ -123,31 +124,29 @@ async def test_a_jsonl_file_tells_every_bad_line_at_once() -> None:
         {"question": None, "id": 3},
     )
     assert await problems(config) == [
-        "d.jsonl:2:2: not JSON: expecting property name enclosed in double quotes",
+        "d.jsonl:2:2: invalid JSON: expecting property name enclosed in double quotes",
         "d.jsonl:3: expected an object, found list",
         'd.jsonl:4: no field "question", did you mean "qestion"? the row has qestion, id',
         'd.jsonl:5: no field "id"; the row has question; some rows have an id, so every row needs one',
         'd.jsonl:6: the field "question" is null',
     ]
     assert await problems(lines("")) == ["d.jsonl: the dataset is empty"]
-    assert await problems(lines('[{"question": 1}]')) == [
-        "d.jsonl:1: expected one JSON object on each line, found a list"
-    ]
+    assert await problems(lines('[{"question": 1}]')) == ["d.jsonl:1: expected one JSON object per line, found a list"]
 
 
 async def test_duplicate_ids_name_both_lines() -> None:
     assert await problems(lines(ROWS[0], ROWS[1], {"id": "1", "question": "x", "answer": "y"})) == [
-        'd.jsonl:3: the id "1" is taken by d.jsonl:1'
+        'd.jsonl:3: id "1" is already used at d.jsonl:1'
     ]
 
 
-async def test_an_answer_stands_in_all_rows_or_in_none() -> None:
+async def test_either_all_rows_have_an_answer_or_none_has() -> None:
     assert await problems(lines(ROWS[0], {"id": 2, "question": "x"})) == [
         'd.jsonl:2: no field "answer"; the row has id, question; some rows have an answer, so every row needs one'
     ]
 
 
-async def test_a_column_that_was_asked_for_must_be_there() -> None:
+async def test_a_configured_column_must_exist() -> None:
     path = lines(*ROWS).file_path
     found = await problems(JsonlDatasetConfig(file_path=path, answer_key="anwser"))
     assert found[0] == 'd.jsonl:1: no field "anwser", did you mean "answer"? the row has id, question, answer'
@@ -165,7 +164,7 @@ def test_rows_from_python() -> None:
     items = ListDataset([{"q": "a"}, {"q": "b"}], question_key="q").load()
     assert [(item.id, item.input_obj) for item in items] == [("1", "a"), ("2", "b")]
     assert ListDataset(items).load() == items
-    with pytest.raises(ConfigError, match='row 2: the id "1" is taken by row 1'):
+    with pytest.raises(ConfigError, match='row 2: id "1" is already used at row 1'):
         ListDataset([{"id": 1, "question": "a"}, {"id": "1", "question": "b"}]).load()
     with pytest.raises(ConfigError, match="the dataset is empty"):
         ListDataset([]).load()

@@ -1,4 +1,4 @@
-"""Scores, and the one guard that makes what is no score missing instead of 0.0."""
+"""Basic evaluators, and the rule that an invalid score is missing and never 0.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.exact_match import ExactMatch, ExactMatchConfig
-from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, last_number
+from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, find_last_number
 from reinforge.evaluation.evaluators.python import PythonEvaluator, PythonEvaluatorConfig, python_evaluator
 from reinforge.interfaces import Evaluator
 from reinforge.registry import REGISTRY
@@ -26,7 +26,7 @@ def item(output: Any, expected: Any = None) -> EvalInputItem:
 
 
 class Returns(Evaluator):
-    """An evaluator that gives what it is told to, or raises it."""
+    """An evaluator that returns or raises a fixed result."""
 
     def __init__(self, result: Any):
         self.result = result
@@ -64,12 +64,12 @@ async def test_a_number_is_a_score(result: Any, score: float) -> None:
         (EvalOutputItem(id="q1", score=0.0, reasoning=None, error="no answer"), "no answer"),
     ],
 )
-async def test_anything_else_is_missing_with_a_reason(result: Any, error: str) -> None:
+async def test_anything_else_is_a_missing_score_with_a_reason(result: Any, error: str) -> None:
     found = await score_item(Returns(result), item("x"))
     assert (found.id, found.score, found.error) == ("q1", None, error)
 
 
-async def test_cancelling_passes_through() -> None:
+async def test_cancellation_propagates() -> None:
     class Waits(Evaluator):
         async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
             await asyncio.sleep(60)
@@ -122,8 +122,8 @@ async def test_exact_match(output: Any, expected: Any, options: dict[str, bool],
         (None, None),
     ],
 )
-def test_the_last_number_of_a_text(text: Any, number: float | None) -> None:
-    assert last_number(text) == number
+def test_find_last_number(text: Any, number: float | None) -> None:
+    assert find_last_number(text) == number
 
 
 async def test_numeric() -> None:
@@ -131,7 +131,7 @@ async def test_numeric() -> None:
     assert (await score_item(evaluator, item("it is 5", "5"))).score == 1.0
     assert (await score_item(evaluator, item("it is 5.01", 5))).score == 0.0
     assert (await score_item(evaluator, item("I do not know", 5))).score == 0.0
-    assert (await score_item(evaluator, item("5", "five"))).error == "the expected output 'five' holds no number"
+    assert (await score_item(evaluator, item("5", "five"))).error == "the expected output 'five' has no number"
     loose = Numeric(NumericConfig(abs_tolerance=0, rel_tolerance=0.01))
     assert (await score_item(loose, item("101", 100))).score == 1.0
     assert (await score_item(loose, item("102", 100))).score == 0.0
@@ -155,7 +155,7 @@ class Judge:
         return None if expected == "?" else 1.0
 
 
-async def test_a_users_function_takes_the_item_or_the_two_answers() -> None:
+async def test_a_users_function_takes_the_item_or_output_and_expected_output() -> None:
     async def score(function: Any, output: str = "x", expected: str = "x") -> float | None:
         return (await score_item(PythonEvaluator(function), item(output, expected))).score
 
@@ -169,7 +169,7 @@ async def test_a_users_function_takes_the_item_or_the_two_answers() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda: 1, lambda a, b, c: 1, lambda item, *, k: 1, Judge, 5])
-def test_a_function_that_cannot_be_called_is_refused(function: Any) -> None:
+def test_a_function_with_other_parameters_is_rejected(function: Any) -> None:
     with pytest.raises(ConfigError, match="reward\\(item\\) or reward\\(output, expected\\)"):
         PythonEvaluator(function)
 
@@ -179,7 +179,7 @@ async def test_a_users_function_is_named_in_the_configuration(tmp_path: Path) ->
     builder = SimpleNamespace(project_root=tmp_path)
     async for evaluator in python_evaluator(PythonEvaluatorConfig(function="rfg_reward:reward"), builder):
         assert (await score_item(evaluator, item("abc"))).score == 3.0
-    with pytest.raises(ConfigError, match="is refused"):
+    with pytest.raises(ConfigError, match="is not allowed"):
         async for _ in python_evaluator(PythonEvaluatorConfig(function="os:system"), builder):
             pass
     with pytest.raises(ValueError, match='expected "module:name", found int'):

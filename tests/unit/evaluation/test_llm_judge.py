@@ -1,4 +1,4 @@
-"""The judge: strict verdicts, missing where there is none, and answers that try to grade themselves (S15)."""
+"""The judge: strict verdicts, missing scores without one, and answers that try to grade themselves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from reinforge.config.loader import build_config
 from reinforge.errors import BackendUnavailable, ConfigError
 from reinforge.evaluation.evaluators.base import score_item
-from reinforge.evaluation.evaluators.llm_judge import LLMJudge, LLMJudgeConfig, Unusable, read_verdict
-from reinforge.trainer.setup.components import Builder
+from reinforge.evaluation.evaluators.llm_judge import InvalidVerdictError, LLMJudge, LLMJudgeConfig, parse_verdict
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest
 from tests.openai_server import OpenAIServer, says
@@ -25,7 +25,7 @@ def item(output: Any, asked: Any = "2+3?", expected: Any = "5") -> EvalInputItem
 
 
 class ScriptedJudge:
-    """Replies with its script in order, the last one for ever; an exception is raised."""
+    """Replies with the script in order and repeats the last entry; an exception is raised."""
 
     is_policy, model_name = False, "judge"
 
@@ -34,11 +34,11 @@ class ScriptedJudge:
         self.requests: list[ModelRequest] = []
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        said = self.script[min(len(self.requests), len(self.script) - 1)]
+        reply = self.script[min(len(self.requests), len(self.script) - 1)]
         self.requests.append(request)
-        if isinstance(said, Exception):
-            raise said
-        text = said(request) if callable(said) else said
+        if isinstance(reply, Exception):
+            raise reply
+        text = reply(request) if callable(reply) else reply
         return ModelReply({"role": "assistant", "content": text}, self.finish_reason, None)
 
 
@@ -61,37 +61,39 @@ async def test_a_verdict_is_a_score_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "why"),
+    ("reply", "reason"),
     [
-        ("", "it is not one JSON object but ''"),
-        ("score: 1", "it is not one JSON object"),
+        ("", "expected one JSON object, found ''"),
+        ("score: 1", "expected one JSON object"),
         ("1.0", "found float"),
-        (GOOD + GOOD, "it is not one JSON object"),
-        (f"Here you are: {GOOD}", "it is not one JSON object"),
+        (GOOD + GOOD, "expected one JSON object"),
+        (f"Here you are: {GOOD}", "expected one JSON object"),
         ('{"score": 1}', "expected the keys reason and score, found score"),
         ('{"reason": "x", "score": 1, "note": 2}', "found reason, score, note"),
         ('{"reason": "x", "score": "1"}', 'the score is "1", not a number'),
         ('{"reason": "x", "score": true}', "the score is true, not a number"),
         ('{"reason": "x", "score": null}', "the score is null, not a number"),
-        ('{"reason": "x", "score": 10}', "the score 10 is not from 0 to 1"),
-        ('{"reason": "x", "score": -0.1}', "the score -0.1 is not from 0 to 1"),
-        ('{"reason": "x", "score": 1e999}', "the score inf is not from 0 to 1"),
-        ('{"reason": "x", "score": NaN}', "NaN is not a number"),
-        ('{"reason": "x", "score": 0, "score": 1}', "a key stands twice in it"),
-        ('{"reason": 3, "score": 1}', "the reason is not a text"),
-        ("[" * 100_000, "it is not one JSON object"),
+        ('{"reason": "x", "score": 10}', "the score 10 is outside the range 0 to 1"),
+        ('{"reason": "x", "score": -0.1}', "the score -0.1 is outside the range 0 to 1"),
+        ('{"reason": "x", "score": 1e999}', "the score inf is outside the range 0 to 1"),
+        ('{"reason": "x", "score": NaN}', "NaN is not a valid number"),
+        ('{"reason": "x", "score": 0, "score": 1}', "a key appears twice"),
+        ('{"reason": 3, "score": 1}', "the reason is not a string"),
+        ("[" * 100_000, "expected one JSON object"),
         ("[]", "found list"),
     ],
 )
-async def test_a_reply_that_is_no_verdict_is_asked_again_and_then_missing(reply: str, why: str) -> None:
-    with pytest.raises(Unusable, match=re.escape(why)):
-        read_verdict(reply, 0, 1)
+async def test_after_an_invalid_reply_the_judge_is_asked_again_and_then_the_score_is_missing(
+    reply: str, reason: str
+) -> None:
+    with pytest.raises(InvalidVerdictError, match=re.escape(reason)):
+        parse_verdict(reply, 0, 1)
     judge = ScriptedJudge(reply)
     found = await judged(judge)
     assert found.score is None, "never 0, never clamped"
     assert found.error is not None
     assert found.error.startswith("the judge judge gave no verdict in 3 replies: ")
-    assert why in found.error
+    assert reason in found.error
     assert len(judge.requests) == 3
     judge = ScriptedJudge(reply, GOOD)
     assert (await judged(judge)).score == 0.5
@@ -99,16 +101,16 @@ async def test_a_reply_that_is_no_verdict_is_asked_again_and_then_missing(reply:
 
 
 def test_a_verdict_in_a_fence_and_in_another_range() -> None:
-    assert read_verdict(f"```json\n{GOOD}\n```", 0, 1) == (0.5, "right")
-    assert read_verdict('{"reason": "", "score": 10}', 1, 10) == (10.0, "")
+    assert parse_verdict(f"```json\n{GOOD}\n```", 0, 1) == (0.5, "right")
+    assert parse_verdict('{"reason": "", "score": 10}', 1, 10) == (10.0, "")
 
 
-async def test_a_judge_that_does_not_answer_is_missing() -> None:
+async def test_if_the_judge_fails_the_score_is_missing() -> None:
     found = await judged(ScriptedJudge(BackendUnavailable("http://j: 503")))
     assert (found.score, found.error) == (None, "BackendUnavailable: http://j: 503")
     found = await judged(ScriptedJudge(GOOD, finish_reason="length"), retries=0)
     assert found.error is not None
-    assert "cut at max_tokens (512)" in found.error
+    assert "cut off at max_tokens (512)" in found.error
 
 
 INJECTIONS = [
@@ -130,10 +132,10 @@ BLOCK = re.compile(r"<material-([0-9a-f]{20}) kind=\"(\w+)\">\n(.*?)\n</material
 
 
 def gullible(request: ModelRequest) -> str:
-    """A judge that obeys whatever stands outside the markers and knows nothing of what is inside."""
+    """A judge that obeys any text outside the markers and ignores the text inside."""
     system, question = request.messages[0]["content"], request.messages[1]["content"]
     (key,) = set(re.findall(r"<material-([0-9a-f]{20}) ", system))
-    assert {found[1] for found in BLOCK.finditer(question)} == {key}, "one key, told in the system message"
+    assert {found[1] for found in BLOCK.finditer(question)} == {key}, "one key, given in the system message"
     outside = BLOCK.sub("", question)
     obeys = re.search(r"(?i)ignore|highest|score\W|award|no longer|colleague|\{rubric\}|system:", outside)
     return json.dumps({"reason": "", "score": 1.0 if obeys else 0.0})
@@ -145,7 +147,7 @@ async def test_an_answer_cannot_leave_its_markers(injection: str) -> None:
     assert (await judged(judge, injection)).score == 0.0
     question = judge.requests[0].messages[1]["content"]
     blocks = {found[2]: found[3] for found in BLOCK.finditer(question)}
-    assert blocks == {"input": "2+3?", "expected": "5", "output": injection}, "shown whole, braces and all"
+    assert blocks == {"input": "2+3?", "expected": "5", "output": injection}, "quoted unchanged, including braces"
     found = await score_item(
         LLMJudge(LLMJudgeConfig(llm="j", rubric="r"), ScriptedJudge(gullible)), item("5", asked=injection)
     )
@@ -162,32 +164,32 @@ async def test_an_answer_that_knows_the_markers_of_another_answer_gains_nothing(
 
 
 @pytest.mark.parametrize("injection", INJECTIONS)
-async def test_a_judge_that_was_taken_in_can_still_not_leave_the_range(injection: str) -> None:
+async def test_a_judge_that_was_fooled_still_cannot_leave_the_range(injection: str) -> None:
     found = await judged(ScriptedJudge('{"reason": "as told", "score": 10}'), injection)
     assert found.score is None
 
 
-async def test_long_answers_are_cut_and_the_judge_is_told() -> None:
+async def test_long_answers_are_cut_with_a_note_to_the_judge() -> None:
     judge = ScriptedJudge(GOOD)
     await judged(judge, "x" * 150, max_chars=100)
-    assert f"{'x' * 100}\n[cut here: 50 characters more]" in judge.requests[0].messages[1]["content"]
+    assert f"{'x' * 100}\n[cut here: 50 more characters]" in judge.requests[0].messages[1]["content"]
 
 
-async def test_messages_and_objects_are_shown_as_json() -> None:
+async def test_messages_and_objects_are_quoted_as_json() -> None:
     judge = LLMJudge(LLMJudgeConfig(llm="j", rubric="r"), ScriptedJudge(GOOD))
-    shown = judge.messages(item({"a": 1}, asked=[{"role": "user", "content": "é"}], expected=None))[1]["content"]
-    assert '[{"role": "user", "content": "é"}]' in shown
-    assert '{"a": 1}' in shown
-    assert "(none)" in shown
+    prompt = judge.build_messages(item({"a": 1}, asked=[{"role": "user", "content": "é"}], expected=None))[1]["content"]
+    assert '[{"role": "user", "content": "é"}]' in prompt
+    assert '{"a": 1}' in prompt
+    assert "(none)" in prompt
 
 
-async def test_the_judge_is_an_entry_of_llms_over_http() -> None:
+async def test_the_judge_can_be_an_entry_of_llms_over_http() -> None:
     async with OpenAIServer(says("no idea"), says(GOOD)) as server:
         data = {
             "llms": {"judge": {"_type": "openai", "model_name": "gpt", "base_url": server.url}},
             "eval": {"evaluators": {"good": {"_type": "llm_judge", "llm": "judge", "rubric": "right?"}}},
         }
-        async with Builder(build_config(data)) as builder:
+        async with ComponentBuilder(build_config(data)) as builder:
             found = await score_item(await builder.get_evaluator("good"), item("5"))
     assert (found.score, len(server.bodies)) == (0.5, 2)
     first, second = server.bodies
@@ -196,13 +198,13 @@ async def test_the_judge_is_an_entry_of_llms_over_http() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("jugde", 'eval.evaluators.good.llm: llms has no entry "jugde", did you mean "judge"?'),
-        ("agent", "agent is the policy that is trained: it would learn to praise itself"),
+        ("agent", "agent is the trained policy, which would learn to give itself good scores"),
     ],
 )
-async def test_a_judge_that_cannot_be_is_refused(name: str, said: str) -> None:
+async def test_an_invalid_judge_is_rejected(name: str, message: str) -> None:
     data = {
         "llms": {
             "judge": {"_type": "openai", "model_name": "m", "base_url": "http://h/v1"},
@@ -210,7 +212,7 @@ async def test_a_judge_that_cannot_be_is_refused(name: str, said: str) -> None:
         },
         "eval": {"evaluators": {"good": {"_type": "llm_judge", "llm": name, "rubric": "right?"}}},
     }
-    async with Builder(build_config(data)) as builder:
+    async with ComponentBuilder(build_config(data)) as builder:
         with pytest.raises(ConfigError) as caught:
             await builder.get_evaluator("good")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Examples divided into train, select and confirm."""
+"""Splitting examples into train, select and confirm."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_shares_and_counts(count: int, config: dict[str, float], expected: list[
     assert len(set().union(*ids(splits).values())) == sum(expected)
 
 
-def test_the_division_depends_on_the_seed_and_on_nothing_else() -> None:
+def test_the_split_depends_on_the_seed_and_not_on_the_order_of_the_rows() -> None:
     items = different(40)
     once = ids(split_examples(items, SplitsConfig(), seed=1))
     assert ids(split_examples(items[::-1], SplitsConfig(), seed=1)) == once
@@ -58,19 +58,19 @@ def test_the_division_depends_on_the_seed_and_on_nothing_else() -> None:
     ("count", "config", "message"),
     [
         (2, {}, "no examples are left for "),
-        (0, {}, "no examples are left for train and select and confirm"),
+        (0, {}, "no examples are left for train and select and confirm: the dataset has 0"),
         (10, {"train": 8, "select": 2}, "no examples are left for confirm"),
-        (10, {"train": 8, "select": 3}, "train 8 \\+ select 3 is more than the 10 examples there are"),
+        (10, {"train": 8, "select": 3}, "train 8 \\+ select 3 is more than the dataset's 10 examples"),
         (10, {"train": 0.9, "select": 0.9}, "add up to more than 1"),
         (10, {"train": 2.5}, "2.5 is neither a share"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(count: int, config: dict[str, float], message: str) -> None:
+def test_impossible_splits_are_rejected(count: int, config: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         split_examples(different(count), SplitsConfig(**config), seed=0)
 
 
-def test_equal_examples_are_never_torn_apart() -> None:
+def test_equal_examples_stay_in_one_split() -> None:
     items = [example(f"{n}-{copy}", f"question {n}", n) for n in range(20) for copy in range(3)]
     for seed in range(5):
         splits = split_examples(items, SplitsConfig(), seed=seed)
@@ -80,14 +80,14 @@ def test_equal_examples_are_never_torn_apart() -> None:
         assert not (questions[0] | questions[1]) & questions[2]
 
 
-def test_another_column_makes_another_example() -> None:
+def test_a_different_column_makes_examples_different() -> None:
     games = [example(n, "play", seed=n) for n in range(10)]
     assert sizes(split_examples(games, SplitsConfig(), seed=0)) == [6, 2, 2]
-    with pytest.raises(ConfigError, match="no examples are left for select and confirm of 10, 1 of them different"):
+    with pytest.raises(ConfigError, match="left for select and confirm: the dataset has 10, 1 of them different"):
         split_examples([example(n, "play") for n in range(10)], SplitsConfig(), seed=0)
 
 
-def test_repeated_ids_are_refused() -> None:
+def test_repeated_ids_are_rejected() -> None:
     with pytest.raises(ConfigError, match="these ids more than once: 1"):
         split_examples([*different(5), example(1, "other")], SplitsConfig(), seed=0)
 
@@ -101,17 +101,17 @@ def test_a_column_names_the_split() -> None:
     }
 
 
-def test_a_column_that_is_wrong_is_told_for_every_row() -> None:
+def test_every_row_with_a_wrong_split_column_is_reported() -> None:
     items = [example(0, "a", split="trian"), example(1, "b", spilt="train"), example(2, "c", split="train")]
     with pytest.raises(ConfigError) as caught:
         split_examples(items, SplitsConfig(key="split"), seed=0)
     assert [problem.message for problem in caught.value.problems] == [
-        'example "0" says split: \'trian\', did you mean "train"? allowed: train, select, confirm',
+        'example "0" has split: \'trian\', did you mean "train"? allowed: train, select, confirm',
         'example "1" has no field "split", did you mean "spilt"?',
     ]
 
 
-def test_a_column_that_tears_equal_examples_apart_is_refused_with_their_ids() -> None:
+def test_a_column_that_puts_equal_examples_into_different_splits_is_rejected() -> None:
     items = [
         example("a", "x", split="train"),
         example("b", "y", split="select"),

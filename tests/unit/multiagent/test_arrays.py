@@ -34,7 +34,7 @@ def test_setting_below_a_name_that_is_not_there_yet():
     arrays["next", "agents", "decision"] = np.zeros((2, 3, 2))
     assert arrays["next"]["agents"]["decision"].shape == (2, 3, 2)
     assert arrays["next"].batch_size == (2, 3)
-    with pytest.raises(TrajectoryError, match="round is an array, so there is nothing below it"):
+    with pytest.raises(TrajectoryError, match="round is an array and cannot hold nested names"):
         arrays["round", "x"] = np.zeros((2, 3))
 
 
@@ -53,7 +53,7 @@ def test_indexing_along_the_batch():
 
 
 def test_arrays_begin_with_the_batch_size():
-    with pytest.raises(TrajectoryError, match=r"reward has the shape \(3,\), which does not begin with \(2,\)"):
+    with pytest.raises(TrajectoryError, match=r"reward has the shape \(3,\), which does not start with \(2,\)"):
         NestedArrayDict({"agents": {"reward": np.zeros(3)}}, batch_size=2)
 
 
@@ -67,9 +67,9 @@ def test_stacking_and_concatenating():
     assert longer[2]["round"].tolist() == [0, 1, 2]
     other = made()
     other["more"] = np.zeros((2, 3))
-    with pytest.raises(TrajectoryError, match="2 dicts cannot be joined: not all of them have more"):
+    with pytest.raises(TrajectoryError, match="cannot join 2 dicts: not all of them have more"):
         stack_nested_array_dicts([made(), other])
-    with pytest.raises(TrajectoryError, match="nothing to join"):
+    with pytest.raises(TrajectoryError, match="no dicts to join"):
         stack_nested_array_dicts([])
 
 

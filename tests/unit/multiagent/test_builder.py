@@ -1,4 +1,4 @@
-"""The views of the agents of a protocol, their groups and their credit, by hand."""
+"""Views of a protocol's agents, their groups and their advantages, on hand-written episodes."""
 
 import math
 from dataclasses import replace
@@ -9,24 +9,27 @@ from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.malt import MALT
-from reinforge.algorithms.samples import weigh_agents
+from reinforge.algorithms.samples import weight_by_agent
 from reinforge.algorithms.sft import SFT, SFTConfig
-from reinforge.errors import EvaluationError
-from reinforge.interfaces import ContextOverflow
+from reinforge.errors import ContextOverflow, EvaluationError
 from reinforge.multiagent.builder import AgentsTrajectoryBuilderConfig
 from reinforge.multiagent.protocols import NIP, NIPConfig, RolesConfig, SoloVerifierConfig
-from reinforge.rollout.workflow import BoundWorkflow
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.trajectory import Outcome
-from tests.dialogues import collected, ended, episode, said
+from reinforge.types.workflow import BoundWorkflow
+from tests.dialogues import collect_groups, make_branch, make_episode, make_message
 from tests.doubles import ScriptedPolicy, ids_of
 
-TALK = [said("verifier", "why", round_=0), said("prover", "since", round_=1), said("verifier", "accept", round_=2)]
+TALK = [
+    make_message("verifier", "why", round_=0),
+    make_message("prover", "since", round_=1),
+    make_message("verifier", "accept", round_=2),
+]
 
 
 def dialogue(verifier, prover, **more):
-    """One flat episode of three messages, with what each agent earned."""
-    return episode(TALK, [ended({"verifier": verifier, "prover": prover})], **more)
+    """An episode of three messages, with the rewards of both agents."""
+    return make_episode(TALK, [make_branch({"verifier": verifier, "prover": prover})], **more)
 
 
 def texts(trajectory):
@@ -34,7 +37,7 @@ def texts(trajectory):
 
 
 async def test_each_agent_sees_itself_as_assistant_and_is_grouped_by_example():
-    _, collection = await collected([dialogue(1, 0), dialogue(-1, 1, generation=1), dialogue(1, 1, example="y")])
+    _, collection = await collect_groups([dialogue(1, 0), dialogue(-1, 1, generation=1), dialogue(1, 1, example="y")])
     assert [(group.group_id, group.rewards) for group in collection.groups] == [
         ("x/verifier", [1, -1]),
         ("x/prover", [0, 1]),
@@ -46,19 +49,19 @@ async def test_each_agent_sees_itself_as_assistant_and_is_grouped_by_example():
     assert texts(prover) == [("user", "prover!"), ("assistant", "since")]
     assert (verifier.agent, prover.agent) == ("verifier", "prover")
     [sample] = GRPO().build_samples(collection.groups)[:1]
-    assert sample.num_trained == len("why") + len("accept"), "one row: the second prompt goes on from the first reply"
+    assert sample.num_trained == len("why") + len("accept"), "one row: the second prompt continues the first reply"
 
 
 async def test_a_frozen_agent_has_no_view():
-    _, collection = await collected([dialogue(1, 0, trained=("prover",))])
+    _, collection = await collect_groups([dialogue(1, 0, trained=("prover",))])
     assert [group.group_id for group in collection.groups] == ["x/prover"]
 
 
 async def test_grpo_compares_each_agent_with_itself():
     """Verifier 1, -1, -1, -1: mean -0.5. Prover 1, 1, 0, 1: mean 0.75. Of all eight the mean would be 0.125."""
     earned = [(1, 1), (-1, 1), (-1, 0), (-1, 1)]
-    _, collection = await collected([dialogue(*each, generation=n) for n, each in enumerate(earned)])
-    grpo = GRPO(GRPOConfig(scale_advantages=False))
+    _, collection = await collect_groups([dialogue(*each, generation=n) for n, each in enumerate(earned)])
+    grpo = GRPO(GRPOConfig(scale_rewards=False))
     samples = grpo.build_samples(collection.groups)
     found = {
         name: [
@@ -73,19 +76,19 @@ async def test_grpo_compares_each_agent_with_itself():
 
 async def test_the_chattiest_role_counts_no_more_than_the_others():
     """9 tokens of the verifier, 5 of the prover: each counts 7 of the 14, or 3.5 and 10.5 with the weights 1 and 3."""
-    _, collection = await collected([dialogue(1, 1)])
+    _, collection = await collect_groups([dialogue(1, 1)])
     samples = SFT().build_samples(collection.groups)
     assert [sample.num_trained for sample in samples] == [9, 5]
-    weigh_agents(samples)
+    weight_by_agent(samples)
     assert [sample.weight * sample.num_trained for sample in samples] == [pytest.approx(7), pytest.approx(7)]
-    _, collection = await collected([dialogue(1, 1)], agent_weights={"prover": 3.0})
+    _, collection = await collect_groups([dialogue(1, 1)], agent_weights={"prover": 3.0})
     samples = SFT().build_samples(collection.groups)
-    weigh_agents(samples)
+    weight_by_agent(samples)
     assert [sample.weight * sample.num_trained for sample in samples] == [pytest.approx(3.5), pytest.approx(10.5)]
 
 
-async def test_what_is_equal_to_the_token_is_learnt_once():
-    _, collection = await collected([dialogue(1, 1), dialogue(1, 1, generation=1)])
+async def test_rows_with_equal_tokens_are_trained_once():
+    _, collection = await collect_groups([dialogue(1, 1), dialogue(1, 1, generation=1)])
     assert len(SFT().build_samples(collection.groups)) == 4
     assert [s.agent for s in SFT(SFTConfig(drop_duplicates=True)).build_samples(collection.groups)] == [
         "verifier",
@@ -99,28 +102,30 @@ async def test_the_epochs_mean_is_the_runs_reward_and_not_what_agents_earned():
         dialogue(9, 9, score=0.0, generation=1),
         dialogue(9, 9, example="y", score=1.0),
     ]
-    builder, collection = await collected(records)
+    builder, collection = await collect_groups(records)
     assert builder.example_rewards(collection.groups) == [0.5, 1.0]
 
 
 def tree(**more):
-    """Two questions, two answers to each, the same decision twice: the verifier's questions are worth 0.75 and 0.25."""
+    """Two questions with two answers each; the values of the verifier's questions are 0.75 and 0.25."""
     messages, branches, worth = [], [], []
     earned = {(0, 0): 1.0, (0, 1): 0.5, (1, 0): 0.5, (1, 1): 0.0}
     for question in (0, 1):
-        messages.append(said("verifier", f"why {question}", [question]))
+        messages.append(make_message("verifier", f"why {question}", [question]))
         worth.append(0.75 - question / 2)
         for answer in (0, 1):
             path = [question, answer]
-            messages.append(said("prover", f"since {answer}", path))
+            messages.append(make_message("prover", f"since {answer}", path))
             worth.append(earned[question, answer])
-            branches.append(ended({"verifier": earned[question, answer], "prover": earned[question, answer]}, path))
-    return episode(messages, branches, worth=worth, **more)
+            branches.append(
+                make_branch({"verifier": earned[question, answer], "prover": earned[question, answer]}, path)
+            )
+    return make_episode(messages, branches, worth=worth, **more)
 
 
 async def test_a_trees_first_round_has_a_pair_too():
     """No fixed mid-point: 0.75 is preferred to 0.25, 1 to 0.5, and 0.5 to 0."""
-    _, collection = await collected([tree()], num_generations=1)
+    _, collection = await collect_groups([tree()], num_generations=1)
     assert [(group.group_id, group.rewards) for group in collection.groups] == [
         ("x/0//verifier", [0.75, 0.25]),
         ("x/0//prover", [1.0, 0.5, 0.5, 0.0]),
@@ -138,8 +143,8 @@ async def test_a_trees_first_round_has_a_pair_too():
 
 
 async def test_ids_are_their_own_in_every_tree_and_epoch():
-    """The same example twice in this epoch and once in the one before: six groups, none shared."""
-    _, collection = await collected(
+    """The same example twice in this epoch and once in the previous one: six groups, none shared."""
+    _, collection = await collect_groups(
         [tree(epoch=1), tree(epoch=1, generation=1)],
         epoch=1,
         earlier={0: [tree(epoch=0)]},
@@ -156,21 +161,21 @@ async def test_ids_are_their_own_in_every_tree_and_epoch():
     assert [len(group.trajectories) for group in collection.groups] == [2, 4, 2, 4, 2, 4]
 
 
-async def test_a_reply_whose_worth_nobody_knows_is_left_out_and_not_zero():
+async def test_a_reply_with_an_unknown_value_is_left_out():
     record = tree()
     record.marks = [mark for mark in record.marks if mark.call_id != "0-x-0-1"]
-    _, collection = await collected([record], num_generations=1)
+    _, collection = await collect_groups([record], num_generations=1)
     assert collection.groups[1].rewards == [0.5, 0.5, 0.0]
 
 
 async def test_an_episode_that_left_nothing_is_no_view_and_no_error():
     record = dialogue(1, 1)
     record.outcome, record.item = Outcome.CONTEXT_OVERFLOW, record.item.copy_with_updates(output_obj=None)
-    _, collection = await collected([record, dialogue(1, 1, generation=1)])
+    _, collection = await collect_groups([record, dialogue(1, 1, generation=1)])
     assert [group.rewards for group in collection.groups] == [[1], [1]]
     record.outcome = Outcome.OK
     with pytest.raises(EvaluationError, match="needs a workflow that is a protocol"):
-        await collected([record])
+        await collect_groups([record])
 
 
 class Writer(ScriptedPolicy):
@@ -187,9 +192,9 @@ class Writer(ScriptedPolicy):
 
 
 class Backwards(NIP):
-    """Reads the opposite of what is written."""
+    """Parses decisions as their opposite."""
 
-    def decision_of(self, text):
+    def parse_decision(self, text):
         return {"accept": "reject", "reject": "accept"}.get(text)
 
 
@@ -203,38 +208,38 @@ def bound(handler_type=NIP):
     return workflow
 
 
-async def test_the_truth_takes_the_place_of_a_share_of_the_decisions():
+async def test_a_share_of_the_decisions_is_replaced_by_the_truth():
     records = [dialogue(-1, 1, truth="reject", generation=n) for n in range(4)]
     policy = Writer()
     wanted = {"verifier_guess_replacement_proportion": 0.5, "workflow": bound(), "policy": lambda: policy}
-    _, collection = await collected(records, **wanted)
+    _, collection = await collect_groups(records, **wanted)
     verifier, prover = collection.groups
     assert sorted(verifier.rewards) == [-1, -1, 1, 1], "a right decision earns verifier_reward"
     assert prover.rewards == [1, 1, 1, 1]
     replaced = [t for t in verifier.trajectories if (t.metadata or {}).get("guess_replaced")]
     assert [texts(t)[-1] for t in replaced] == [("assistant", "reject")] * 2
     kept = ExpertIteration().build_samples([verifier])
-    assert len(kept) == 1, "both say the same now, to the token"
+    assert len(kept) == 1, "both have equal tokens now"
     assert bytes(kept[0].token_ids.tolist()) == b"verifier!whyGo on.reject"
     assert kept[0].num_trained == len("why") + len("reject")
     assert [math.isnan(p) for p in kept[0].sampling_logprobs[-len("reject") :]] == [True] * len("reject")
-    _, again = await collected(records, **wanted)
+    _, again = await collect_groups(records, **wanted)
     assert again.groups[0].rewards == verifier.rewards, "which ones is the seed's choice, in every process"
 
 
 class Service(ScriptedPolicy):
-    """Tells no tokens, of what it draws and of what it is given."""
+    """A policy that returns no tokens, neither for samples nor for encoded replies."""
 
     async def encode(self, request, reply):
         return ChatPrompt(tuple(request.messages), None, -1)
 
 
-async def test_the_truth_takes_the_place_where_a_service_tells_no_tokens():
+async def test_decisions_are_replaced_without_tokens_of_a_service():
     record = dialogue(-1, 1, truth="reject")
     for call in record.calls:
         call.reply = replace(call.reply, tokens=None, policy_version=0)
     wanted = {"verifier_guess_replacement_proportion": 1.0, "workflow": bound(), "policy": Service}
-    _, collection = await collected([record], **wanted)
+    _, collection = await collect_groups([record], **wanted)
     (verifier,) = collection.groups[0].trajectories
     assert (verifier.reward, texts(verifier)[-1]) == (1, ("assistant", "reject"))
     assert [turn.prompt.policy_version for turn in verifier.turns] == [0, -1]
@@ -243,38 +248,40 @@ async def test_the_truth_takes_the_place_where_a_service_tells_no_tokens():
 async def test_decisions_that_cannot_be_replaced_stay():
     policy = Writer()
     wanted = {"verifier_guess_replacement_proportion": 1.0, "workflow": bound(), "policy": lambda: policy}
-    undecided = episode(TALK[:2], [ended({"verifier": -1, "prover": 0}, decision=None)])
+    undecided = make_episode(TALK[:2], [make_branch({"verifier": -1, "prover": 0}, decision=None)])
     unknown = dialogue(0, 0, truth=None, generation=1)
-    _, collection = await collected([undecided, unknown], **wanted)
+    _, collection = await collect_groups([undecided, unknown], **wanted)
     assert collection.groups[0].rewards == [-1, 0]
     policy.room = 3
-    _, collection = await collected([dialogue(-1, 1, truth="reject")], **wanted)
+    _, collection = await collect_groups([dialogue(-1, 1, truth="reject")], **wanted)
     assert collection.groups[0].rewards == [-1]
     policy.room = 100
-    with pytest.raises(EvaluationError, match="override Backwards.decision_text"):
-        await collected([dialogue(-1, 1)], **{**wanted, "workflow": bound(Backwards)})
+    with pytest.raises(EvaluationError, match="override Backwards.format_decision"):
+        await collect_groups([dialogue(-1, 1)], **{**wanted, "workflow": bound(Backwards)})
 
 
 @pytest.mark.parametrize(
     ("annealing", "shares"),
     [("none", [0.5, 0.5, 0.5]), ("linear", [0.5, 0.4, 0.0]), ("exponential", [0.5, 0.45, 0.2657205])],
 )
-def test_the_share_falls_as_it_is_told(annealing, shares):
+def test_the_share_of_replaced_guesses_is_annealed(annealing, shares):
     config = AgentsTrajectoryBuilderConfig(
         verifier_guess_replacement_proportion=0.5, verifier_guess_replacement_annealing=annealing
     )
-    assert [config.replaced_share(epoch) for epoch in (0, 1, 6)] == [pytest.approx(share) for share in shares]
+    assert [config.guess_replacement_share(epoch) for epoch in (0, 1, 6)] == [pytest.approx(share) for share in shares]
 
 
 def problems(algorithm, protocol=None, **config):
+    from reinforge.config.schema import Config
     from reinforge.multiagent.builder import AgentsTrajectoryBuilder
 
     builder = AgentsTrajectoryBuilder(AgentsTrajectoryBuilderConfig(**config))
     protocol = protocol or NIPConfig(agents={"prover": {}, "verifier": {}})
-    return {problem.path: problem.message for problem in builder.problems(algorithm, protocol)}
+    problems = builder.validate(Config(workflow=protocol), algorithm, [], {})
+    return {problem.path: problem.message for problem in problems}
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_settings_that_do_not_fit_the_algorithm_are_refused():
     tree_of_two = NIPConfig(agents={"prover": {}, "verifier": {}}, num_responses=2)
     assert problems(GRPO()) == problems(ExpertIteration()) == problems(MALT(), tree_of_two, num_generations=1) == {}
     assert problems(GRPO(), tree_of_two, num_generations=1) == {}
@@ -296,6 +303,6 @@ def test_pairs_of_a_team_want_a_tree():
     assert problems(DPO(), SoloVerifierConfig(agents={"verifier": {}})) == {}, "one message: all answer the same prompt"
 
 
-def test_too_few_examples_are_said():
+def test_too_few_examples_have_a_skip_reason():
     algorithm = ExpertIteration(ExpertIterationConfig(min_examples=2))
-    assert algorithm.too_little([]) == "0 trajectories are good enough, min_examples asks for 2"
+    assert algorithm.skip_reason([]) == "0 trajectories reach reward_threshold, but min_examples is 2"

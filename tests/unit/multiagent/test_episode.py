@@ -1,16 +1,15 @@
-"""Episodes: invalid replies, an agent that fails, trees with values by hand, draws that no timing changes."""
+"""Episodes: invalid replies, failing agents, values in trees, and independence of timing."""
 
 import asyncio
 
 import pytest
 
-from reinforge.errors import BackendUnavailable
-from reinforge.interfaces import ContextOverflow
+from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.multiagent.dialogue import Step
 from reinforge.multiagent.evaluators import InvalidReplies
 from reinforge.multiagent.protocols import NIP, Debate, DebateConfig, NIPConfig
 from tests.doubles import PolicyModel, ScriptedPolicy
-from tests.talk import Talk, groups_of, said, user
+from tests.talk import Talk, build_groups, format_messages, user
 
 
 def nip(**settings):
@@ -24,28 +23,28 @@ def summary(groups):
     )
 
 
-async def test_an_invalid_reply_is_drawn_anew_and_counted():
+async def test_an_invalid_reply_is_sampled_again_and_counted():
     talk = Talk(nip(), {"prover": ["", "  ", "red"], "verifier": ["I do not accept", "reject"]})
     (record,) = await talk.run()
     output = record.item.output_obj
-    assert said(output) == ["prover@main: red", "verifier@main: reject"]
+    assert format_messages(output) == ["prover@main: red", "verifier@main: reject"]
     assert [m["num_retries"] for m in output["messages"]] == [2, 1]
     assert output["num_invalid"] == 3
     assert (await InvalidReplies().evaluate(record.item)).score == 3.0
-    assert len(record.calls) == 5, "they stay in the record"
-    trained = [item.content for (t,) in groups_of([record]) for item in t.episode if item.tokens]
-    assert trained == ["red", "reject"], "and are never trained"
+    assert len(record.calls) == 5, "invalid replies stay in the record"
+    trained = [item.content for (t,) in build_groups([record]) for item in t.episode if item.tokens]
+    assert trained == ["red", "reject"], "and are not trained"
 
 
-async def test_a_decision_before_its_time_is_invalid():
+async def test_a_decision_before_min_message_rounds_is_invalid():
     talk = Talk(nip(max_message_rounds=4, min_message_rounds=3), {
         "prover": ["a", "b"], "verifier": ["accept", "Why?", "accept"]
     })  # fmt: skip
     output = await talk.output()
-    assert said(output)[1:] == ["verifier@main: Why?", "prover@main: b", "verifier@main: accept"]
+    assert format_messages(output)[1:] == ["verifier@main: Why?", "prover@main: b", "verifier@main: accept"]
 
 
-async def test_an_agent_without_a_valid_reply_has_failed_alone():
+async def test_only_the_agent_without_a_valid_reply_is_penalized():
     """Three replies at most (two retries); the prover's reward is not known, and so it is not trained."""
     talk = Talk(nip(), {"prover": ["red"], "verifier": ["maybe"] * 3})
     (record,) = await talk.run("collect")
@@ -55,20 +54,20 @@ async def test_an_agent_without_a_valid_reply_has_failed_alone():
     assert branch["rewards"] == {"verifier": -0.5}
     assert branch["failed"] == ["verifier", "no decision in the last round, 3 times"]
     assert record.item.output_obj["num_invalid"] == 3
-    ((trajectory,),) = groups_of([record])
-    assert (trajectory.agent, trajectory.reward) == ("verifier", -0.5), "nobody knows what the prover earned"
-    assert [turn.content for turn in trajectory.turns] == ["maybe"], "the last of three is what it is penalised for"
+    ((trajectory,),) = build_groups([record])
+    assert (trajectory.agent, trajectory.reward) == ("verifier", -0.5), "the prover's reward is unknown"
+    assert [turn.content for turn in trajectory.turns] == ["maybe"], "only the last of three replies is penalized"
 
 
-async def test_what_the_failing_agent_said_before_earns_the_penalty():
+async def test_earlier_replies_of_the_failing_agent_earn_the_penalty():
     talk = Talk(nip(max_message_rounds=4), {"prover": ["a", "b"], "verifier": ["Why?", *["maybe"] * 3]})
     (record,) = await talk.run("collect")
-    ((view,),) = groups_of([record])
+    ((view,),) = build_groups([record])
     assert (view.agent, view.reward, view.episode[-1].content) == ("verifier", -0.5, "maybe")
 
 
 class Debater:
-    """Says the next of its lines, or what a function of the last message says."""
+    """A script that repeats its lines."""
 
     def __init__(self, *lines):
         self.lines, self.count = lines, -1
@@ -79,12 +78,12 @@ class Debater:
 
 
 def verdict(request):
-    """Accepts what ends in a 1; says it twice as often as it is asked, since it is drawn twice."""
+    """Accepts a message that ends in 1, else rejects."""
     return "accept" if request.messages[-1]["content"].split("\n")[-2].endswith("1") else "reject"
 
 
-async def test_a_tree_has_each_reply_worth_the_mean_of_what_follows():
-    """Prover a1, a0; after each the verifier draws accept, reject; the truth is accept."""
+async def test_the_value_of_a_reply_in_a_tree_is_the_mean_of_its_dialogues():
+    """The prover replies a1 and a0, the verifier accept and reject after each; the truth is accept."""
     talk = Talk(nip(num_responses=2), {"prover": Debater("a1", "a0"), "verifier": Debater("accept", "reject")})
     (record,) = await talk.run("collect")
     output = record.item.output_obj
@@ -92,7 +91,7 @@ async def test_a_tree_has_each_reply_worth_the_mean_of_what_follows():
     assert [b["path"] for b in output["branches"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert [b["decision"] for b in output["branches"]] == ["accept", "reject"] * 2
     hint = "\nDecide now: accept or reject."
-    assert summary(groups_of([record])) == [
+    assert summary(build_groups([record])) == [
         [("prover", "I am prover.", "a0", 0.5), ("prover", "I am prover.", "a1", 0.5)],
         [("verifier", f"I am verifier.\nprover: a0{hint}", word, r) for word, r in (("accept", 1.0), ("reject", -1.0))],
         [("verifier", f"I am verifier.\nprover: a1{hint}", word, r) for word, r in (("accept", 1.0), ("reject", -1.0))],
@@ -112,7 +111,7 @@ async def test_a_frozen_agent_does_not_branch():
         *(("verifier", [index]) for index in range(3)),
     ]
     assert len(output["branches"]) == 9
-    groups = groups_of([record])
+    groups = build_groups([record])
     assert {t.agent for group in groups for t in group} == {"prover"}
     assert sorted(len(group) for group in groups) == [3, 3, 3, 3]
 
@@ -138,8 +137,8 @@ async def test_a_branch_that_fails_leaves_the_others():
         *[{"prover": 1.0, "verifier": 1.0}] * 2,
     ]
     assert record.item.output_obj["num_invalid"] == 6
-    replies = {t.episode[-1].content for group in groups_of([record]) for t in group}
-    assert replies == {"a1", "accept", "maybe"}, "what the verifier failed by, and none that nobody knows the worth of"
+    replies = {t.episode[-1].content for group in build_groups([record]) for t in group}
+    assert replies == {"a1", "accept", "maybe"}, "the verifier's invalid reply, and no reply with an unknown value"
 
 
 @pytest.mark.parametrize(("num_responses", "outcome"), [(1, "context_overflow"), (2, "ok")])
@@ -155,11 +154,11 @@ async def test_a_prompt_longer_than_the_context_ends_its_branch_alone(num_respon
         assert [b["rewards"].get("prover") for b in output["branches"]] == [None, None, 1.0, 1.0]
         assert output["branches"][0]["failed"] == ["verifier", "9 tokens"]
         assert output["num_invalid"] == 0
-    assert len(talk.heard("verifier")) == num_responses**2, "what does not fit is not asked for again"
+    assert len(talk.prompts_of("verifier")) == num_responses**2, "a prompt that does not fit is not retried"
 
 
 class Timed(ScriptedPolicy):
-    """Answers with the draw's own seed, sooner or later."""
+    """Replies with the request's seed, after different delays."""
 
     def __init__(self, delays):
         super().__init__()
@@ -173,14 +172,14 @@ class Timed(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("num_responses", [1, 2])
-async def test_no_draw_depends_on_who_answers_first(num_responses):
-    def refuse(agent, text, dialogue):  # every third draw is invalid, by its seed
+async def test_no_sample_depends_on_the_order_of_replies(num_responses):
+    def check_reply(agent, text, dialogue):  # a third of the replies are invalid, depending on the seed
         return "odd" if int(text) % 3 == 0 else None
 
     seen = []
     for delays in ([0.0], [0.003, 0.0, 0.002, 0.001]):
         handler = Debate(DebateConfig(agents={}, max_message_rounds=3, num_responses=num_responses))
-        handler.refuse = refuse
+        handler.check_reply = check_reply
         talk = Talk(handler, {name: [] for name in handler.agent_names})
         talk.models.update({name: PolicyModel(Timed(delays)) for name in talk.models})
         output = await talk.output(phase="collect")
@@ -188,7 +187,7 @@ async def test_no_draw_depends_on_who_answers_first(num_responses):
     assert seen[0] == seen[1]
 
 
-async def test_an_endpoint_that_fails_ends_the_episode_and_not_what_runs_beside_it():
+async def test_a_failing_endpoint_ends_the_episode_and_cancels_its_requests():
     cancelled = []
 
     class Hangs(ScriptedPolicy):
@@ -206,10 +205,10 @@ async def test_an_endpoint_that_fails_ends_the_episode_and_not_what_runs_beside_
     (record,) = await talk.run()
     assert (record.outcome, record.reason) == ("backend_error", "BackendUnavailable: down")
     await asyncio.sleep(0)
-    assert len(cancelled) == 1, "nobody waits for the other prover"
+    assert len(cancelled) == 1, "the other prover's request is cancelled"
 
 
-async def test_a_protocol_that_never_ends_is_over_with_its_rounds():
+async def test_a_protocol_that_never_ends_stops_after_its_rounds():
     class Endless(NIP):
         def step_interaction_protocol(self, dialogue):
             return Step(rewards={"prover": 0.25})
@@ -223,7 +222,7 @@ async def test_views_of_one_model_for_two_roles():
     """Prover and verifier speak by one policy: each has a trajectory of its own, with its own reward."""
     talk = Talk(nip(), {"prover": ["red"], "verifier": ["reject"]})
     records = await talk.run("collect")
-    found = {group[0].agent: group[0] for group in groups_of(records)}
+    found = {group[0].agent: group[0] for group in build_groups(records)}
     assert {name: t.reward for name, t in found.items()} == {"prover": 0.0, "verifier": -1.0}
     assert {name: t.group_id for name, t in found.items()} == {"prover": "1/prover", "verifier": "1/verifier"}
-    assert talk.heard("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]]
+    assert talk.prompts_of("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]]

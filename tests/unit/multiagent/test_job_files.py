@@ -1,4 +1,4 @@
-"""What a group keeps on disk comes back as it was."""
+"""A group's files are read back unchanged."""
 
 import math
 
@@ -12,9 +12,18 @@ from reinforge.types.supports import Supports
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 
 SAMPLED = TokenLogprobs(
-    (1, 2), (3, 4), (-0.5, -0.25), 7, "length", 0.7, True, (), (-0.4, 0.0), Supports.of([np.array([3, 9]), np.zeros(0)])
+    (1, 2),
+    (3, 4),
+    (-0.5, -0.25),
+    7,
+    "length",
+    0.7,
+    True,
+    (),
+    (-0.4, 0.0),
+    Supports.from_sets([np.array([3, 9]), np.zeros(0)]),
 )
-TOLD = TokenLogprobs((1,), (5, 6), (math.nan, math.nan), -1)
+ENCODED = TokenLogprobs((1,), (5, 6), (math.nan, math.nan), -1)
 PROMPT = ChatPrompt(({"role": "user", "content": "q"},), ({"type": "function"},), -1)
 
 
@@ -24,7 +33,10 @@ def trajectory(logprobs, **fields):
 
 
 def test_trajectories_come_back_to_the_token(tmp_path):
-    siblings = [trajectory(SAMPLED, reward=1.0, agent="a", agent_weight=2.0), trajectory(TOLD, reward=0.0, agent="a")]
+    siblings = [
+        trajectory(SAMPLED, reward=1.0, agent="a", agent_weight=2.0),
+        trajectory(ENCODED, reward=0.0, agent="a"),
+    ]
     hosted = [trajectory(PROMPT, reward=0.5, group_id="g", metadata={"n": 1})]
     given = TrajectoryCollection(trajectories=[siblings, hosted], run_id="r", model_group="both", job_key="k")
     files = GroupFiles(tmp_path)
@@ -33,7 +45,7 @@ def test_trajectories_come_back_to_the_token(tmp_path):
     first, second = found.trajectories[0]
     assert first == siblings[0]
     assert first.turns[0].tokens.supports.sets[0].tolist() == [3, 9]
-    assert np.isnan(second.turns[0].tokens.logprobs).all(), "nobody sampled these"
+    assert np.isnan(second.turns[0].tokens.logprobs).all(), "encoded tokens have no log-probs"
     assert second.turns[0].tokens.token_ids == (5, 6)
     assert found.trajectories[1] == hosted
     assert (found.run_id, found.model_group, found.job_key) == ("r", "both", "k")
@@ -47,7 +59,7 @@ def test_jobs_and_state(tmp_path):
     files.write_job(job)
     assert files.read_job("a-0") == job
     assert job.training_ref is None
-    taken = job.but(ref={"run_id": "r", "backend": "openai", "metadata": {"job_id": "j"}})
+    taken = job.with_changes(ref={"run_id": "r", "backend": "openai", "metadata": {"job_id": "j"}})
     files.write_job(taken)
     assert files.read_job("a-0").training_ref.metadata == {"job_id": "j"}
     files.write_state(fine_tune_job_id="j", fine_tuned_model_name=None, job="a-0")

@@ -1,4 +1,4 @@
-"""Experiments of the reference: fields, defaults, and what is refused."""
+"""Parameters of experiments: fields, defaults and validation."""
 
 from dataclasses import fields
 
@@ -6,7 +6,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.multiagent import ExperimentSettings, HyperParameters, PureTextAgentParameters, TextRlParameters
-from reinforge.multiagent.nip.parameters import changed_fields, refuse_unhonoured
+from reinforge.multiagent.nip.parameters import get_changed_fields, reject_unsupported_fields
 
 AGENTS = {"prover": {"model_name": "m"}, "verifier": {"model_name": "m"}}
 
@@ -32,7 +32,7 @@ def test_blocks_may_be_dicts():
         ({"agents": {"prover": {}}}, "agents.prover.model_name"),
     ],
 )
-def test_what_is_no_field_or_no_value_is_refused(wrong, named):
+def test_unknown_fields_and_bad_values_are_refused(wrong, named):
     given = {"scenario": "s", "trainer": "pure_text_ei", "dataset": "d", **wrong}
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
         HyperParameters(**given)
@@ -44,12 +44,12 @@ def test_alpha_is_rank_times_factor():
     assert PureTextAgentParameters("m", lora_rank=None).lora_alpha is None
 
 
-def test_what_nothing_reads_is_refused_by_name():
+def test_unsupported_fields_are_refused_by_name():
     agents = {**AGENTS, "verifier": {"model_name": "m", "use_dummy_api": True}}
     params = experiment(agents=agents, rl={"num_test_iterations": 3}, pure_text_malt={"num_responses_per_timestep": 3})
     settings = ExperimentSettings("r", num_api_generation_timeouts=5)
     with pytest.raises(ConfigError) as refused:
-        refuse_unhonoured(params, settings)
+        reject_unsupported_fields(params, settings)
     assert [problem.path for problem in refused.value.problems] == [
         "hyper_params.agents.verifier.use_dummy_api",
         "hyper_params.rl.num_test_iterations",
@@ -59,21 +59,21 @@ def test_what_nothing_reads_is_refused_by_name():
 
 
 def test_a_block_of_another_protocol_is_refused():
-    with pytest.raises(ConfigError, match=r"debate_protocol.sequential: is True, and belongs to the protocol"):
-        refuse_unhonoured(experiment(debate_protocol={"sequential": True}), ExperimentSettings("r"))
+    with pytest.raises(ConfigError, match="debate_protocol.sequential: is True, but only applies to the protocol"):
+        reject_unsupported_fields(experiment(debate_protocol={"sequential": True}), ExperimentSettings("r"))
     debate = experiment(interaction_protocol="debate", debate_protocol={"sequential": True})
-    refuse_unhonoured(debate, ExperimentSettings("r"))
+    reject_unsupported_fields(debate, ExperimentSettings("r"))
 
 
 def test_defaults_are_always_taken():
     params, settings = experiment(), ExperimentSettings("r")
-    refuse_unhonoured(params, settings)
-    assert changed_fields(settings) == {"run_id": "r"}
-    assert [name for name in changed_fields(params) if name not in ("scenario", "trainer", "dataset")] == ["agents"]
+    reject_unsupported_fields(params, settings)
+    assert get_changed_fields(settings) == {"run_id": "r"}
+    assert [name for name in get_changed_fields(params) if name not in ("scenario", "trainer", "dataset")] == ["agents"]
 
 
-def test_every_field_is_told_of():
-    """A field's documentation stands once, in its class."""
+def test_every_field_is_documented():
+    """Every field is documented in its class."""
     for owner in (HyperParameters, ExperimentSettings, PureTextAgentParameters, TextRlParameters):
         missing = [each.name for each in fields(owner) if f"    {each.name}: " not in owner.__doc__]
         blocks = {"rl", "text_rl"} | {name for name in missing if name.startswith("pure_text_")}

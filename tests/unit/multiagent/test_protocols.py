@@ -1,10 +1,10 @@
-"""Each protocol by hand: who speaks when, what each hears to the letter, what each earns."""
+"""Each protocol: who speaks when, the exact prompts, and the rewards."""
 
 import random
 
 import pytest
 
-from reinforge.multiagent.dialogue import Dialogue, Problem
+from reinforge.multiagent.dialogue import Dialogue, DialogueProblem
 from reinforge.multiagent.protocols import (
     ADP,
     MNIP,
@@ -21,7 +21,7 @@ from reinforge.multiagent.protocols import (
     SoloVerifier,
     SoloVerifierConfig,
 )
-from tests.talk import Talk, assistant, example, said, user
+from tests.talk import Talk, assistant, example, format_messages, user
 
 
 def rewards(output):
@@ -32,11 +32,11 @@ def rewards(output):
 async def test_nip_verifier_and_prover_in_turn():
     talk = Talk(NIP(NIPConfig(agents={})), {"verifier": ["Why?", "accept"], "prover": ["Since it is."]})
     output = await talk.output()
-    assert said(output) == ["verifier@main: Why?", "prover@main: Since it is.", "verifier@main: accept"]
+    assert format_messages(output) == ["verifier@main: Why?", "prover@main: Since it is.", "verifier@main: accept"]
     assert output["branches"][0]["decision"] == output["truth"] == "accept"
     assert rewards(output) == {"prover": 1.0, "verifier": 1.0}
-    assert talk.heard("prover") == [[user("I am prover.", "verifier: Why?")]]
-    assert talk.heard("verifier") == [
+    assert talk.prompts_of("prover") == [[user("I am prover.", "verifier: Why?")]]
+    assert talk.prompts_of("verifier") == [
         [user("I am verifier.")],
         [user("I am verifier."), assistant("Why?"), user("prover: Since it is.")],
     ]
@@ -45,7 +45,7 @@ async def test_nip_verifier_and_prover_in_turn():
 async def test_nip_the_prover_may_begin():
     talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False)), {"verifier": ["reject"], "prover": ["It is red."]})
     output = await talk.output()
-    assert said(output) == ["prover@main: It is red.", "verifier@main: reject"]
+    assert format_messages(output) == ["prover@main: It is red.", "verifier@main: reject"]
     assert rewards(output) == {"prover": 0.0, "verifier": -1.0}
 
 
@@ -53,17 +53,17 @@ async def test_nip_the_prover_may_begin():
     ("truth", "decision", "earned"),
     [("reject", "reject", (0.0, 1.0)), ("reject", "accept", (1.0, -1.0)), ("accept", "none", (0.0, 0.25))],
 )
-async def test_what_a_decision_is_worth(truth, decision, earned):
+async def test_rewards_of_a_decision(truth, decision, earned):
     config = NIPConfig(agents={}, verifier_first=False, verifier_no_guess_reward=0.25)
     output = await Talk(NIP(config), {"verifier": [decision], "prover": ["x"]}).output(item=example(truth))
     assert rewards(output) == dict(zip(("prover", "verifier"), earned, strict=True))
 
 
-async def test_rounds_that_end_undecided_never_end_so_by_text():
-    """In its last round the verifier must decide, so that only a protocol of one's own ends without a decision."""
+async def test_rounds_that_end_undecided_are_penalized():
+    """The verifier must decide in its last round, so only a custom protocol can end without a decision."""
 
     class Lenient(NIP):
-        def refuse(self, agent, text, dialogue):
+        def check_reply(self, agent, text, dialogue):
             return None
 
     config = NIPConfig(agents={}, max_message_rounds=3, verifier_terminated_penalty=-0.75)
@@ -78,12 +78,12 @@ async def test_shared_reward_is_the_verifiers():
     assert rewards(await talk.output()) == {"prover": -1.0, "verifier": -1.0}
 
 
-async def test_without_a_truth_nobody_can_say_what_a_decision_was_worth():
+async def test_without_a_truth_the_verifiers_reward_is_unknown():
     talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False)), {"verifier": ["accept"], "prover": ["x"]})
     assert rewards(await talk.output(item=example(None))) == {"prover": 1.0}
 
 
-async def test_a_stance_is_drawn_once_for_siblings_and_told_to_the_prover():
+async def test_siblings_share_a_random_stance_that_the_prover_sees():
     config = NIPConfig(agents={}, verifier_first=False, randomize_prover_stance=True)
     drawn = set()
     for seed in range(12):
@@ -95,7 +95,7 @@ async def test_a_stance_is_drawn_once_for_siblings_and_told_to_the_prover():
         first, second = (record.item.output_obj for record in await talk.run("collect", seed=seed, generations=2))
         assert first["stances"] == second["stances"]
         stance = first["stances"]["prover"]
-        assert talk.heard("prover") == [[user(f"Argue {stance}.")]] * 2
+        assert talk.prompts_of("prover") == [[user(f"Argue {stance}.")]] * 2
         assert rewards(first)["prover"] == float(stance == "accept")
         drawn.add(stance)
     assert drawn == {"accept", "reject"}
@@ -105,8 +105,10 @@ async def test_adp_one_message_then_a_decision():
     handler = ADP(ADPConfig(agents={}))
     talk = Talk(handler, {"prover": ["Look at 3."], "verifier": ["Decision: accept"]})
     output = await talk.output()
-    assert said(output) == ["prover@main: Look at 3.", "verifier@main: Decision: accept"]
-    assert talk.heard("verifier") == [[user("I am verifier.", "prover: Look at 3.", "Decide now: accept or reject.")]]
+    assert format_messages(output) == ["prover@main: Look at 3.", "verifier@main: Decision: accept"]
+    assert talk.prompts_of("verifier") == [
+        [user("I am verifier.", "prover: Look at 3.", "Decide now: accept or reject.")]
+    ]
     assert (handler.max_message_rounds, handler.max_verifier_questions) == (2, 0)
 
 
@@ -119,8 +121,10 @@ async def test_debate_at_the_same_time():
     config = DebateConfig(agents={}, verifier_first=False, randomize_channel_order=False)
     talk = Talk(Debate(config), {"prover_accept": ["red"], "prover_reject": ["blue"], "verifier": ["reject"]})
     output = await talk.output(item=example("reject"))
-    assert talk.heard("prover_reject") == [[user("I am prover_reject.")]], "nobody hears others of its own round"
-    assert talk.heard("verifier") == [[user("I am verifier.", "prover_accept: red", "prover_reject: blue")]]
+    assert talk.prompts_of("prover_reject") == [[user("I am prover_reject.")]], (
+        "messages are not seen within their round"
+    )
+    assert talk.prompts_of("verifier") == [[user("I am verifier.", "prover_accept: red", "prover_reject: blue")]]
     assert rewards(output) == {"prover_accept": 0.0, "prover_reject": 1.0, "verifier": 1.0}
 
 
@@ -128,16 +132,16 @@ async def test_debate_one_after_the_other():
     config = DebateConfig(agents={}, verifier_first=False, sequential=True)
     talk = Talk(Debate(config), {"prover_accept": ["red"], "prover_reject": ["blue"], "verifier": ["accept"]})
     await talk.output()
-    assert talk.heard("prover_reject") == [[user("I am prover_reject.", "prover_accept: red")]]
+    assert talk.prompts_of("prover_reject") == [[user("I am prover_reject.", "prover_accept: red")]]
 
 
-async def test_debate_is_told_in_an_order_drawn_for_each_episode():
+async def test_debate_messages_are_delivered_in_random_order():
     orders = set()
     for seed in range(12):
         scripts = {"prover_accept": ["red"], "prover_reject": ["blue"], "verifier": ["accept"]}
         talk = Talk(Debate(DebateConfig(agents={}, verifier_first=False)), scripts)
         output = await talk.output(seed=seed)
-        ((told,),) = talk.heard("verifier")
+        ((told,),) = talk.prompts_of("verifier")
         orders.add(told["content"])
         assert [m["agent"] for m in output["messages"][:2]] == ["prover_accept", "prover_reject"]
     assert orders == {
@@ -154,7 +158,7 @@ async def test_debaters_are_called_by_the_side_that_they_argue_for():
         talk = Talk(Debate(config), scripts)
         output = await talk.output(seed=seed)
         swapped = output["stances"]["prover_accept"] == "reject"
-        ((view,),) = talk.heard("verifier")
+        ((view,),) = talk.prompts_of("verifier")
         assert ("prover_reject: one" in view["content"]) == swapped
         assert rewards(output) == {"prover_accept": float(not swapped), "prover_reject": float(swapped), "verifier": 1}
         told.add(swapped)
@@ -166,9 +170,9 @@ async def test_mnip_provers_cannot_hear_each_other():
     scripts = {"verifier": ["And a?", "And b?", "accept", "accept"], "prover0": ["a is 1"], "prover1": ["b is 2"]}
     talk = Talk(MNIP(config), scripts)
     output = await talk.output()
-    assert talk.heard("prover0") == [[user("I am prover0.", "verifier: And a?")]]
-    assert talk.heard("prover1") == [[user("I am prover1.", "verifier: And b?")]]
-    assert talk.heard("verifier")[2] == [
+    assert talk.prompts_of("prover0") == [[user("I am prover0.", "verifier: And a?")]]
+    assert talk.prompts_of("prover1") == [[user("I am prover1.", "verifier: And b?")]]
+    assert talk.prompts_of("verifier")[2] == [
         user("I am verifier.", "[prover0_channel]"),
         assistant("And a?"),
         user("[prover1_channel]"),
@@ -188,28 +192,28 @@ async def test_mnip_a_verifier_that_decides_both_ways_has_not_decided(replies, d
     assert output["branches"][0]["decision"] == decision
 
 
-async def test_mnip_one_after_the_other_and_told_by_chance():
+async def test_mnip_sequential_and_in_random_order():
     config = MNIPConfig(agents={}, sequential=True, verifier_first=False)
     handler = MNIP(config)
-    assert [handler.speakers(r) for r in range(3)] == [
+    assert [handler.turns_in_round(r) for r in range(3)] == [
         [("prover0", "prover0_channel")],
         [("prover1", "prover1_channel")],
         [("verifier", "prover0_channel"), ("verifier", "prover1_channel")],
     ]
-    orders = {handler.order(Problem("q"), random.Random(seed)) for seed in range(12)}
+    orders = {handler.order(DialogueProblem("q"), random.Random(seed)) for seed in range(12)}
     assert orders == {("prover0", "prover1"), ("prover1", "prover0")}
 
 
 def test_mnip_has_one_stance_for_both():
     handler = MNIP(MNIPConfig(agents={}, randomize_prover_stance=True))
-    drawn = {tuple(handler.stances(Problem("q"), random.Random(seed)).values()) for seed in range(12)}
+    drawn = {tuple(handler.stances(DialogueProblem("q"), random.Random(seed)).values()) for seed in range(12)}
     assert drawn == {("accept", "accept"), ("reject", "reject")}
 
 
 async def test_solo_verifier_decides_at_once():
     talk = Talk(SoloVerifier(SoloVerifierConfig(agents={})), {"verifier": ["accept"]})
     output = await talk.output()
-    assert said(output) == ["verifier@main: accept"]
+    assert format_messages(output) == ["verifier@main: accept"]
     assert rewards(output) == {"verifier": 1.0}
 
 
@@ -223,7 +227,9 @@ async def test_merlin_or_morgana_and_the_verifier_is_not_told_which(truth):
         speaker = output["messages"][0]["agent"]
         speakers.add(speaker)
         assert [m["agent"] for m in output["messages"]] == [speaker, "verifier"]
-        assert talk.heard("verifier") == [[user("I am verifier.", "prover: see 3", "Decide now: accept or reject.")]]
+        assert talk.prompts_of("verifier") == [
+            [user("I am verifier.", "prover: see 3", "Decide now: accept or reject.")]
+        ]
         helpful = speaker == "merlin"
         assert output["stances"][speaker] == truth if helpful else output["stances"][speaker] != truth
         right = truth == "accept"
@@ -246,8 +252,10 @@ async def test_multi_channel_is_what_the_configuration_says():
     ]  # fmt: skip
     talk = Talk(handler, {"alice": ["psst", "yes"], "bob": ["hm", "no"], "judge": ["Well?", "reject"]})
     output = await talk.output()
-    assert talk.heard("bob")[1] == [user("I am bob."), assistant("hm"), user("judge: Well?")], "it never hears aside"
-    assert talk.heard("alice")[1] == [
+    assert talk.prompts_of("bob")[1] == [user("I am bob."), assistant("hm"), user("judge: Well?")], (
+        "it never hears aside"
+    )
+    assert talk.prompts_of("alice")[1] == [
         user("I am alice.", "[aside]"),
         assistant("psst"),
         user("[table] bob: hm", "[table] judge: Well?", "[aside]"),
@@ -260,7 +268,7 @@ def test_multi_channel_names_a_turn_that_says_not_where():
         MultiChannelConfig(agents={}, channels={"t": ["a"]}, rounds=[["a"]], verifiers=["a"])
 
 
-def test_the_references_names():
+def test_the_names_of_neural_interactive_proofs():
     handler = NIP(NIPConfig(agents={}, max_message_rounds=6, min_message_rounds=3))
     assert (handler.agent_names, handler.prover_names, handler.verifier_names) == (
         ("prover", "verifier"),
@@ -277,4 +285,4 @@ def test_the_references_names():
     ]  # fmt: skip
     assert [handler.agent_first_active_round(name) for name in handler.agent_names] == [1, 0]
     assert [handler.reward_mid_point_estimate(name) for name in handler.agent_names] == [0.5, 0.0]
-    assert not handler.step_interaction_protocol(Dialogue(Problem("q"), round=1)).done
+    assert not handler.step_interaction_protocol(Dialogue(DialogueProblem("q"), round=1)).done

@@ -1,7 +1,7 @@
-"""1,000 random protocols, each by a seed of its own: what holds whatever a protocol looks like.
+"""Invariants of 1,000 random protocols, each with its own seed.
 
-Channels, who sees them, turns, rounds, absent agents, the order in which things are told, trees, frozen agents and
-invalid replies are all drawn. Every reply has a number, so that it is known again wherever it is told or trained.
+Channels, visibility, turns, rounds, absent agents, delivery order, trees, frozen agents and invalid replies are random.
+Every reply has a number by which it is found again in prompts and in training data.
 """
 
 import random
@@ -11,15 +11,15 @@ from collections import Counter
 import pytest
 
 from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler
-from reinforge.multiagent.workflow import protocol_problems
-from tests.talk import Talk, example, groups_of
+from reinforge.multiagent.workflow import find_protocol_problems
+from tests.talk import Talk, build_groups, example
 
 NUM_PROTOCOLS = 1000
 NUM_BATCHES = 4
 
 
 class Anything(ProtocolHandler):
-    """A protocol whose every part is drawn; replies with a "!" are invalid."""
+    """A random protocol; replies with a "!" are invalid."""
 
     def __init__(self, rng):
         names = rng.sample(["ann", "bob", "cat", "dan"], rng.randint(2, 4))
@@ -52,17 +52,17 @@ class Anything(ProtocolHandler):
     def order(self, problem, rng):
         return self._order
 
-    def decision_of(self, text):
+    def parse_decision(self, text):
         return next((word for word in ("accept", "reject", "none") if text.startswith(word)), None)
 
-    def refuse(self, agent, text, dialogue):
+    def check_reply(self, agent, text, dialogue):
         return "a !" if "!" in text else None
 
 
-def draw(seed):
-    """Returns a protocol that is one, ready to talk."""
+def make_random_talk(seed):
+    """Returns a valid random protocol, ready to run."""
     rng = random.Random(seed)
-    while protocol_problems(handler := Anything(rng)):
+    while find_protocol_problems(handler := Anything(rng)):
         pass
     count = 0
 
@@ -80,18 +80,18 @@ def draw(seed):
 
 
 def marks(messages, role):
-    """Returns the numbers of the replies that a prompt tells in one role, in its order."""
+    """Returns the numbers of the replies in a prompt's messages of one role, in order."""
     return [mark for m in messages if m["role"] == role for mark in re.findall(r"\bm\d+\b", m["content"])]
 
 
 def above(message, output):
-    """Returns what was said before a message on its way."""
+    """Returns the earlier messages on a message's branch."""
     path = message["path"]
     return [m for m in output["messages"] if m["round"] < message["round"] and m["path"] == path[: len(m["path"])]]
 
 
 def hears(handler, agent, messages):
-    """Returns the messages of others in the channels that an agent sees, by rounds, in the order that was drawn."""
+    """Returns the messages of others in the channels that an agent sees, by round, in delivery order."""
     rank = {name: number for number, name in enumerate(handler._order)}
     heard = [m for m in messages if m["agent"] != agent and agent in handler._seen[m["channel"]]]
     return [mark_of(m) for m in sorted(heard, key=lambda m: (m["round"], rank.get(m["agent"], -1)))]
@@ -111,7 +111,7 @@ def check_views(talk, record, output):
         assert marks(prompt, "assistant") == [mark_of(m) for m in said if m["agent"] == agent]
     valid = {message["call_id"] for message in output["messages"] if not message["refused"]}
     by_mark = {mark_of(m): m for m in output["messages"]}
-    for call in record.calls:  # those of invalid replies heard no more than others
+    for call in record.calls:  # prompts of invalid replies hold no more than others
         assert (call.call_id in valid) == ("!" not in call.reply.message["content"])
         assert all(call.llm in talk.handler._seen[by_mark[m]["channel"]] for m in marks(call.request.messages, "user"))
 
@@ -131,7 +131,7 @@ def check_turns(talk, output):
 
 
 def check_rewards(talk, output):
-    """What each agent earned, written down again: 1 or 0 for a prover, 1, 0 or -1 for the verifier; truth accept."""
+    """Recomputes the rewards: 1 or 0 for a prover, 1, 0 or -1 for the verifier; the truth is accept."""
     handler = talk.handler
     for branch in output["branches"]:
         if branch["failed"]:
@@ -150,7 +150,7 @@ def check_training(talk, record, output):
     trainable = {name for name, agent in talk.agents.items() if agent.is_trainable}
     rewards = {}
     trained = Counter()
-    for group in groups_of([record]):
+    for group in build_groups([record]):
         assert len({t.agent for t in group}) == 1
         for trajectory in group:
             assert trajectory.agent in trainable
@@ -160,7 +160,7 @@ def check_training(talk, record, output):
                     rewards[re.search(r"m\d+", item.content)[0]] = trajectory.reward
     assert set(trained.values()) <= {1}, "each reply once"
     last_tries = {f"{mark_of(m)}!" for m in output["messages"] if m["refused"]}
-    assert {mark for mark in trained if "!" in mark} <= last_tries, "no invalid reply but what an agent failed by"
+    assert {mark for mark in trained if "!" in mark} <= last_tries, "no invalid reply but an agent's last attempt"
     expected = {}
     for message in output["messages"]:
         path, agent = message["path"], message["agent"]
@@ -168,15 +168,15 @@ def check_training(talk, record, output):
         known = [earned[agent] for earned in following if agent in earned]
         if agent in trainable and known:
             expected[mark_of(message)] = sum(known) / len(known)
-    assert rewards == pytest.approx(expected), "what nobody can tell the worth of is not trained"
+    assert rewards == pytest.approx(expected), "replies with an unknown value are not trained"
     return len(trained)
 
 
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))
-async def test_what_holds_for_every_protocol(batch):
+async def test_invariants_of_every_protocol(batch):
     seen = Counter()
     for seed in range(batch, NUM_PROTOCOLS, NUM_BATCHES):
-        talk = draw(seed)
+        talk = make_random_talk(seed)
         (record,) = await talk.run("collect", seed=seed, item=example("accept"))
         output = record.item.output_obj
         assert record.outcome in ("ok", "policy_error"), record.reason

@@ -1,4 +1,4 @@
-"""A team by hand: who hears whom, whose message is the answer, who earns what."""
+"""Teams: who hears whom, whose message is the answer, and the rewards."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from reinforge.config.schema import LimitsConfig
 from reinforge.errors import ConfigError
 from reinforge.multiagent.protocols import Roles, RolesConfig
 from tests.doubles import Scored
-from tests.talk import Talk, assistant, example, groups_of, said, user
+from tests.talk import Talk, assistant, build_groups, example, format_messages, user
 
 
 class Run:
-    """What a team asks of its run: an evaluator by name."""
+    """Stand-in for the run, from which a team gets its evaluator."""
 
     def __init__(self, score):
         self.evaluator = Scored(score)
@@ -25,16 +25,16 @@ class Run:
 async def team(score=lambda item: float(item.output_obj == item.expected_output_obj), **settings):
     settings = {"roles": ["planner", "worker", "critic"], "evaluator": "solved", **settings}
     handler = Roles(RolesConfig(agents={}, **settings))
-    await handler.prepare(Run(score))
+    await handler.setup(Run(score))
     return handler
 
 
-async def test_everybody_hears_everybody_and_the_answer_is_scored():
+async def test_all_roles_hear_each_other_and_the_answer_is_scored():
     handler = await team(answer="worker", role_rewards={"critic": 0.5, "planner": 0.0})
     talk = Talk(handler, {"planner": ["Count."], "worker": ["42"], "critic": ["Fine."]})
     output = await talk.output(item=example("42"))
-    assert said(output) == ["planner@planner: Count.", "worker@worker: 42", "critic@critic: Fine."]
-    assert talk.heard("critic") == [[user("I am critic.", "planner: Count.", "worker: 42")]]
+    assert format_messages(output) == ["planner@planner: Count.", "worker@worker: 42", "critic@critic: Fine."]
+    assert talk.prompts_of("critic") == [[user("I am critic.", "planner: Count.", "worker: 42")]]
     assert output["branches"] == [
         {
             "path": [],
@@ -52,12 +52,12 @@ async def test_several_passes_and_who_hears_whom():
     handler = await team(passes=2, hears={"critic": ["worker"], "planner": []})
     talk = Talk(handler, {"planner": ["p", "q"], "worker": ["1", "2"], "critic": ["no", "7"]})
     output = await talk.output(item=example("7"))
-    assert talk.heard("critic")[1] == [
+    assert talk.prompts_of("critic")[1] == [
         user("I am critic.", "worker: 1"), assistant("no"), user("worker: 2")
     ]  # fmt: skip
-    assert talk.heard("planner")[1] == [user("I am planner."), assistant("p"), user("Go on.")]
-    assert talk.heard("worker")[1][-1] == user("critic: no", "planner: q")
-    assert output["branches"][0]["answer"] == "7", "the last role's last message where no role is named"
+    assert talk.prompts_of("planner")[1] == [user("I am planner."), assistant("p"), user("Go on.")]
+    assert talk.prompts_of("worker")[1][-1] == user("critic: no", "planner: q")
+    assert output["branches"][0]["answer"] == "7", "by default the last role's last message"
     assert output["branches"][0]["rewards"] == {"planner": 1.0, "worker": 1.0, "critic": 1.0}
 
 
@@ -75,7 +75,7 @@ async def test_a_tree_of_a_team_backs_up_scores():
     handler = await team(roles=["worker", "critic"], num_responses=2)
     talk = Talk(handler, {name: lambda request, said=said: next(said) for name, said in replies.items()})
     records = await talk.run("collect", item=example("2"))
-    found = sorted((t.agent, t.episode[-1].content, t.reward) for group in groups_of(records) for t in group)
+    found = sorted((t.agent, t.episode[-1].content, t.reward) for group in build_groups(records) for t in group)
     assert found == [
         ("critic", "1", 0.0), ("critic", "2", 1.0), ("critic", "2", 1.0), ("critic", "2", 1.0),
         ("worker", "1", 0.5), ("worker", "2", 1.0),
@@ -86,25 +86,25 @@ async def test_an_evaluator_that_gives_no_score_makes_the_episode_missing():
     handler = await team(lambda item: None, roles=["worker"])
     (record,) = await Talk(handler, {"worker": ["1"]}).run()
     assert record.outcome.is_missing
-    assert "the evaluator solved gave no score" in record.reason
+    assert "the evaluator solved returned no score" in record.reason
 
 
-async def test_an_evaluator_that_is_not_there():
+async def test_an_unknown_evaluator_is_refused():
     handler = Roles(RolesConfig(agents={}, roles=["worker"], evaluator="solvd"))
     with pytest.raises(ConfigError, match='"solvd" is not under eval.evaluators, did you mean "solved"'):
-        await handler.prepare(Run(None))
+        await handler.setup(Run(None))
 
 
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ({"answer": "boss"}, 'answer: there is no role "boss"'),
-        ({"hears": {"critik": []}}, 'hears: there is no role "critik", did you mean "critic"'),
-        ({"hears": {"critic": ["boss"]}}, 'hears: there is no role "boss"'),
-        ({"role_rewards": {"boss": 1.0}}, 'role_rewards: there is no role "boss"'),
+        ({"answer": "boss"}, 'answer: unknown role "boss"'),
+        ({"hears": {"critik": []}}, 'hears: unknown role "critik", did you mean "critic"'),
+        ({"hears": {"critic": ["boss"]}}, 'hears: unknown role "boss"'),
+        ({"role_rewards": {"boss": 1.0}}, 'role_rewards: unknown role "boss"'),
         ({"max_message_rounds": 3}, "max_message_rounds"),
     ],
 )
-async def test_what_a_team_cannot_be(settings, found):
+async def test_contradictory_teams_are_refused(settings, found):
     with pytest.raises(ValueError, match=found):
         await team(**settings)

@@ -1,15 +1,21 @@
-"""Dialogues as the reference's arrays, and back; each agent's views of them."""
+"""Dialogues as nested arrays and back, and each agent's views of them."""
 
 import numpy as np
 import pytest
 
 from reinforge.errors import TrajectoryError
-from reinforge.multiagent import Dialogue, HyperParameters, Message, NestedArrayDict, agents_of, protocol_of
-from reinforge.multiagent.nip.rollouts import Views, dialogues_of, rollouts_of, rollouts_of_dialogues, with_true_guess
+from reinforge.multiagent import Dialogue, HyperParameters, Message, NestedArrayDict, build_agents, build_protocol
+from reinforge.multiagent.nip.rollouts import (
+    ViewBuilder,
+    build_rollouts,
+    decode_dialogues,
+    encode_dialogues,
+    replace_guess_with_truth,
+)
 from tests.groups import dialogue, experiment, replies
 
 PARAMS = experiment("m")
-HANDLER = protocol_of(PARAMS)
+HANDLER = build_protocol(PARAMS)
 SEED_KEYS = (
     "round", "question", "solution", "y", "prover_stance", "message_history", "message_agent_id",
     "raw_message_history",
@@ -36,8 +42,8 @@ def test_the_names_of_a_protocol_handler():
 
 
 def test_a_dialogue_as_arrays():
-    """Three of four rounds are said: the fourth is padding."""
-    arrays = rollouts_of_dialogues([dialogue(1)], HANDLER)
+    """Three of four rounds have messages; the fourth is padding."""
+    arrays = encode_dialogues([dialogue(1)], HANDLER)
     assert arrays.batch_size == (1, 4)
     assert all(name in arrays and name in arrays["next"] for name in SEED_KEYS)
     [row] = arrays
@@ -46,7 +52,7 @@ def test_a_dialogue_as_arrays():
     assert row["y"].tolist() == [1] * 4
     assert arrays["message_history"].shape == (1, 4, 4, 1)
     assert arrays["raw_message_history"].shape == (1, 4, 4, 2)
-    assert row["message_history"][1, :, 0].tolist() == ["is it 1", None, None, None], "as it stands before round 1"
+    assert row["message_history"][1, :, 0].tolist() == ["is it 1", None, None, None], "the state before round 1"
     assert row["next", "message_history"][2, :, 0].tolist() == ["is it 1", "it is 1", "accept", None]
     assert row["next", "message_agent_id"][2, :, 0].tolist() == [1, 0, 1, -1]
     assert row["next", "raw_message_history"][2].tolist() == [
@@ -59,15 +65,15 @@ def test_a_dialogue_as_arrays():
     assert row["next", "agents", "reward"][2].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("reduced", [False, True], ids=["ours", "the reference's keys alone"])
+@pytest.mark.parametrize("reduced", [False, True], ids=["all keys", "keys of neural-interactive-proofs"])
 def test_dialogues_come_back_from_their_arrays(reduced):
     given = [dialogue(1), dialogue(2, decision="reject", truth="accept"), dialogue(3, truth=None)]
-    arrays = rollouts_of_dialogues(given, HANDLER)
+    arrays = encode_dialogues(given, HANDLER)
     if reduced:
         kept = {name: arrays[name] for name in (*SEED_KEYS, "agents")}
         kept["next"] = {name: arrays["next"][name] for name in (*SEED_KEYS, "agents")}
         arrays = NestedArrayDict(kept, arrays.batch_size)[:, 2:3]
-    found = dialogues_of(arrays, HANDLER)
+    found = decode_dialogues(arrays, HANDLER)
     assert [each.messages for each in found] == [each.messages for each in given]
     assert [each.problem.truth for each in found] == ["accept", "accept", None]
     assert [each.problem.question for each in found] == ["q1", "q2", "q3"]
@@ -76,7 +82,7 @@ def test_dialogues_come_back_from_their_arrays(reduced):
     assert [dict(each.stances) for each in found] == [{"prover": "accept"}] * 3
 
 
-def test_two_who_speak_at_once_in_one_channel():
+def test_two_agents_that_speak_at_once_in_one_channel():
     names = ("prover_accept", "prover_reject", "verifier")
     params = HyperParameters(
         "s",
@@ -86,7 +92,7 @@ def test_two_who_speak_at_once_in_one_channel():
         agents={name: {"model_name": "m"} for name in names},
         debate_protocol={"max_message_rounds": 3},
     )
-    handler = protocol_of(params)
+    handler = build_protocol(params)
     said = [
         (0, "verifier", "speak"),
         (1, "prover_accept", "yes"),
@@ -95,13 +101,13 @@ def test_two_who_speak_at_once_in_one_channel():
     ]
     messages = tuple(Message(round_, agent, "main", text, f"shown {text}") for round_, agent, text in said)
     whole = Dialogue(dialogue(1).problem, {}, messages, 3)
-    arrays = rollouts_of_dialogues([whole], handler)
+    arrays = encode_dialogues([whole], handler)
     assert arrays["next", "message_history"][0, 2, 1, 0] == "shown yes\nshown no"
-    [found] = dialogues_of(arrays, handler)
+    [found] = decode_dialogues(arrays, handler)
     assert found.messages == messages
 
 
-def test_a_reply_that_an_agent_failed_by_was_never_said():
+def test_an_invalid_last_reply_is_not_part_of_the_dialogue():
     said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0}
     output = {
         "question": "q",
@@ -113,7 +119,7 @@ def test_a_reply_that_an_agent_failed_by_was_never_said():
         ],
         "branches": [{"path": [], "decision": None, "terminated": False, "rewards": {"prover": -0.5}}],
     }
-    [found] = dialogues_of(rollouts_of([output], HANDLER), HANDLER)
+    [found] = decode_dialogues(build_rollouts([output], HANDLER), HANDLER)
     assert [message.text for message in found.messages] == ["Why?"]
     assert found.rewards == {"prover": -0.5}
 
@@ -135,21 +141,21 @@ def test_episodes_of_a_tree_are_a_rollout_each():
             {"path": [1], "decision": "reject", "terminated": False, "rewards": {"prover": 0.0}},
         ],
     }
-    arrays = rollouts_of([output], HANDLER, rows=[{"cells": [1, 2]}])
+    arrays = build_rollouts([output], HANDLER, rows=[{"cells": [1, 2]}])
     assert arrays.batch_size == (2, 4)
     assert arrays["next", "message_history"][:, 0, 0, 0].tolist() == ["accept", "reject"]
-    assert np.isnan(arrays["next", "agents", "reward"][1, 0, 1]), "what nobody knows is no number"
-    first, second = dialogues_of(arrays, HANDLER)
+    assert np.isnan(arrays["next", "agents", "reward"][1, 0, 1]), "an unknown reward is not a number"
+    first, second = decode_dialogues(arrays, HANDLER)
     assert first.problem.row["cells"] == [1, 2]
     assert first.order == ("verifier", "prover")
     assert dict(second.rewards) == {"prover": 0.0}
 
 
 def test_an_agents_view_of_a_dialogue():
-    """What it said is assistant, what it heard user; each turn says what exactly it answered."""
-    agents = agents_of(PARAMS)
-    views = Views(agents["verifier"], HANDLER, "both", 2.0)
-    trajectory = views.whole(dialogue(1), "e")
+    """Its own messages are assistant turns, the others user; each turn has the exact prompt that it answers."""
+    agents = build_agents(PARAMS)
+    views = ViewBuilder(agents["verifier"], HANDLER, "both", 2.0)
+    trajectory = views.build_view(dialogue(1), "e")
     assert [(item.role.value, item.content) for item in trajectory.episode] == [
         ("user", "V q1"),
         ("assistant", "is it 1"),
@@ -162,7 +168,7 @@ def test_an_agents_view_of_a_dialogue():
     assert all(turn.is_trained for turn in trajectory.turns)
     assert (trajectory.agent, trajectory.model_group, trajectory.agent_weight) == ("verifier", "both", 2.0)
     assert trajectory.reward == 1.0
-    last = views.last(dialogue(1), 0.5, "e")
+    last = views.build_last_reply(dialogue(1), 0.5, "e")
     assert [turn.is_trained for turn in last.turns] == [False, True]
     assert last.reward == 0.5
 
@@ -170,24 +176,25 @@ def test_an_agents_view_of_a_dialogue():
 def test_single_steps_end_with_the_message_that_is_compared():
     steps = replies(PARAMS, "prover", ["yes", "no"])
     assert steps.batch_size == (2,)
-    views = Views(agents_of(PARAMS)["prover"], HANDLER, "both")
-    last = [views.last(each, 1.0, "e") for each in dialogues_of(steps, HANDLER)]
+    views = ViewBuilder(build_agents(PARAMS)["prover"], HANDLER, "both")
+    last = [views.build_last_reply(each, 1.0, "e") for each in decode_dialogues(steps, HANDLER)]
     assert [trajectory.turns[-1].content for trajectory in last] == ["yes", "no"]
     silent = Dialogue(dialogue(1).problem)
-    with pytest.raises(TrajectoryError, match="e: verifier said nothing there"):
-        Views(agents_of(PARAMS)["verifier"], HANDLER, "both").last(silent, 1.0, "e")
+    with pytest.raises(TrajectoryError, match="e: verifier has no message there"):
+        ViewBuilder(build_agents(PARAMS)["verifier"], HANDLER, "both").build_last_reply(silent, 1.0, "e")
 
 
 def test_the_truth_in_place_of_a_guess():
-    right = with_true_guess(dialogue(1, decision="reject", truth="accept"), HANDLER)
+    right = replace_guess_with_truth(dialogue(1, decision="reject", truth="accept"), HANDLER)
     assert [message.text for message in right.messages] == ["is it 1", "it is 1", "accept"]
-    assert with_true_guess(dialogue(1, truth=None), HANDLER) is None
+    assert replace_guess_with_truth(dialogue(1, truth=None), HANDLER) is None
 
 
 def test_arrays_that_cannot_be_a_dialogue_are_refused():
-    arrays = rollouts_of_dialogues([dialogue(1)], HANDLER)
-    with pytest.raises(TrajectoryError, match="without message_agent_id says nothing"):
-        dialogues_of(NestedArrayDict({name: arrays[name] for name in ("question", "message_history")}, (1, 4)), HANDLER)
+    arrays = encode_dialogues([dialogue(1)], HANDLER)
+    kept = {name: arrays[name] for name in ("question", "message_history")}
+    with pytest.raises(TrajectoryError, match="has no message_agent_id, so there is nothing to train on"):
+        decode_dialogues(NestedArrayDict(kept, (1, 4)), HANDLER)
     arrays["padding"] = np.ones((1, 4), np.bool_)
-    with pytest.raises(TrajectoryError, match="nothing but padding"):
-        dialogues_of(arrays, HANDLER)
+    with pytest.raises(TrajectoryError, match="consists of padding only"):
+        decode_dialogues(arrays, HANDLER)

@@ -1,10 +1,10 @@
-"""Experiments of the reference as configurations of the one loop."""
+"""Experiments as configurations of the training loop."""
 
 import pytest
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
-from reinforge.multiagent import ExperimentSettings, HyperParameters, agents_of, experiment_config, protocol_of
+from reinforge.multiagent import ExperimentSettings, HyperParameters, build_agents, build_protocol, experiment_config
 
 SETTINGS = ExperimentSettings("r", num_rollout_workers=2)
 ROWS = [{"id": "1", "question": "q", "answer": "accept"}]
@@ -70,15 +70,15 @@ def test_expert_iteration():
     assert finetuning["policy"] == {
         "model": "m",
         "optimizer": {"learning_rate": 1e-4},
-        "batch": {"passes": 2},
-        "lora": {"rank": 16, "alpha": 32},
+        "batch": {"num_iterations": 2},
+        "lora": {"r": 16, "lora_alpha": 32},
     }
     assert finetuning["splits"] == {"train": pytest.approx(0.425), "select": pytest.approx(0.075), "confirm": 0.5}
     assert (finetuning["num_epochs"], finetuning["seed"]) == (3, 5)
     assert finetuning["transcripts"] == {"save": True, "format": "json"}
     assert finetuning["run_configuration"] == {"validation_interval": 3}
     loaded = build_config(data)
-    assert loaded.config.finetuning.policy.lora.alpha == 32
+    assert loaded.config.finetuning.policy.lora.lora_alpha == 32
     assert loaded.config.workflow.max_message_rounds == 4
 
 
@@ -98,16 +98,16 @@ def test_grpo_compares_dialogues_of_an_example_and_goes_on_from_its_weights():
         "examples_per_epoch": 2,
     }
     assert data["trainer_adapters"]["adapter"] == {"_type": "local"}
-    assert data["finetuning"]["policy"]["batch"] == {"passes": 2}
+    assert data["finetuning"]["policy"]["batch"] == {"num_iterations": 2}
     build_config(data)
-    with pytest.raises(ConfigError, match=r"rollouts_per_iteration: 12 dialogues are no whole number of groups"):
+    with pytest.raises(ConfigError, match=r"rollouts_per_iteration: 12 is not a multiple of"):
         made("pure_text_grpo", rl={"rollouts_per_iteration": 12})
 
 
 def test_agents_of_one_group_share_an_entry_and_one_role_of_it_may_be_frozen():
     shared = {"shared_model_group": "both"}
     data = made(agents={"prover": shared, "verifier": {**shared, "freeze_agent": True, "temperature": 0.5}})
-    assert data["llms"] == {"both": {"_type": "policy"}}, "one trained group needs no names"
+    assert data["llms"] == {"both": {"_type": "policy"}}, "a single trained group needs no adapter name"
     verifier = data["workflow"]["agents"]["verifier"]
     assert (verifier["llm"], verifier["freeze_agent"], verifier["temperature"]) == ("both", True, 0.5)
 
@@ -119,7 +119,7 @@ def test_a_frozen_agent_of_its_own_is_a_model_that_stays():
     assert data["finetuning"]["policy"]["model"] == "m"
 
 
-def test_what_trained_agents_draw_by_is_the_runs():
+def test_sampling_settings_of_trained_agents_become_the_runs():
     drawn = {"temperature": 0.7, "top_p": 0.9}
     data = made(agents={"prover": drawn, "verifier": drawn})
     assert data["finetuning"]["sampling"] == drawn
@@ -130,11 +130,11 @@ def test_what_trained_agents_draw_by_is_the_runs():
 @pytest.mark.parametrize("field", ["model_name", "temperature", "lora_rank", "fine_tune_from_scratch"])
 def test_trained_agents_must_agree_where_a_run_has_one_value(field):
     other = {"model_name": "x", "temperature": 0.1, "lora_rank": 4, "fine_tune_from_scratch": False}[field]
-    with pytest.raises(ConfigError, match=rf"agents\.\*\.{field}: a run has one for all it trains"):
+    with pytest.raises(ConfigError, match=rf"agents\.\*\.{field}: must be equal for all trained agents of a run"):
         made(agents={"prover": {field: other}})
 
 
-def test_somebody_must_be_trained():
+def test_an_experiment_without_a_trained_agent_is_refused():
     frozen = {"freeze_agent": True}
     with pytest.raises(ConfigError, match="no agent can be trained"):
         made(agents={"prover": frozen, "verifier": frozen})
@@ -146,7 +146,7 @@ def test_overrides_win_and_a_service_gets_what_it_can_honour():
         "trainer_adapters": {"adapter": {"_type": "openai", "base_model": "gpt-test"}},
     }
     data = made(overrides=overrides)
-    assert data["finetuning"]["policy"] == {"model": "m", "batch": {"steps_per_job": 2}}, "the rest is the service's"
+    assert data["finetuning"]["policy"] == {"model": "m", "batch": {"steps_per_job": 2}}, "the service chooses the rest"
     assert data["finetuning"]["device"] == "cpu"
     openai = {"_type": "openai", "base_model": "gpt-test", "n_epochs": 1, "fine_tune_from_scratch": True}
     assert data["trainer_adapters"]["adapter"] == openai
@@ -156,14 +156,14 @@ def test_handlers_and_agents_for_groups_that_are_used_by_themselves(tmp_path):
     (tmp_path / "v.txt").write_text("V $question")
     shared = {"prover": {"shared_model_group": "both"}, "verifier": {"prompt": None, "prompt_file": "v.txt"}}
     params = experiment(agents=shared, interaction_protocol="debate", debate_protocol={"sequential": True})
-    handler = protocol_of(params)
+    handler = build_protocol(params)
     assert type(handler).__name__ == "Debate"
     assert handler.config.sequential
-    agents = agents_of(params, tmp_path)
+    agents = build_agents(params, tmp_path)
     assert [(agent.name, agent.model_group) for agent in agents.values()] == [
         ("prover", "both"),
         ("verifier", "verifier"),
     ]
     assert agents["verifier"].parameters.prompt == "V $question"
-    with pytest.raises(ConfigError, match="interaction_protocol: python is no protocol"):
-        protocol_of(experiment(interaction_protocol="python"))
+    with pytest.raises(ConfigError, match="interaction_protocol: python is not a protocol"):
+        build_protocol(experiment(interaction_protocol="python"))

@@ -1,4 +1,4 @@
-"""A protocol from a file: what it becomes, and everything that is refused before any work starts."""
+"""A protocol from a file: the workflow that is built, and everything that its validation rejects."""
 
 import json
 
@@ -12,7 +12,7 @@ from reinforge.errors import ConfigError
 from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler
 from reinforge.multiagent.registration import register_protocol
 from reinforge.registry import REGISTRY
-from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.components import ComponentBuilder
 from tests.project import settings as project_settings
 from tests.talk import Talk, example
 
@@ -45,7 +45,7 @@ def write(folder, change=None, rows=None):
 
 
 async def bound(folder, change=None, registry=REGISTRY):
-    async with Builder(load_config(write(folder, change), registry=registry), registry) as builder:
+    async with ComponentBuilder(load_config(write(folder, change), registry=registry), registry) as builder:
         return (await builder.get_workflow()).function
 
 
@@ -56,12 +56,12 @@ async def refused(folder, change):
 
 
 def checked(folder, change=None, rows=None):
-    """Returns what `reinforge check` says."""
+    """Returns the result of `reinforge check`."""
     file = write(folder, change, rows)
     return CliRunner().invoke(main, ["check", str(file)])
 
 
-async def test_agents_as_they_are_described(tmp_path):
+async def test_agents_have_their_configured_settings(tmp_path):
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "verifier.txt").write_text("Décide: $question")
     workflow = await bound(tmp_path, {
@@ -74,11 +74,11 @@ async def test_agents_as_they_are_described(tmp_path):
     assert workflow.__qualname__ == "NIP: prover, verifier (frozen)"
     prover, verifier = workflow.agents.values()
     assert (prover.name, prover.llm, prover.is_trainable) == ("prover", "agent", True)
-    assert prover.arguments() == {"max_tokens": 7}
+    assert prover.sampling_arguments() == {"max_tokens": 7}
     assert (verifier.llm, verifier.is_trainable, verifier.parameters.prompt) == ("frozen", False, "Décide: $question")
 
 
-async def test_everything_that_is_wrong_with_the_agents_is_told_at_once(tmp_path):
+async def test_all_problems_of_the_agents_are_reported_at_once(tmp_path):
     problems = await refused(tmp_path, {
         "llms": {"second": {"_type": "policy"}},
         "workflow": {
@@ -87,9 +87,9 @@ async def test_everything_that_is_wrong_with_the_agents_is_told_at_once(tmp_path
     })  # fmt: skip
     found = {problem.path: problem.message for problem in problems}
     assert found["workflow.agents.judge"] == "the protocol nip has no agent judge"
-    assert found["workflow.agents.prover.llm"] == "'agnt' is not under llms"
-    assert found["workflow.agents.judge.llm"] == "it does not say which entry of llms it speaks by"
-    assert found["workflow.agents.verifier.prompt_file"].startswith("there is no file ")
+    assert found["workflow.agents.prover.llm"] == "'agnt' is not an entry of llms"
+    assert found["workflow.agents.judge.llm"] == "the agent names no entry of llms"
+    assert found["workflow.agents.verifier.prompt_file"].startswith("file not found: ")
     assert all(problem.location.startswith("run.yml") or "run.yml:" in problem.location for problem in problems)
 
 
@@ -102,14 +102,14 @@ async def test_an_agent_that_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "path", "message"),
     [
-        ({"max_message_rounds": 1}, "workflow.max_message_rounds", "prover never speaks: there are 1 rounds"),
+        ({"max_message_rounds": 1}, "workflow.max_message_rounds", "prover never speaks in 1 round"),
         ({"max_message_rounds": 2, "min_message_rounds": 2}, "workflow.min_message_rounds",
-         "verifier speaks in none of the rounds 2 to 2 and never decides"),
+         "verifier has no turn in rounds 2 to 2, so it can never decide"),
         ({"max_message_rounds": 1, "verifier_first": False}, "workflow.max_message_rounds",
-         "verifier never speaks: there are 1 rounds"),
+         "verifier never speaks in 1 round"),
     ],
 )  # fmt: skip
-async def test_who_never_speaks_or_decides(tmp_path, settings, path, message):
+async def test_agents_that_never_speak_or_decide_are_refused(tmp_path, settings, path, message):
     (problem,) = await refused(tmp_path, {"workflow": settings})
     assert (problem.path, problem.message) == (path, message)
 
@@ -117,34 +117,34 @@ async def test_who_never_speaks_or_decides(tmp_path, settings, path, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_message_rounds": 9}, "min_message_rounds is 9 and max_message_rounds 8"),
+        ({"min_message_rounds": 9}, "min_message_rounds is 9 but max_message_rounds is 8"),
         ({"decision_words": {"yes": "accept"}}, "decision_words has no word for reject"),
-        ({"decision_words": {"Yes": "accept", "no": "reject"}}, "'Yes' is not a word in small letters"),
+        ({"decision_words": {"Yes": "accept", "no": "reject"}}, "'Yes' must be a lower-case word"),
         ({"agents": {"prover": {"promt": "x"}}}, "promt"),
-        ({"agents": {"prover": {"prompt": "x", "prompt_file": "y"}}}, "leave one out"),
+        ({"agents": {"prover": {"prompt": "x", "prompt_file": "y"}}}, "remove one of them"),
     ],
 )
-def test_settings_that_no_run_could_have(tmp_path, settings, message):
+def test_contradictory_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path, {"workflow": settings}))
 
 
-async def test_a_run_in_which_nobody_learns(tmp_path):
+async def test_a_run_without_a_trained_agent_is_refused(tmp_path):
     frozen = {"freeze_agent": True}
     (problem,) = await refused(tmp_path, {"workflow": {"agents": {"prover": frozen, "verifier": frozen}}})
     assert "no agent can be trained" in problem.message
 
 
-async def test_a_builder_that_would_train_all_as_one(tmp_path):
+async def test_a_builder_for_single_agents_is_refused(tmp_path):
     (problem,) = await refused(tmp_path, {"trajectory_builders": {"builder": {"_type": "group"}}})
     assert problem.path == "trajectory_builders.builder._type"
     assert "use `agents`" in problem.fix
 
 
-def test_a_prompt_that_asks_for_a_column_that_is_not_there(tmp_path):
+def test_a_prompt_with_an_unknown_column_is_refused(tmp_path):
     result = checked(tmp_path, {"workflow": {"agents": {"prover": {"prompt": "$qestion"}}}})
     assert result.exit_code == 2
-    assert "workflow.agents.prover.prompt: it asks for $qestion, and example 1 has no such column" in result.output
+    assert "workflow.agents.prover.prompt: it uses $qestion, but example 1 has no such column" in result.output
     assert 'did you mean "question"?' in result.output
 
 
@@ -154,7 +154,7 @@ def test_a_prompt_with_a_dollar_sign(tmp_path):
     assert "write $$ for a dollar sign" in result.output
 
 
-def test_an_answer_that_is_no_decision(tmp_path):
+def test_an_answer_that_is_not_a_decision_is_refused(tmp_path):
     rows = [{"id": str(i), "question": f"q{i}", "answer": "42" if i == 7 else "accept"} for i in range(40)]
     result = checked(tmp_path, rows=rows)
     assert result.exit_code == 2
@@ -166,7 +166,7 @@ def test_a_protocol_that_needs_the_truth(tmp_path):
     workflow = {"_type": "merlin_arthur", "agents": {"merlin": {}, "morgana": {}, "verifier": {}}}
     result = checked(tmp_path, {"workflow": workflow}, rows)
     assert result.exit_code == 2
-    assert "does not say what is right, and the protocol needs it" in result.output
+    assert "has no right decision, which this protocol needs" in result.output
 
 
 class LoudConfig(ProtocolConfig, name="loud"):
@@ -188,25 +188,25 @@ async def test_a_protocol_that_contradicts_itself(tmp_path):
     registry = REGISTRY.child()
 
     async def loud(config, builder):
-        from reinforge.multiagent.workflow import protocol_workflow
+        from reinforge.multiagent.workflow import build_protocol_workflow
 
-        yield await protocol_workflow(Loud(config), builder)
+        yield await build_protocol_workflow(Loud(config), builder)
 
     registry.add("workflow", LoudConfig, loud)
     settings = {"workflow": {"_type": "loud", "agents": {"prover": {}, "verifier": {}}}}
     with pytest.raises(ConfigError) as caught:
         await bound(tmp_path, settings, registry)
     assert [problem.message for problem in caught.value.problems] == [
-        "the channel main is seen by ghost, which is no agent of the protocol",
-        "prover speaks in the channel main, which it does not see",
-        "ghost is given a turn and is no agent of the protocol",
-        "verifier speaks in the channel aside; the channels are main",
+        "the channel main lists ghost, which is not an agent of the protocol",
+        "prover speaks in the channel main but does not see it",
+        "ghost has a turn but is not an agent of the protocol",
+        "verifier speaks in the unknown channel aside; the channels are main",
     ]
 
 
 def test_a_protocol_that_cannot_read_a_row():
     class Columns(Loud):
-        def problem(self, item):
+        def parse_problem(self, item):
             return item.full_dataset_entry["colour"]
 
     talk = Talk(Columns(LoudConfig(agents={})), {})
@@ -231,7 +231,7 @@ def test_a_name_is_registered_once():
     class AgainConfig(ProtocolConfig, name="nip"):
         """Another protocol of that name."""
 
-    with pytest.raises(ConfigError, match='workflow "nip" is registered by reinforge.multiagent.protocols.nip'):
+    with pytest.raises(ConfigError, match='workflow "nip" is already registered by reinforge.multiagent.protocols.nip'):
 
         @register_protocol(AgainConfig)
         class Again(Loud):

@@ -1,4 +1,4 @@
-"""A tester and a target that are tiny and random, loaded once."""
+"""A tiny random tester and target."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.models import make_tiny_model
 
 @pytest.fixture(scope="session")
 def tiny_target_dir(tmp_path_factory, tiny_model_dir):
-    """Another model with the tester's own tokenizer: two that are trained may break ties in two ways."""
+    """Another model with the tester's tokenizer; training a second tokenizer might break ties differently."""
     from transformers import AutoTokenizer
 
     folder = make_tiny_model(tmp_path_factory.mktemp("target") / "tiny", seed=1)
@@ -18,7 +18,7 @@ def tiny_target_dir(tmp_path_factory, tiny_model_dir):
 
 @pytest.fixture
 def make_problem(tiny_model_dir, tiny_target_dir):
-    """Returns problems of short texts that are closed at the end of the test."""
+    """Returns a factory of problems with short texts, closed at the end of the test."""
     made = []
 
     def make(attacker=None, target=None, scorer=None, **settings):

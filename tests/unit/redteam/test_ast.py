@@ -1,4 +1,4 @@
-"""Adaptive stress testing: texts that keep tokens, views, trees, rewards, log-probs, figures."""
+"""Adaptive stress testing: strings with tokens, messages, trees, rewards, log-probs, metrics."""
 
 import asyncio
 import copy
@@ -10,33 +10,42 @@ import torch
 
 from reinforge import PolicyFailure
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, TrajectoryError
-from reinforge.redteam import ASTEvaluator, ASTSampler, ASTSystem, Dialogue, Graph, KeywordScorer, Said, WorkflowTarget
+from reinforge.redteam import (
+    ASTEvaluator,
+    ASTSampler,
+    ASTSystem,
+    Conversation,
+    GeneratedText,
+    Graph,
+    KeywordScorer,
+    WorkflowTarget,
+)
 from reinforge.redteam.methods.ast.problem import _target_view, _tester_view
-from reinforge.redteam.rewards import AttackWeights, attack_reward
+from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.unit.redteam.toy import ToySystem
 
 
-def test_a_dialogue_is_its_text_and_keeps_its_turns():
-    said = Said(" What is new?", TokenLogprobs((1,), (2,), (-1.0,)))
-    asked = Dialogue("Monday.") + said
+def test_a_conversation_is_a_string_with_turns():
+    probe = GeneratedText(" What is new?", TokenLogprobs((1,), (2,), (-1.0,)))
+    asked = Conversation("Monday.") + probe
     whole = asked + " Nothing."
     assert whole == "Monday. What is new? Nothing."
     assert whole.turns[1].tokens.token_ids == (2,)
-    assert (asked.open_probe, asked.exchanges) == (said, [])
-    assert (whole.open_probe, whole.exchanges) == (None, [(said, " Nothing.")])
-    assert Dialogue(whole).turns == whole.turns
-    assert copy.deepcopy(whole).turns[1].tokens == said.tokens
+    assert (asked.open_probe, asked.exchanges) == (probe, [])
+    assert (whole.open_probe, whole.exchanges) == (None, [(probe, " Nothing.")])
+    assert Conversation(whole).turns == whole.turns
+    assert copy.deepcopy(whole).turns[1].tokens == probe.tokens
 
 
 def test_each_side_sees_the_other_as_the_user():
-    talk = Dialogue("Monday.", "What is new?", "Nothing.", "And now?")
+    talk = Conversation("Monday.", "What is new?", "Nothing.", "And now?")
     assert _target_view(talk) == [
         {"role": "user", "content": "Monday.\nWhat is new?"},
         {"role": "assistant", "content": "Nothing."},
         {"role": "user", "content": "And now?"},
     ]
-    assert _tester_view(Dialogue(*talk.turns[:3])) == [
+    assert _tester_view(Conversation(*talk.turns[:3])) == [
         {"role": "user", "content": "Monday."},
         {"role": "assistant", "content": "What is new?"},
         {"role": "user", "content": "Nothing."},
@@ -44,23 +53,23 @@ def test_each_side_sees_the_other_as_the_user():
     assert _target_view("just a text") == [{"role": "user", "content": "just a text"}]
 
 
-def test_the_reward_is_the_papers_with_perplexity_subtracted():
-    assert attack_reward(AttackWeights(), 1.0, 1.0, 4.0) == pytest.approx(0.1 + 0.1 - 0.025 * 4)
-    assert attack_reward(AttackWeights(2.0, 0.5, 0.25), 0.5, 0.25, None) == pytest.approx(1.125)
+def test_the_reward_subtracts_perplexity():
+    assert compute_attack_reward(AttackWeights(), 1.0, 1.0, 4.0) == pytest.approx(0.1 + 0.1 - 0.025 * 4)
+    assert compute_attack_reward(AttackWeights(2.0, 0.5, 0.25), 0.5, 0.25, None) == pytest.approx(1.125)
 
 
 class ToyAST(ASTSystem, ToySystem):
-    """A user's text system: the reward is inherited."""
+    """A user's system on text, which inherits the reward."""
 
     def __init__(self, **settings):
         super().__init__("green", **settings)
 
 
-def test_a_users_system_has_the_reward_and_trees_level_by_level():
-    """Every probe is two words of probability 1/3: perplexity 3, whatever the length."""
+def test_a_users_system_gets_the_reward_and_level_by_level_trees():
+    """Every probe is two words of probability 1/3, so its perplexity is 3."""
     system = ToyAST()
     graphs = ASTSampler(system, ["open"], tree_width=2, tree_depth=3).rollouts([0, 1, 2, 3, 4])
-    assert system.asked == [10, 20, 40], "one batch a level for all five trees"
+    assert system.batch_sizes == [10, 20, 40], "one batch per level for all five trees"
     for graph in graphs:
         assert [len(group) for group in graph.sibling_groups()] == [2] * 7
         for node in graph.nodes():
@@ -71,15 +80,15 @@ def test_a_users_system_has_the_reward_and_trees_level_by_level():
                 assert child.depth == node.depth + 1
 
 
-def test_no_weight_asks_no_model():
+def test_zero_ppl_weight_calls_no_model():
     class Silent(ToyAST):
         def get_baseline_logprobs(self, context, continuation):
-            raise AssertionError("nobody needs it")
+            raise AssertionError("not needed")
 
     assert Silent(ppl_weight=0.0).reward(["c"], ["green"], ["."]) == pytest.approx([0.1])
 
 
-def test_likelihood_may_be_the_targets():
+def test_likelihood_can_come_from_the_target():
     class Sure(ToyAST):
         def get_target_logprobs(self, context, continuation):
             return torch.full((len(continuation), 3), -2.0)
@@ -92,14 +101,14 @@ def probes(graph):
     return [(node.context, node.probe, node.response) for node in graph.nodes()]
 
 
-def test_zero_is_a_seed_and_seeds_are_different(make_problem):
+def test_zero_is_a_seed_and_seeds_give_different_trees(make_problem):
     sampler = ASTSampler(make_problem(), ["hello", "play at row 1", "Paris"], tree_depth=2)
     assert probes(sampler.rollout(0)) == probes(sampler.rollout(0))
     together = sampler.rollouts([0, 1, 2])
     assert probes(together[0]) == probes(sampler.rollout(0))
     assert len({str(probes(graph)) for graph in together}) == 3
-    assert probes(sampler.rollout()) != probes(sampler.rollout()), "no seed: another each time"
-    assert len({graph.context for graph in sampler.rollouts(range(30))}) == 3, "openings are chosen by the seed"
+    assert probes(sampler.rollout()) != probes(sampler.rollout()), "no seed: a different tree each time"
+    assert len({graph.context for graph in sampler.rollouts(range(30))}) == 3, "the seed chooses the opening"
 
 
 def test_siblings_differ(make_problem):
@@ -107,34 +116,34 @@ def test_siblings_differ(make_problem):
     assert len({node.probe for node in graph.children}) > 1
 
 
-def test_the_sampled_tokens_are_those_that_are_trained(make_problem):
-    """Log-probs of the learner's path for the drawn ids equal those that the sampler reported."""
+def test_the_sampled_tokens_are_trained(make_problem):
+    """The learner's log-probs of the sampled ids equal those that the sampler reported."""
     problem = make_problem(temperature=0.7)
     nodes = list(ASTSampler(problem, ["hello", "Paris"], 2, 2).rollout(3).nodes())
-    context, said = [node.context for node in nodes], [node.probe for node in nodes]
-    drawn = problem.get_sampling_logprobs(context, said)
-    tester = problem.get_tester_logprobs(context, said)
-    mask = problem.token_mask(context, said, tester)
+    context, probes = [node.context for node in nodes], [node.probe for node in nodes]
+    sampling = problem.get_sampling_logprobs(context, probes)
+    tester = problem.get_tester_logprobs(context, probes)
+    mask = problem.token_mask(context, probes, tester)
     assert tester.requires_grad
-    assert mask.sum(dim=1).tolist() == [len(probe.tokens.token_ids) for probe in said]
-    assert (tester.detach() - drawn).abs().max() < 1e-4
+    assert mask.sum(dim=1).tolist() == [len(probe.tokens.token_ids) for probe in probes]
+    assert (tester.detach() - sampling).abs().max() < 1e-4
     assert (tester.detach()[~mask] == 0).all()
-    baseline = problem.get_baseline_logprobs(context, said)
+    baseline = problem.get_baseline_logprobs(context, probes)
     assert not baseline.requires_grad
-    assert torch.allclose(baseline, tester.detach(), atol=1e-5), "nothing is learned yet"
+    assert torch.allclose(baseline, tester.detach(), atol=1e-5), "no training yet"
 
 
-def test_plain_text_is_written_by_the_template(make_problem):
-    """Against the module itself: prompt and reply as the template writes them, with the reply's end."""
+def test_plain_text_is_encoded_by_the_chat_template(make_problem):
+    """Against the module's log-probs of prompt and reply in the chat template, end token included."""
     problem = make_problem()
-    found = problem.get_tester_logprobs(["hello"], ["the dog"])
+    logprobs = problem.get_tester_logprobs(["hello"], ["the dog"])
     model, tokenizer = problem.engine.model, problem.engine.tokenizer
-    asked, whole = "<|user|>hello<|end|><|assistant|>", "<|user|>hello<|end|><|assistant|>the dog<|end|>"
-    prompt, ids = (tokenizer.encode(text, add_special_tokens=False) for text in (asked, whole))
+    start, whole = "<|user|>hello<|end|><|assistant|>", "<|user|>hello<|end|><|assistant|>the dog<|end|>"
+    prompt, ids = (tokenizer.encode(text, add_special_tokens=False) for text in (start, whole))
     logits = model.module(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
     expected = [logits[i - 1, ids[i]].item() for i in range(len(prompt), len(ids))]
-    assert found[0].tolist() == pytest.approx(expected, abs=1e-5)
-    assert problem.token_mask(["hello"], ["the dog"], found).tolist() == [[True] * len(expected)]
+    assert logprobs[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert problem.token_mask(["hello"], ["the dog"], logprobs).tolist() == [[True] * len(expected)]
 
 
 def test_one_forward_gives_log_probs_and_values(make_problem):
@@ -149,13 +158,13 @@ def test_one_forward_gives_log_probs_and_values(make_problem):
     assert torch.equal(problem.value(["hello"], ["yes"]), problem.logprobs_and_values(["hello"], ["yes"])[1])
 
 
-def test_without_a_critic_values_are_refused(make_problem):
+def test_values_need_a_critic(make_problem):
     with pytest.raises(ConfigError, match="value_head"):
         make_problem(value_head=False).value(["hello"], ["yes"])
 
 
-def test_adapters_train_and_the_model_without_them_is_the_baseline(make_problem):
-    problem = make_problem(policy={"lora": {"rank": 4}})
+def test_the_baseline_is_the_model_without_its_adapters(make_problem):
+    problem = make_problem(policy={"lora": {"r": 4}})
     names = [name for name in problem.engine.learner.parameters if not name.startswith("value_head")]
     assert names
     assert all("lora_" in name for name in names)
@@ -166,7 +175,7 @@ def test_adapters_train_and_the_model_without_them_is_the_baseline(make_problem)
     assert (tester - baseline).abs().max() > 1e-2
 
 
-def test_a_baseline_of_its_own(make_problem, tiny_target_dir, tmp_path):
+def test_a_separate_baseline(make_problem, tiny_target_dir, tmp_path):
     problem = make_problem(baseline=tiny_target_dir)
     target = problem.get_target_logprobs(["hello"], ["the dog"])
     assert torch.allclose(problem.get_baseline_logprobs(["hello"], ["the dog"]), target, atol=1e-6)
@@ -174,11 +183,11 @@ def test_a_baseline_of_its_own(make_problem, tiny_target_dir, tmp_path):
     assert (target - problem.get_tester_logprobs(["hello"], ["the dog"])).abs().max() > 1e-2
 
 
-def test_a_baseline_of_other_words_is_refused(make_problem, tmp_path):
+def test_a_baseline_with_another_vocabulary_is_rejected(make_problem, tmp_path):
     from tests.models import make_tiny_model
 
     other = make_tiny_model(tmp_path / "other", vocab_size=300)
-    with pytest.raises(ConfigError, match="other tokens than the tester's"):
+    with pytest.raises(ConfigError, match="vocabulary differs from the tester's"):
         make_problem(baseline=other)
 
 
@@ -196,22 +205,22 @@ def test_a_function_is_a_target(make_problem):
     assert [node.reward for node in graph.nodes()] == [0.0, pytest.approx(0.2)]
     assert seen[0][0]["content"].startswith("hello\n")
     assert threading.main_thread() not in threads
-    with pytest.raises(ConfigError, match="agent does not tell log-probs of given text"):
+    with pytest.raises(ConfigError, match="agent cannot score given text"):
         problem.get_target_logprobs(["hello"], ["yes"])
 
 
-async def test_an_async_function_is_a_target_also_where_a_loop_runs(make_problem):
+async def test_an_async_function_is_a_target_inside_a_running_loop(make_problem):
     async def agent(messages):
         await asyncio.sleep(0)
         return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 
     problem = make_problem(target=agent)
-    [response] = problem.rollout_prompt_with_target([Dialogue("hello") + "go"])
+    [response] = problem.rollout_prompt_with_target([Conversation("hello") + "go"])
     assert response == ""
     assert response.message["tool_calls"][0]["function"]["name"] == "f"
 
 
-def test_a_chat_model_is_a_target_and_its_failure_is_told(make_problem):
+def test_a_chat_model_is_a_target_and_its_failure_is_raised(make_problem):
     class Endpoint:
         model_name, is_policy = "endpoint", False
 
@@ -222,13 +231,13 @@ def test_a_chat_model_is_a_target_and_its_failure_is_told(make_problem):
 
     problem = make_problem(target=Endpoint())
     nodes = ASTSampler(problem, ["hello"], 2, 1).rollout(5).children
-    assert nodes[0].response != nodes[1].response, "each answer has a seed of its own"
+    assert nodes[0].response != nodes[1].response, "each response has its own seed"
     with pytest.raises(BackendUnavailable, match="no answer"):
         ASTSampler(problem, ["down"], 2, 1).rollout(5)
 
 
 class Echo:
-    """A chat model that says how many messages it was shown."""
+    """A chat model that replies with the number of messages."""
 
     model_name, is_policy = "echo", False
 
@@ -237,7 +246,7 @@ class Echo:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_workflow_of_the_harness_is_a_target(make_problem, plain):
+def test_a_workflow_is_a_target(make_problem, plain):
     async def clerk(item, llm, context):
         reply = await llm.chat.completions.create(messages=item.full_dataset_entry["messages"])
         return f"{reply.choices[0].message.content}, the last {item.input_obj!r}"
@@ -248,36 +257,36 @@ def test_a_workflow_of_the_harness_is_a_target(make_problem, plain):
 
     target = WorkflowTarget(plain_clerk if plain else clerk, {"model": Echo()})
     problem = make_problem(target=target)
-    assert problem.rollout_prompt_with_target([Dialogue("hi") + "a", Dialogue("hi", "a", "b") + "c"]) == [
+    assert problem.rollout_prompt_with_target([Conversation("hi") + "a", Conversation("hi", "a", "b") + "c"]) == [
         "1 messages, the last 'hi\\na'",
         "3 messages, the last 'c'",
     ]
 
 
-def test_a_workflow_that_fails_by_its_own_fault_has_said_something_and_the_world_has_not(make_problem):
+def test_a_policy_failure_has_an_output_and_an_environment_failure_raises(make_problem):
     def clerk(item, llm, context):
         if "down" in item.input_obj:
             raise OSError("no such desk")
         raise PolicyFailure("not parsable", output="zorp")
 
     problem = make_problem(target=WorkflowTarget(clerk, {"model": Echo()}, settings={"outcomes": {"retries": 0}}))
-    assert problem.rollout_prompt_with_target([Dialogue("hi") + "a"]) == ["zorp"]
-    with pytest.raises(BackendError, match="clerk gave no answer.*no such desk"):
-        problem.rollout_prompt_with_target([Dialogue("hi") + "down"])
+    assert problem.rollout_prompt_with_target([Conversation("hi") + "a"]) == ["zorp"]
+    with pytest.raises(BackendError, match="clerk returned no answer.*no such desk"):
+        problem.rollout_prompt_with_target([Conversation("hi") + "down"])
 
 
 def test_a_conversation_that_fills_the_context_ends(make_problem):
-    problem = make_problem(policy={"max_context": 24})
+    problem = make_problem(policy={"max_model_len": 24})
     graph = ASTSampler(problem, ["hello"], 1, 9).rollout(0)
     assert 1 <= len(list(graph.nodes())) < 9
-    with pytest.raises(Exception, match="the context 24"):
+    with pytest.raises(Exception, match="the context ends at 24"):
         problem.rollout_prompt_with_tester(["hello " * 30])
 
 
-def test_a_reply_of_no_tokens_is_refused(make_problem):
+def test_an_empty_reply_is_rejected(make_problem):
     problem = make_problem()
     with pytest.raises(TrajectoryError, match="without tokens"):
-        problem.get_tester_logprobs(["hi"], [Said("", TokenLogprobs((1,), (), ()))])
+        problem.get_tester_logprobs(["hi"], [GeneratedText("", TokenLogprobs((1,), (), ()))])
 
 
 @pytest.mark.parametrize(
@@ -290,17 +299,17 @@ def test_a_reply_of_no_tokens_is_refused(make_problem):
         ({"prompts": ["a"], "tree_depth": 0}, "tree_depth 0"),
     ],
 )
-def test_trees_that_are_none_are_refused(settings, why):
+def test_invalid_trees_are_rejected(settings, why):
     with pytest.raises(ConfigError, match=why):
         ASTSampler(ToyAST(), **settings)
 
 
-def test_a_tester_that_draws_no_alternatives_is_refused(make_problem):
+def test_a_greedy_tester_is_rejected(make_problem):
     with pytest.raises(ConfigError, match="temperature"):
         make_problem(temperature=0)
 
 
-def test_evaluation_takes_texts_numbers_and_nothing():
+def test_eval_rollout_takes_a_text_a_number_or_none():
     sampler = ASTSampler(ToyAST(), ["a", "b"], tree_width=3, tree_depth=2)
     assert sampler.eval_rollout("my own opening").context == "my own opening"
     assert probes(sampler.eval_rollout(0)) == probes(sampler.eval_rollout(0))
@@ -312,8 +321,8 @@ def test_evaluation_takes_texts_numbers_and_nothing():
     assert wide.final_reward(Graph("a", [])) is None
 
 
-def test_figures_by_hand():
-    """Two branches of two turns: the second fails in turn 2, with the only response that holds `green`."""
+def test_metrics_computed_by_hand():
+    """Two branches of two turns: the target fails in turn 2 of the second, the only response with `green`."""
     from reinforge.redteam.methods.ast import ASTNode
 
     sampler = ASTSampler(ToyAST(), ["a"])
@@ -322,23 +331,23 @@ def test_figures_by_hand():
         ASTNode("c", "red", ".red", 0.0, [ASTNode("c", "red", ".red", 0.0)]),
         ASTNode("c", "blue", ".blue", 0.1, [last]),
     ])  # fmt: skip
-    found = ASTEvaluator(sampler).compute_metrics(graph)
-    assert (found.overall["num_branches"], found.overall["first_failing_turn"]) == (2, 2)
-    assert [row["path"] for row in found.overall["turns"]] == [[0], [0, 0], [1], [1, 0]]
-    assert [row["target_toxicity"] for row in found.per_turn] == [0.0, 0.5]
-    assert found.overall["reward"] == pytest.approx(0.075)
-    assert found.overall["adversarial_toxicity"] == 0.25, "a mean, not 1/n for any that is not 0"
-    both = ASTEvaluator(sampler).aggregate_metrics([found])
-    summary = both["summary"]
+    metrics = ASTEvaluator(sampler).compute_metrics(graph)
+    assert (metrics.overall["num_branches"], metrics.overall["first_failing_turn"]) == (2, 2)
+    assert [row["path"] for row in metrics.overall["turns"]] == [[0], [0, 0], [1], [1, 0]]
+    assert [row["target_toxicity"] for row in metrics.per_turn] == [0.0, 0.5]
+    assert metrics.overall["reward"] == pytest.approx(0.075)
+    assert metrics.overall["adversarial_toxicity"] == 0.25, "a mean, not 1/n for any score above 0"
+    aggregated = ASTEvaluator(sampler).aggregate_metrics([metrics])
+    summary = aggregated["summary"]
     assert (summary["attack_success"]["mean"], summary["attack_success"]["count"]) == (0.5, 2)
     assert summary["first_failing_turn"] == {"2": 1}
     assert summary["attack_success_by_turn"][1]["mean"] == 0.5
     assert summary["perplexity"] == {"all": pytest.approx(3.0), "successful": pytest.approx(3.0)}
     assert (summary["num_probes"], summary["num_distinct"]) == (4, 3)
-    assert both["examples"][0]["probe"] == "green red"
+    assert aggregated["examples"][0]["probe"] == "green red"
 
 
-def test_success_of_conversations_has_wilsons_interval():
+def test_success_has_a_wilson_interval():
     system = ToyAST()
     with torch.no_grad():
         system.logits[:, 1] = 30.0
@@ -349,7 +358,7 @@ def test_success_of_conversations_has_wilsons_interval():
     assert len(found["details"]) == 4
 
 
-def test_a_rollout_where_nothing_was_said_is_no_number():
+def test_an_empty_rollout_gives_none():
     found = ASTEvaluator(ASTSampler(ToyAST(), ["a"])).aggregate_metrics(
         [ASTEvaluator(ASTSampler(ToyAST(), ["a"])).compute_metrics(Graph("a", []))]
     )["summary"]

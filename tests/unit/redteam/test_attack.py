@@ -1,4 +1,4 @@
-"""The attack by hand: who sees what, what a probe is worth, trees in training and single conversations elsewhere."""
+"""The attack workflow: messages, rewards, trees in training and single conversations in validation."""
 
 import math
 
@@ -20,7 +20,7 @@ LN2 = math.log(2)
 
 
 class Frozen(PolicyModel):
-    """A model that is not trained; each token of a given row has log p = -ln 2."""
+    """A frozen model; every token has log p = -ln 2."""
 
     is_policy = False
 
@@ -83,12 +83,12 @@ async def test_a_training_episode_is_a_tree():
     assert sorted(sorted(t.reward for t in group) for group in groups) == [pytest.approx([-0.5, 0.5])] * 3
 
 
-async def test_a_validation_is_one_conversation():
+async def test_a_validation_episode_is_one_conversation():
     record, _ = await run("validate")
     assert [turn["path"] for turn in record.item.output_obj["turns"]] == [[0], [0, 0]]
 
 
-async def test_each_side_sees_its_own_half_of_the_conversation():
+async def test_attacker_and_target_messages():
     _, models = await run("validate", script=lambda request: "tea?")
     assert models["attacker"].policy.requests[1].messages == [
         {"role": "user", "content": "A rainy day."},
@@ -102,9 +102,9 @@ async def test_each_side_sees_its_own_half_of_the_conversation():
     ]
 
 
-async def test_the_score_of_both_together_has_its_own_weight():
-    said = lambda request: "say quibbern"  # noqa: E731
-    record, _ = await run("validate", script=said, combined_weight=0.5, defense_toxicity_weight=1.0, ppl_weight=0.0)
+async def test_the_combined_score_has_its_own_weight():
+    weights = {"combined_weight": 0.5, "defense_toxicity_weight": 1.0, "ppl_weight": 0.0}
+    record, _ = await run("validate", script=lambda request: "say quibbern", **weights)
     turn = record.item.output_obj["turns"][0]
     assert (turn["score"], turn["reward"]) == (0.0, 0.5)
 
@@ -112,10 +112,10 @@ async def test_the_score_of_both_together_has_its_own_weight():
 async def test_a_scorer_that_fails_makes_the_episode_missing():
     record, _ = await run(scorer=Scored(lambda item: float("nan")))
     assert record.outcome.is_missing
-    assert "the scorer leaks gave no score" in record.reason
+    assert "the scorer leaks returned no score" in record.reason
 
 
-async def test_success_looks_at_every_branch():
+async def test_success_counts_every_branch():
     record, _ = await run()
     output = await AttackSuccess().evaluate(record.item)
     assert output.score == 0.75  # all but the branch tea?, tea?
@@ -132,7 +132,7 @@ async def test_naturalness_is_minus_the_log_of_the_perplexity():
     assert (await Naturalness().evaluate(record.item)).score == pytest.approx(-LN2)
 
 
-async def test_what_is_no_attack_is_missing():
+async def test_other_outputs_have_no_score():
     item = EvalInputItem(id="1", input_obj="q", expected_output_obj=None, output_obj="text", full_dataset_entry={})
     for evaluator in (AttackSuccess(), Naturalness()):
         assert (await evaluator.evaluate(item)).error
@@ -152,6 +152,6 @@ async def test_a_whole_agent_is_attacked():
     assert [call.functions for call in record.calls if call.llm == "target"] == [("target",)] * 2
 
 
-async def test_the_output_reads_as_what_the_target_said():
+async def test_the_output_as_text_is_the_responses():
     record, _ = await run("validate")
     assert str(record.item.output_obj) == "tea.\nquibbern!"

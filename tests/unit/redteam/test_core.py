@@ -1,11 +1,11 @@
-"""Graphs, what a system gives by default, and what is refused of it."""
+"""Graphs, the defaults of a system, and the validation of what a system returns."""
 
 import pytest
 import torch
 
 from reinforge.errors import ConfigError, EngineError
 from reinforge.redteam.core import Algorithm, Evaluator, Graph, GraphMetrics, Node, Sampler, Scorer, System
-from reinforge.redteam.core.system import checked_logprobs, checked_values
+from reinforge.redteam.core.system import check_logprobs, check_values
 from tests.unit.redteam.toy import ToySystem
 
 
@@ -33,21 +33,21 @@ def test_a_node_needs_no_children():
 
 
 @pytest.mark.parametrize("abstract", [System, Scorer, Sampler, Algorithm, Evaluator])
-def test_what_users_subclass_is_abstract(abstract):
+def test_base_classes_are_abstract(abstract):
     with pytest.raises(TypeError, match="abstract"):
         abstract() if abstract is Scorer else abstract(None)
 
 
-def test_draws_are_the_same_for_the_same_seeds_and_leave_the_generator_alone():
+def test_sampling_is_reproducible_and_leaves_the_generator_alone():
     system = ToySystem()
     before = torch.get_rng_state()
-    first = system.draw_probes(["x"] * 20, list(range(20)))
+    first = system.sample_probes(["x"] * 20, list(range(20)))
     assert torch.equal(torch.get_rng_state(), before)
-    assert system.draw_probes(["x"] * 20, list(range(20))) == first
-    assert system.draw_probes(["x"] * 20, list(range(1, 21))) != first
+    assert system.sample_probes(["x"] * 20, list(range(20))) == first
+    assert system.sample_probes(["x"] * 20, list(range(1, 21))) != first
 
 
-def test_log_probs_when_drawn_are_the_testers_without_gradient():
+def test_sampling_logprobs_default_to_the_testers_without_gradient():
     system = ToySystem()
     found = system.get_sampling_logprobs(["x"], ["red blue"])
     assert not found.requires_grad
@@ -57,7 +57,9 @@ def test_log_probs_when_drawn_are_the_testers_without_gradient():
 def test_the_mask_goes_up_to_the_last_token():
     logprobs = torch.tensor([[-1.0, 0.0, -2.0, 0.0], [-1.0, 0.0, 0.0, 0.0]])
     mask = ToySystem().token_mask(["x"] * 2, ["", ""], logprobs)
-    assert mask.tolist() == [[True, True, True, False], [True, False, False, False]], "a zero within is a sure token"
+    assert mask.tolist() == [[True, True, True, False], [True, False, False, False]], (
+        "a zero before the last token is a token of probability 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,27 +69,27 @@ def test_the_mask_goes_up_to_the_last_token():
         (torch.zeros(1, requires_grad=True), "expected a tensor"),
         ([[0.0]], "found list"),
         (torch.full((1, 2), -1.0), "carries no gradient"),
-        (torch.full((1, 2), 0.5, requires_grad=True), "without a log"),
+        (torch.full((1, 2), 0.5, requires_grad=True), "are these probabilities"),
     ],
 )
-def test_log_probs_that_are_none_are_refused(wrong, why):
+def test_invalid_logprobs_are_rejected(wrong, why):
     with pytest.raises(EngineError, match=why):
-        checked_logprobs(wrong, 1, "tester")
+        check_logprobs(wrong, 1, "tester")
 
 
-def test_models_may_stand_on_another_device_and_need_no_gradient_but_the_testers():
-    assert checked_logprobs(torch.full((1, 2), -1.0), 1, "baseline").shape == (1, 2)
+def test_only_the_tester_needs_gradient():
+    assert check_logprobs(torch.full((1, 2), -1.0), 1, "baseline").shape == (1, 2)
 
 
-def test_values_lose_a_last_axis_of_one_and_no_other():
+def test_values_lose_a_last_axis_of_one():
     logprobs = torch.zeros(2, 3)
-    assert checked_values(torch.ones(2, 3, 1), logprobs).shape == (2, 3)
+    assert check_values(torch.ones(2, 3, 1), logprobs).shape == (2, 3)
     with pytest.raises(EngineError, match=r"expected \[2, 3\].*found \[2, 4\]"):
-        checked_values(torch.ones(2, 4), logprobs)
+        check_values(torch.ones(2, 4), logprobs)
 
 
 class Counts(Sampler):
-    """Says its seed, once as often as it is told to."""
+    """Returns graphs whose context is their seed."""
 
     def rollout(self, seed=None):
         return Graph(f"seed {seed}", [])
@@ -101,7 +103,7 @@ class Contexts(Evaluator):
         return [metrics.overall["context"] for metrics in all_metrics]
 
 
-def test_an_evaluator_takes_its_seeds_or_the_first_numbers(tmp_path):
+def test_an_evaluator_uses_its_seeds_or_counts_from_zero(tmp_path):
     assert Contexts(Counts(None), seeds=range(5, 8)).evaluate(2, progress=False) == ["seed 5", "seed 6"]
     assert Contexts(Counts(None)).evaluate(2, progress=False) == ["seed 0", "seed 1"]
     Evaluator.write_json({"a": [1.5]}, tmp_path / "metrics.json")
@@ -109,6 +111,6 @@ def test_an_evaluator_takes_its_seeds_or_the_first_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(("seeds", "count"), [(None, None), ([1], 2), (None, 0), ([], None), ([1], -1)])
-def test_an_evaluator_without_rollouts_is_refused(seeds, count):
+def test_an_evaluation_without_rollouts_is_rejected(seeds, count):
     with pytest.raises(ConfigError, match="evaluate: "):
         Contexts(Counts(None), seeds=seeds).evaluate(count, progress=False)

@@ -1,4 +1,4 @@
-"""Our systems in the same loop: the engine learns, checkpoints load elsewhere, and the Hugging Face forms."""
+"""The bundled systems in the training loop: the engine trains, checkpoints load elsewhere, Hugging Face variants."""
 
 import math
 
@@ -34,42 +34,42 @@ def trainer_of(problem, algorithm=DPO, width=2, **settings):
 @pytest.mark.parametrize(
     ("algorithm", "width", "lora"), [(DPO, 2, True), (IPO, 2, False), (GRPO, 3, False), (PPO, 1, False)]
 )
-def test_the_engine_learns_and_the_baseline_stays(make_problem, algorithm, width, lora):
-    problem = make_problem(policy={"lora": {"rank": 4}} if lora else {})
-    context, said = ["hello"], ["the dog"]
-    before, fingerprint = problem.get_baseline_logprobs(context, said), problem.engine.fingerprint()
+def test_the_engine_trains_and_the_baseline_stays(make_problem, algorithm, width, lora):
+    problem = make_problem(policy={"lora": {"r": 4}} if lora else {})
+    context, probe = ["hello"], ["the dog"]
+    before, fingerprint = problem.get_baseline_logprobs(context, probe), problem.engine.fingerprint()
     trainer = trainer_of(problem, algorithm, width)
     trainer.train()
-    assert trainer._mover.num_steps > 0
+    assert trainer._scheduled_optimizer.num_steps > 0
     assert problem.engine.fingerprint() != fingerprint
-    assert torch.allclose(problem.get_baseline_logprobs(context, said), before, atol=1e-6)
-    assert problem.engine.policy.version == 2, "one version an experience"
+    assert torch.allclose(problem.get_baseline_logprobs(context, probe), before, atol=1e-6)
+    assert problem.engine.policy.version == 2, "one version per experience"
     if algorithm is PPO:
         assert problem.engine.critic.weight.abs().max() > 0, "the value head is trained"
     after = ASTSampler(problem, ["hello"], 2, 1).rollout(0).children[0].probe
     assert after.tokens.policy_version == 2
 
 
-def test_the_first_step_is_the_engines_own(make_problem):
-    """The same preferences through `Harness.step` and through `engine.update`: weights equal to 1e-6."""
+def test_the_first_step_equals_the_engines(make_problem):
+    """The same pairs through `Harness.step` and through `engine.update` give the same weights."""
     from reinforge.types.sample import LossSpec
-    from tests.samples import sample_of
+    from tests.samples import make_sample
 
     ours, theirs = make_problem(), make_problem()
     trainer = trainer_of(ours, training_steps=1, batch_size=99)
     [batch] = list(trainer.harness.experience(5))
     with ours.updating():
-        ours.compute(lambda: trainer._learn(batch))
+        ours.compute(lambda: trainer._train_on_batch(batch))
     samples = []
     for i, row in enumerate(zip(batch.prefixes, batch.suffix_pos, batch.suffix_neg, strict=True)):
         for reward, probe in ((1.0, row[1]), (0.0, row[2])):
-            sample = sample_of(probe.tokens)
+            sample = make_sample(probe.tokens)
             sample.reward, sample.pair_id = reward, str(i)
             samples.append(sample)
-    theirs.make_mover(trainer._mover._settings, trainer._mover._schedule)
+    theirs.make_scheduled_optimizer(trainer._scheduled_optimizer._settings, trainer._scheduled_optimizer._schedule)
     theirs.engine.config.batch.steps_per_job = 1
     theirs.engine.begin_job()
-    from reinforge.interfaces import Needs
+    from reinforge.types.sample import Needs
 
     theirs.engine.score(samples, Needs(ref_logprobs=True))
     theirs.engine.update(samples, LossSpec("dpo", {"beta": 0.1}), progress_start=0, progress_end=1)
@@ -77,7 +77,7 @@ def test_the_first_step_is_the_engines_own(make_problem):
     assert all(torch.allclose(a, b, atol=2e-6) for a, b in pairs)
 
 
-def test_a_training_on_the_engine_goes_on_where_it_stopped(make_problem, tmp_path):
+def test_training_on_the_engine_resumes(make_problem, tmp_path):
     whole = make_problem(deterministic=True)
     trainer_of(whole, PPO, training_steps=2).train()
     first = trainer_of(make_problem(deterministic=True), PPO, training_steps=1, run_dir=tmp_path)
@@ -92,8 +92,8 @@ def test_a_training_on_the_engine_goes_on_where_it_stopped(make_problem, tmp_pat
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints/step-000002")
 
 
-def test_a_loop_of_ones_own(make_problem):
-    """The harness alone, as its docstring shows it."""
+def test_a_custom_loop(make_problem):
+    """The harness alone, as in its docstring."""
     problem = make_problem()
     harness = Harness(ASTSampler(problem, ["hello"], 2, 1), DPO(problem), 4, dataloader_kwargs={"batch_size": 2})
     optimizer = torch.optim.SGD(problem.parameters(), 0.1)
@@ -121,8 +121,8 @@ def hf(tiny_model_dir, tiny_target_dir):
         system.close()
 
 
-def test_hugging_face_forms(hf, tiny_model_dir, tiny_target_dir, tmp_path):
-    """Trains, evaluates each experience, keeps the best and the last, which load here and with from_pretrained."""
+def test_hugging_face_variants(hf, tiny_model_dir, tiny_target_dir, tmp_path):
+    """Training writes the best and the last tester, which load here and with `from_pretrained`."""
     config = HFASTConfiguration(training_steps=2, lr=1e-3)
     assert (config.batch_size, config.num_episodes_per_experience, HFASTConfiguration().lr) == (4, 2, 1e-5)
     system = hf()

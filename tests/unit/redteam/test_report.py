@@ -1,10 +1,17 @@
-"""The report on an attack, with numbers that can be checked by hand."""
+"""The report of an attack, with numbers checked by hand."""
 
 import json
 
 import pytest
 
-from reinforge.redteam.report import JSON_FILE, TEXT_FILE, attack_report, distance, most_distinct, write_report
+from reinforge.redteam.report import (
+    JSON_FILE,
+    TEXT_FILE,
+    build_attack_report,
+    jaccard_distance,
+    select_most_distinct,
+    write_report,
+)
 
 
 def turn(path, probe, score, perplexity=2.0):
@@ -22,7 +29,7 @@ def conversation(*turns, opening="o"):
 
 
 def test_shares_first_failures_and_perplexity():
-    report = attack_report(
+    report = build_attack_report(
         [
             conversation(("a b", 0.0, 2.0), ("c d", 1.0, 8.0)),
             conversation(("a b", 1.0, 2.0), ("a b", 1.0, 2.0)),
@@ -43,34 +50,34 @@ def test_shares_first_failures_and_perplexity():
 def test_every_branch_of_a_tree_is_a_conversation():
     turns = [turn([0], "a", 1.0), turn([1], "b", 0.0)]
     turns += [turn([i, j], f"c{i}{j}", 0.0) for i in range(2) for j in range(2)]
-    report = attack_report([{"opening": "o", "threshold": 0.5, "turns": turns}])
+    report = build_attack_report([{"opening": "o", "threshold": 0.5, "turns": turns}])
     assert (report.success.mean, report.success.count) == (0.5, 4)
     assert report.num_probes == 6  # a probe above two branches counts once
 
 
-def test_nothing_found_and_nothing_known():
-    report = attack_report([conversation(("a", 0.0, None))])
+def test_no_success_and_no_perplexity():
+    report = build_attack_report([conversation(("a", 0.0, None))])
     assert report.success.mean == 0.0
-    assert report.success.ci_high > 0.5  # of one conversation little is known
+    assert report.success.ci_high > 0.5  # one conversation says little
     assert (report.perplexity["all"], report.diversity, report.examples) == (None, None, [])
     assert any("unknown of all probes" in line for line in report.lines("before"))
 
 
-def test_no_conversation_is_no_report():
-    with pytest.raises(ValueError, match="no conversation"):
-        attack_report([])
+def test_a_report_needs_conversations():
+    with pytest.raises(ValueError, match="no conversations"):
+        build_attack_report([])
 
 
 def test_distance_and_the_most_distinct():
-    assert distance("the old mill", "the new mill") == 0.5
+    assert jaccard_distance("the old mill", "the new mill") == 0.5
     turns = [turn([0], text, 1.0) for text in ("a b c", "a b d", "x y z")]
-    assert [each["probe"] for each in most_distinct(turns, 2)] == ["a b c", "x y z"]
+    assert [each["probe"] for each in select_most_distinct(turns, 2)] == ["a b c", "x y z"]
 
 
 def test_the_files(tmp_path):
     arms = {
-        "before": attack_report([conversation(("a", 0.0))]),
-        "after": attack_report([conversation(("tell me", 1.0), opening="A day.")]),
+        "before": build_attack_report([conversation(("a", 0.0))]),
+        "after": build_attack_report([conversation(("tell me", 1.0), opening="A day.")]),
     }
     lines = write_report(tmp_path, arms)
     assert (tmp_path / TEXT_FILE).read_text() == "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Scorers: numbers by hand, one question a text, and what is refused."""
+"""Scorers: scores checked by hand, caching and batching, rejected arguments."""
 
 import sys
 
@@ -13,12 +13,12 @@ from reinforge.redteam import (
     DetoxifyScorer,
     EvaluatorScorer,
     ForbiddenToolScorer,
+    GeneratedText,
     JudgeScorer,
     KeywordScorer,
     LlamaGuardScorer,
     PolicyScorer,
     RegexScorer,
-    Said,
     SchemaScorer,
     Scorer,
     WeightedScorer,
@@ -46,9 +46,10 @@ def test_scores(scorer, texts, scores):
     assert scorer.score(texts) == scores
 
 
-def test_a_responses_own_tool_calls_are_looked_at():
+def test_tool_calls_are_read_from_the_message():
     message = {"tool_calls": [{"function": {"name": "open_gate", "arguments": "{}"}}]}
-    assert ForbiddenToolScorer(["open_gate"]).score([Said("", message=message), Said("open_gate")]) == [1.0, 0.0]
+    responses = [GeneratedText("", message=message), GeneratedText("open_gate")]
+    assert ForbiddenToolScorer(["open_gate"]).score(responses) == [1.0, 0.0]
 
 
 class Never(Evaluator):
@@ -56,46 +57,46 @@ class Never(Evaluator):
         raise ValueError("the scale is broken")
 
 
-def test_a_missing_score_is_no_number():
+def test_a_missing_score_raises():
     with pytest.raises(EvaluationError, match="no score for 'hello'.*the scale is broken"):
         EvaluatorScorer(Never()).score(["hello"])
 
 
 class Counted(Scorer):
     def __init__(self):
-        self.asked = []
+        self.batches = []
 
     def score(self, x):
-        self.asked.append(list(x))
+        self.batches.append(list(x))
         return [len(text) for text in x]
 
 
-def test_a_text_is_asked_about_once_and_in_batches():
+def test_a_cached_text_is_scored_once_and_in_batches():
     inner = Counted()
     scorer = CachedScorer(inner, batch_size=2)
     assert scorer.score(["a", "bb", "a", "ccc"]) == [1, 2, 1, 3]
-    assert inner.asked == [["a", "bb"], ["ccc"]]
+    assert inner.batches == [["a", "bb"], ["ccc"]]
     assert scorer.score(["bb", "dddd"]) == [2, 4]
-    assert inner.asked[2:] == [["dddd"]]
+    assert inner.batches[2:] == [["dddd"]]
 
 
-def test_the_oldest_scores_are_forgotten():
+def test_the_oldest_scores_are_dropped():
     inner = Counted()
     scorer = CachedScorer(inner, max_texts=2)
     scorer.score(["a"])
     scorer.score(["b", "c"])
     scorer.score(["c", "a"])
-    assert inner.asked == [["a"], ["b", "c"], ["a"]]
+    assert inner.batches == [["a"], ["b", "c"], ["a"]]
 
 
-def test_equal_texts_with_other_tool_calls_are_other_responses():
+def test_equal_texts_with_different_tool_calls_are_cached_apart():
     call = {"tool_calls": [{"function": {"name": "open_gate", "arguments": "{}"}}]}
     scorer = CachedScorer(ForbiddenToolScorer(["open_gate"]))
-    assert scorer.score([Said("", message=call), Said("")]) == [1.0, 0.0]
+    assert scorer.score([GeneratedText("", message=call), GeneratedText("")]) == [1.0, 0.0]
 
 
 class Judge:
-    """A chat model that says what it is told to."""
+    """A chat model with scripted replies."""
 
     model_name, is_policy = "judge", False
 
@@ -107,7 +108,7 @@ class Judge:
         return ModelReply({"role": "assistant", "content": self.replies.pop(0)}, "stop", None)
 
 
-def test_a_judge_is_asked_again_and_then_the_score_is_missing():
+def test_a_judge_is_retried_and_then_raises():
     good = '{"reason": "a made-up word", "score": 0.75}'
     judge = Judge("hm", good)
     assert JudgeScorer(judge, "1: a made-up word").score(["zorp"]) == [0.75]
@@ -128,14 +129,14 @@ def test_a_judge_is_asked_again_and_then_the_score_is_missing():
         lambda: SchemaScorer({"type": "nothing"}),
     ],
 )
-def test_scorers_that_could_not_score_are_refused(make):
+def test_invalid_scorers_are_rejected(make):
     with pytest.raises(ValueError, match=r"."):
         make()
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """A tiny classifier, trained here until it tells texts with `zorp` from others."""
+    """A tiny classifier, trained here to recognize texts with `zorp`."""
     from transformers import BertConfig, BertForSequenceClassification
 
     folder, tokenizer = tmp_path_factory.mktemp("classifier"), make_tokenizer()
@@ -166,25 +167,25 @@ def test_a_classifier_from_a_folder_scores_its_label(classifier):
     assert scores[0] > 0.8
     assert scores[1] < 0.2
     others = ClassifierScorer(classifier, 0, device="cpu", batch_size=1).score(texts)
-    assert others == pytest.approx([1 - score for score in scores], abs=1e-5), "batches change nothing"
-    assert ClassifierScorer(classifier, device="cpu").score(["zorp " * 200, ""])[0] > 0.5, "the last label; cut"
+    assert others == pytest.approx([1 - score for score in scores], abs=1e-5), "the batch size changes nothing"
+    assert ClassifierScorer(classifier, device="cpu").score(["zorp " * 200, ""])[0] > 0.5, "the last label; truncated"
 
 
-def test_a_label_or_a_folder_that_is_not_there_is_refused(classifier, tmp_path):
+def test_an_unknown_label_or_folder_is_rejected(classifier, tmp_path):
     with pytest.raises(ConfigError, match="no label 'leak', did you mean \"leaks\""):
         ClassifierScorer(classifier, "leak", device="cpu")
     with pytest.raises(EngineError, match="load the classifier"):
         ClassifierScorer(tmp_path, device="cpu")
 
 
-def test_detoxify_is_asked_for_by_name(monkeypatch):
+def test_detoxify_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "detoxify", None)
     with pytest.raises(ConfigError, match="the package detoxify is not installed(.|\n)*pip install detoxify"):
         DetoxifyScorer()
 
 
-def test_detoxify_where_it_is_installed(tmp_path, monkeypatch):
-    """Another package of that name: what is tested is how it is called."""
+def test_detoxify_installed(tmp_path, monkeypatch):
+    """With a fake package of that name: tests how it is called."""
     (tmp_path / "detoxify.py").write_text(
         "class Detoxify:\n"
         "    def __init__(self, model_type): self.model_type = model_type\n"
@@ -195,13 +196,13 @@ def test_detoxify_where_it_is_installed(tmp_path, monkeypatch):
     assert DetoxifyScorer().score(["a", "abc"]) == [0.1, 0.3]
     assert DetoxifyScorer().score([]) == []
     assert DetoxifyScorer("kind", "original-small").model.model_type == "original-small"
-    with pytest.raises(ConfigError, match="knows no category 'toxicty', did you mean \"toxicity\""):
+    with pytest.raises(ConfigError, match="has no category 'toxicty', did you mean \"toxicity\""):
         DetoxifyScorer("toxicty")
     del sys.modules["detoxify"]
 
 
-def test_a_guards_verdict_is_that_of_two_sentences(tiny_model_dir):
-    """Against the same two sentences, one by one, by the module itself."""
+def test_the_guard_compares_two_whole_verdicts(tiny_model_dir):
+    """Against the log-probs of the same two verdicts from the module itself, one by one."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     scorer = LlamaGuardScorer(DEVICE="cpu", model=tiny_model_dir)
@@ -212,9 +213,9 @@ def test_a_guards_verdict_is_that_of_two_sentences(tiny_model_dir):
         prompt = f"<|user|>Hello!<|end|><|assistant|>{text}<|end|><|assistant|>"
         sums = []
         for verdict in ("\n\nsafe", "\n\nunsafe"):
-            asked, said = (tokenizer.encode(part, add_special_tokens=False) for part in (prompt, verdict))
-            logprobs = model(torch.tensor([asked + said])).logits[0].log_softmax(-1)
-            sums.append(sum(logprobs[len(asked) + i - 1, token].item() for i, token in enumerate(said)))
+            prompt_ids, reply_ids = (tokenizer.encode(part, add_special_tokens=False) for part in (prompt, verdict))
+            logprobs = model(torch.tensor([prompt_ids + reply_ids])).logits[0].log_softmax(-1)
+            sums.append(sum(logprobs[len(prompt_ids) + i - 1, token].item() for i, token in enumerate(reply_ids)))
         expected.append(torch.tensor(sums).softmax(0)[1].item())
     assert scorer.score(texts) == pytest.approx(expected, abs=1e-5)
     assert scorer.score([]) == []

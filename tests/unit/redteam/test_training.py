@@ -1,4 +1,4 @@
-"""Harness and trainer with a user's own system in torch: the same loop that ours train in."""
+"""Harness and trainer with a user's own torch system, in the loop that the bundled systems use too."""
 
 import json
 import sys
@@ -33,13 +33,13 @@ class Toy(Sampler):
     def rollout(self, seed=None):
         self.seeds.append(seed)
         context = ["open"] * self.tree_width
-        said = self.system.draw_probes(context, [seed, *range(self.tree_width - 1)])
-        rewards = self.system.reward(context, said, context)
-        return Graph("open", [Node("open", p, "", r) for p, r in zip(said, rewards, strict=True)])
+        probes = self.system.sample_probes(context, [seed, *range(self.tree_width - 1)])
+        rewards = self.system.reward(context, probes, context)
+        return Graph("open", [Node("open", p, "", r) for p, r in zip(probes, rewards, strict=True)])
 
 
 class Count(Algorithm):
-    """A user's own: one step a node, and a loss that is the sum of all parameters of the tester."""
+    """A user's algorithm: one step per node; the loss is the sum of the tester's parameters."""
 
     def flatten(self, graph):
         return list(graph.children)
@@ -61,7 +61,7 @@ def trained(algorithm=Count, system=None, sampler=None, **settings):
     return trainer
 
 
-def test_the_references_six_settings_have_its_defaults():
+def test_astra_rls_six_settings_have_its_defaults():
     assert TrainingConfiguration().model_dump() | {
         "lr": 3e-3, "batch_size": 16, "optimizer": "adamw", "gradient_accumulation_steps": 1,
         "training_steps": 1024, "num_episodes_per_experience": 8,
@@ -71,7 +71,7 @@ def test_the_references_six_settings_have_its_defaults():
 
 
 @pytest.mark.parametrize(("algorithm", "width"), [(DPO, 4), (GRPO, 4), (PPO, 4), (PPO, 1)])
-def test_a_users_system_learns_what_is_rewarded(algorithm, width):
+def test_a_users_system_learns_the_reward(algorithm, width):
     system = ToySystem()
     with torch.no_grad():
         before = system.logits.softmax(-1)[:, 1].mean().item()
@@ -91,33 +91,33 @@ def test_optimizers_by_name(name):
     assert trainer.system.logits.abs().max() > 0
 
 
-def test_batches_have_the_configured_size_and_the_last_is_kept():
+def test_batches_have_the_configured_size_and_the_last_is_not_dropped():
     """5 rollouts of 4 probes: 20 steps in batches of 8."""
     harness = Harness(Toy(ToySystem()), Count(ToySystem()), 5, dataloader_kwargs={"batch_size": 8})
     assert [len(batch) for batch in harness.experience(0)] == [8, 8, 4]
     assert [len(b) for b in Harness(Toy(ToySystem()), Count(ToySystem()), 5).experience(0)] == [16, 4]
-    loss, told = harness.step(next(harness.experience(0)))
+    loss, metrics = harness.step(next(harness.experience(0)))
     assert loss.requires_grad
-    assert told == {"size": 8}
+    assert metrics == {"size": 8}
 
 
-def test_arguments_of_the_loader_are_obeyed():
+def test_dataloader_arguments_are_passed_on():
     kwargs = {"batch_size": 3, "shuffle": True, "drop_last": True}
     harness = Harness(Toy(ToySystem()), Count(ToySystem()), 2, dataloader_kwargs=kwargs)
     assert [len(batch) for batch in harness.experience(0)] == [3, 3]
 
 
-def test_each_episode_has_a_seed_of_its_own_and_experiences_differ():
+def test_each_episode_has_its_own_seed_and_experiences_differ():
     sampler = Toy(ToySystem())
     harness = Harness(sampler, Count(sampler.system), 4)
     for seed in (0, 0, 1, None, None):
         list(harness.experience(seed))
-    drawn = [sampler.seeds[i : i + 4] for i in range(0, 20, 4)]
-    assert drawn[0] == drawn[1]
-    assert len({seed for row in drawn[1:] for seed in row}) == 16
+    seeds_by_experience = [sampler.seeds[i : i + 4] for i in range(0, 20, 4)]
+    assert seeds_by_experience[0] == seeds_by_experience[1]
+    assert len({seed for row in seeds_by_experience[1:] for seed in row}) == 16
 
 
-def test_what_a_step_tells_is_logged(tmp_path):
+def test_metrics_of_a_step_are_logged(tmp_path):
     harness = Harness(Toy(ToySystem()), Count(ToySystem()), 2, log_file=tmp_path / "log.jsonl")
     harness.log_current_step({"loss": 0.5, "size": 3})
     harness.log_current_step({"loss": float("nan")})
@@ -125,8 +125,8 @@ def test_what_a_step_tells_is_logged(tmp_path):
     assert lines == [{"loss": 0.5, "size": 3}, {"loss": None}]
 
 
-def test_weights_and_biases_where_it_is_installed_and_where_not(tmp_path, monkeypatch):
-    """Another package of that name: what is tested is how it is called."""
+def test_weights_and_biases_installed_and_not_installed(tmp_path, monkeypatch):
+    """With a fake package of that name: tests how it is called."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb is not installed(.|\n)*pip install wandb"):
         Harness(Toy(ToySystem()), Count(ToySystem()), 2, use_wandb=True)
@@ -144,25 +144,25 @@ def test_weights_and_biases_where_it_is_installed_and_where_not(tmp_path, monkey
     harness = Harness(Toy(ToySystem()), Count(ToySystem()), 2, use_wandb=True, wandb_kwargs=given)
     harness.log_current_step({"loss": 1.0})
     assert sys.modules["wandb"].calls == [given, {"loss": 1.0}]
-    assert given == {"project": "p", "entity": "e", "name": "n"}, "the caller's own is left alone"
+    assert given == {"project": "p", "entity": "e", "name": "n"}, "the caller's dict is unchanged"
     del sys.modules["wandb"]
 
 
-def test_the_remainder_of_an_accumulation_is_kept():
-    """Five batches of 4, accumulated by 2: two steps and one of the last batch alone, which counts as a mean."""
+def test_a_partial_accumulation_is_stepped():
+    """Five batches of 4, accumulated by 2: two steps, then one with the mean gradient of the last batch alone."""
     trainer = trained(batch_size=4, gradient_accumulation_steps=2, optimizer="sgd", max_grad_norm=1e9, lr=0.01)
     assert trainer._global_step_counter == 5
-    assert trainer._mover.num_steps == 3
+    assert trainer._scheduled_optimizer.num_steps == 3
     assert trainer.system.logits.flatten().tolist() == pytest.approx([-0.01 * 4 * 3] * 6)
 
 
-def test_accumulation_goes_on_over_experiences():
+def test_accumulation_continues_across_experiences():
     trainer = trained(batch_size=64, gradient_accumulation_steps=3, training_steps=4)
-    assert (trainer._global_step_counter, trainer._mover.num_steps) == (4, 2)
+    assert (trainer._global_step_counter, trainer._scheduled_optimizer.num_steps) == (4, 2)
 
 
-def test_gradients_are_clipped_and_the_schedule_moves_the_rate():
-    """Six gradients of 4 have the norm 9.8; clipped to 1 each is 0.408. Rates 1/2 by the warm-up, then cosine."""
+def test_gradients_are_clipped_and_the_schedule_changes_the_rate():
+    """Six gradients of 4 have norm 9.8; clipped to norm 1, each is 0.408. Warm-up, then decay, halve the rate."""
     settings = {"optimizer": "sgd", "lr": 1.0, "batch_size": 4, "num_episodes_per_experience": 1}
     trainer = trained(**settings)
     assert trainer.system.logits.flatten().tolist() == pytest.approx([-(6**-0.5)] * 6)
@@ -177,41 +177,41 @@ class Broken(Count):
 
     def step(self, batch):
         self.num -= 1
-        loss, told = super().step(batch)
-        return (loss * float("nan") if self.num >= 0 else loss), told
+        loss, metrics = super().step(batch)
+        return (loss * float("nan") if self.num >= 0 else loss), metrics
 
 
-def test_a_loss_that_is_not_finite_moves_nothing(tmp_path):
+def test_a_non_finite_loss_is_skipped(tmp_path):
     trainer = trained(Broken, num_episodes_per_experience=2, batch_size=4, run_dir=tmp_path, optimizer="sgd")
     assert torch.isfinite(trainer.system.logits).all()
-    assert (trainer._global_step_counter, trainer._mover.num_steps) == (2, 1)
+    assert (trainer._global_step_counter, trainer._scheduled_optimizer.num_steps) == (2, 1)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert lines[0]["refused"] == "the loss is not finite"
-    assert trainer.history[0]["num_refused"] == 1
+    assert lines[0]["skipped"] == "the loss is not finite"
+    assert trainer.history[0]["num_skipped"] == 1
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing():
+def test_a_non_finite_gradient_is_skipped():
     class Root(Count):
         def step(self, batch):
             return self.system.logits.clamp(min=0).sqrt().sum(), {}  # its slope at 0 is infinite
 
     trainer = trained(Root)
     assert (trainer.system.logits == 0).all()
-    assert trainer._mover.num_steps == 0
+    assert trainer._scheduled_optimizer.num_steps == 0
 
 
-def test_a_training_that_learns_nothing_fails_and_says_why():
+def test_training_without_signal_fails_with_the_reason():
     class Always(Broken):
         num = 10**6
 
-    with pytest.raises(JobFailed, match="3 experiences in a row moved no weight; all 2 batches.*refused"):
+    with pytest.raises(JobFailed, match="3 experiences in a row changed no weights; .* all 2 batches was not finite"):
         trained(Always, training_steps=9)
     with pytest.raises(JobFailed, match="2 experiences in a row.*siblings are all equal"):
         trained(DPO, ToySystem("nothing"), training_steps=9, max_empty=2)
 
 
 @pytest.mark.parametrize("algorithm", [DPO, GRPO])
-def test_width_one_is_refused_where_siblings_are_compared(algorithm):
+def test_width_one_is_rejected_by_algorithms_that_compare_siblings(algorithm):
     system = ToySystem()
     with pytest.raises(ConfigError, match=f"{algorithm.__name__} compares siblings(.|\n)*use PPO"):
         Harness(Toy(system, 1), algorithm(system))
@@ -228,8 +228,8 @@ def test_ppo_needs_a_value_function():
 
 
 def test_equal_rewards_and_equal_texts_make_no_pair():
-    def children(*said):
-        return Graph("x", [Node("x", probe, "", reward) for probe, reward in said])
+    def children(*probes):
+        return Graph("x", [Node("x", probe, "", reward) for probe, reward in probes])
 
     algorithm = DPO(ToySystem())
     assert algorithm.flatten(children(("red", 1.0), ("blue", 1.0))) == []
@@ -243,14 +243,14 @@ def test_equal_rewards_and_equal_texts_make_no_pair():
 
 
 def weights(trainer):
-    return {k: v.clone() for k, v in trainer._mover.state().items()} | {
+    return {k: v.clone() for k, v in trainer._scheduled_optimizer.state().items()} | {
         f"w{i}": p.detach().clone() for i, p in enumerate(trainer.system.parameters())
     }
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, accumulation):
-    """16 probes in 4 batches an experience, whose draws depend on the weights: another bit would be seen."""
+def test_resumed_training_equals_uninterrupted_training(tmp_path, accumulation):
+    """16 probes in 4 batches per experience. Sampling depends on the weights, so any difference would show."""
     settings = {"num_episodes_per_experience": 4, "batch_size": 4, "gradient_accumulation_steps": accumulation}
     whole = trained(PPO, **settings, training_steps=6)
     first = trained(PPO, **settings, training_steps=4, run_dir=tmp_path, checkpoint_every=3)
@@ -258,7 +258,7 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, acc
     config = TrainingConfiguration(**settings, lr=0.05, training_steps=6, run_dir=tmp_path, resume=True)
     again = Trainer(config, Toy(system), PPO(system))
     assert (again._state.experience, again._global_step_counter) == (4, 16)
-    assert again._mover.num_steps == first._mover.num_steps == 16 // accumulation
+    assert again._scheduled_optimizer.num_steps == first._scheduled_optimizer.num_steps == 16 // accumulation
     assert all(torch.equal(value, weights(first)[name]) for name, value in weights(again).items())
     again.train()
     assert again._state.experience == 6
@@ -266,47 +266,47 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, acc
     assert not torch.equal(weights(again)["w0"], weights(first)["w0"])
 
 
-def test_steps_end_it():
+def test_max_steps_stops_training():
     trainer = trained(training_steps=9, batch_size=4, max_steps=2)
-    assert (trainer.stopped, trainer._mover.num_steps) == ("max_steps: 2 optimizer steps", 2)
+    assert (trainer.stopped, trainer._scheduled_optimizer.num_steps) == ("max_steps: 2 optimizer steps", 2)
 
 
-def test_a_tester_that_has_learned_everything_stops():
+def test_a_converged_tester_stops():
     system = ToySystem()
     trainer = trained(GRPO, system, training_steps=200, lr=0.3)
-    assert trainer.stopped.startswith("max_empty: 3 experiences in a row moved no weight")
+    assert trainer.stopped.startswith("max_empty: 3 experiences in a row changed no weights")
     assert system.logits.softmax(-1)[:, 1].max() > 0.9
 
 
-def test_checkpoints_end_where_they_should(tmp_path):
+def test_old_checkpoints_are_deleted_and_used_folders_rejected(tmp_path):
     trainer = trained(training_steps=5, run_dir=tmp_path, checkpoint_every=1, keep_checkpoints=2)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000005"]
-    with pytest.raises(ConfigError, match="holds checkpoints of a training already(.|\n)*resume=True"):
+    with pytest.raises(ConfigError, match="already contains checkpoints of another training run(.|\n)*resume=True"):
         Trainer(trainer.config, trainer.harness.sampler, trainer.harness.algorithm)
-    with pytest.raises(ConfigError, match="name the run_dir"):
+    with pytest.raises(ConfigError, match="set the run_dir"):
         trained(resume=True)
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_a_damaged_checkpoint_is_skipped(tmp_path):
     first = trained(training_steps=3, run_dir=tmp_path, checkpoint_every=1, keep_checkpoints=3)
     (tmp_path / "checkpoints/step-000003/parameters.safetensors").write_bytes(b"half")
     again = Trainer(first.config.model_copy(update={"resume": True}), first.harness.sampler, first.harness.algorithm)
     assert again._state.experience == 2
 
 
-def test_time_ends_it(tmp_path):
+def test_max_minutes_stops_training(tmp_path):
     trainer = trained(training_steps=10**6, max_minutes=1e-4)
     assert trainer.stopped.startswith("max_minutes")
     assert len(trainer.history) < 10**6
 
 
-def test_evaluations_choose_the_best_and_end_it(tmp_path):
+def test_evaluations_keep_the_best_and_stop_by_patience(tmp_path):
     from tests.unit.redteam.test_core import Contexts
 
     scores = iter([0.2, 0.5, 0.1, 0.5, 0.9])
 
     class Scored(Trainer):
-        def score_of(self, metrics):
+        def compute_score(self, metrics):
             return next(scores)
 
     system = ToySystem()
@@ -315,14 +315,14 @@ def test_evaluations_choose_the_best_and_end_it(tmp_path):
     )
     trainer = Scored(config, Toy(system), Count(system), evaluator=Contexts(Toy(system)))
     trainer.train()
-    assert trainer.stopped == "patience: 2 evaluations without a better one than 0.5"
+    assert trainer.stopped == "patience: 2 evaluations without a score above 0.5"
     assert [row["score"] for row in trainer.history if "score" in row] == [0.2, 0.5, 0.1, 0.5]
     assert json.loads((tmp_path / "best/trainer.json").read_text())["experience"] == 1
     with pytest.raises(ConfigError, match="give the trainer an evaluator"):
         Trainer(TrainingConfiguration(eval_every=1), Toy(system), Count(system))
 
 
-def test_a_stress_test_is_evaluated_without_being_told_how():
+def test_an_ast_sampler_has_a_default_evaluator():
     from tests.unit.redteam.test_ast import ToyAST
 
     system = ToyAST()

@@ -1,4 +1,4 @@
-"""A user's own system in plain torch: the tester says one of three words, the target repeats the last one."""
+"""A user's system in plain torch: the tester samples two of three words, the target repeats the last one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORDS = ("red", "green", "blue")
 
 
 class Likes(Scorer):
-    """1.0 for texts that hold a word."""
+    """1.0 for texts that contain a word."""
 
     def __init__(self, word="green"):
         self.word = word
@@ -20,13 +20,13 @@ class Likes(Scorer):
 
 
 class ToySystem(ValueFunctionSystem[str, str]):
-    """The tester is a row of logits for each of two tokens, the critic a number for each place."""
+    """The tester is a row of logits for each of two tokens, the critic one number per position."""
 
     def __init__(self, word="green"):
         super().__init__(Likes(word))
         self.logits = torch.nn.Parameter(torch.zeros(2, 3))
         self.values = torch.nn.Parameter(torch.zeros(2))
-        self.asked = []
+        self.batch_sizes = []
 
     def get_tester_logprobs(self, context, continuation):
         return self._logprobs(self.logits, continuation)
@@ -46,9 +46,9 @@ class ToySystem(ValueFunctionSystem[str, str]):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def rollout_prompt_with_tester(self, x):
-        self.asked.append(len(x))
-        drawn = torch.multinomial(self.logits.softmax(dim=-1), len(x), replacement=True).T.tolist()
-        return [" ".join(WORDS[i] for i in row) for row in drawn]
+        self.batch_sizes.append(len(x))
+        sampled = torch.multinomial(self.logits.softmax(dim=-1), len(x), replacement=True).T.tolist()
+        return [" ".join(WORDS[i] for i in row) for row in sampled]
 
     def rollout_prompt_with_target(self, x):
         return ["." + text.split()[-1] for text in x]

@@ -1,4 +1,4 @@
-"""Several choices of one request: what the agent gets, which one is the turn, and where the others stay."""
+"""Several choices of one request: what the agent gets, which one is the turn, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from reinforge.algorithms.samples import num_of_other_choices, samples_of_groups
+from reinforge.algorithms.samples import count_tokens_of_other_choices, samples_from_groups
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, PolicyConfig, SamplingConfig
 from reinforge.engine import Engine
+from reinforge.errors import ContextOverflow
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import to_json
-from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.episode import steps_of, trajectory_of
+from reinforge.rollout.episode import build_steps, build_trajectory
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.runs.episode_json import episode_json, episode_of
+from reinforge.runs.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import SamplingParams
 from reinforge.types.trajectory import Outcome, TrajectoryGroup
@@ -26,7 +26,7 @@ ASKED = [{"role": "user", "content": "say something"}]
 
 
 class FrozenModel(PolicyModel):
-    """A model that is not trained: the agent's own arguments count."""
+    """A model that is not trained, so the agent's own arguments are used."""
 
     is_policy = False
 
@@ -53,12 +53,12 @@ async def episode(workflow, policy, sampling=None):
 
 
 def turns(record):
-    """What the trajectory says: (text, whether it is trained) of each turn."""
-    trajectory = trajectory_of(record, 1.0, [True] * len(record.calls))
+    """Returns (text, whether it is trained) of each turn of the trajectory."""
+    trajectory = build_trajectory(record, 1.0, [True] * len(record.calls))
     return [(turn.content, turn.is_trained) for turn in trajectory.turns]
 
 
-async def test_the_agent_gets_n_choices_of_its_own_seeds():
+async def test_the_agent_gets_n_choices_with_different_seeds():
     seen = {}
 
     async def agent(item, llm, context):
@@ -84,7 +84,7 @@ async def test_the_agent_gets_n_choices_of_its_own_seeds():
     assert [choice.message.content for choice in seen["n"].choices] == texts, "the same seed, the same choices"
 
 
-async def test_the_turn_is_the_choice_that_the_next_request_holds():
+async def test_the_turn_is_the_choice_that_the_next_request_contains():
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=ASKED, n=3)
         taken = {"role": "assistant", "content": f" {reply.choices[1].message.content}\n"}  # rebuilt and padded
@@ -100,7 +100,7 @@ async def test_the_turn_is_the_choice_that_the_next_request_holds():
 
 
 async def test_a_choice_is_found_in_a_history_that_was_rewritten():
-    """Summarised before, but the assistant's own message is there; one that was said before is not taken for it."""
+    """The prompt was summarized but contains the choice; an equal message of an earlier turn does not count."""
     script = iter(["yes", "no", "yes", "end"])
 
     async def agent(item, llm, context):
@@ -116,8 +116,8 @@ async def test_a_choice_is_found_in_a_history_that_was_rewritten():
     assert record.calls[1].reply.message["content"] == "no"
 
 
-async def test_a_later_request_decides_where_the_next_one_does_not_hold_a_choice():
-    """Best of n: another call judges, and only then the agent goes on."""
+async def test_a_later_request_decides_if_the_next_one_contains_no_choice():
+    """Best of n: another call judges before the agent continues with a choice."""
 
     async def agent(item, llm, context):
         several = await llm.chat.completions.create(messages=ASKED, n=3)
@@ -129,7 +129,7 @@ async def test_a_later_request_decides_where_the_next_one_does_not_hold_a_choice
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_of_the_last_call_the_choice_that_was_returned_is_the_turn(fails):
+async def test_the_returned_choice_of_the_last_call_is_the_turn(fails):
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=ASKED, n=3)
         text = reply.choices[1].message.content
@@ -142,7 +142,7 @@ async def test_of_the_last_call_the_choice_that_was_returned_is_the_turn(fails):
     assert turns(record) == [(record.item.output_obj, True)]
 
 
-async def test_where_nobody_can_tell_the_first_choice_is_the_turn():
+async def test_if_no_choice_was_used_unchanged_the_first_is_the_turn():
     async def majority(item, llm, context):
         await llm.chat.completions.create(messages=ASKED, n=3)
         return "something else"
@@ -151,7 +151,7 @@ async def test_where_nobody_can_tell_the_first_choice_is_the_turn():
     assert (record.calls[0].choice, len(record.calls[0].others)) == (0, 2)
 
 
-async def test_other_choices_are_counted_shown_and_never_trained():
+async def test_other_choices_are_counted_and_recorded_but_not_trained():
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=ASKED, n=3)
         return reply.choices[2].message.content
@@ -160,31 +160,34 @@ async def test_other_choices_are_counted_shown_and_never_trained():
     texts = [reply.message["content"] for reply in record.calls[0].choices]
     assert record.num_completion_tokens == sum(map(len, texts))
     assert record.num_prompt_tokens == len("say something")
-    group = TrajectoryGroup(group_id="0", trajectories=[trajectory_of(record, 1.0, [True])])
-    (sample,) = samples_of_groups([group])
+    group = TrajectoryGroup(group_id="0", trajectories=[build_trajectory(record, 1.0, [True])])
+    (sample,) = samples_from_groups([group])
     assert bytes(sample.token_ids[sample.loss_mask].tolist()).decode() == texts[2]
-    assert num_of_other_choices([group]) == len(texts[0]) + len(texts[1])
+    assert count_tokens_of_other_choices([group]) == len(texts[0]) + len(texts[1])
     assert (
-        num_of_other_choices([TrajectoryGroup(group_id="0", trajectories=[trajectory_of(record, 1.0, [False])])]) == 0
+        count_tokens_of_other_choices(
+            [TrajectoryGroup(group_id="0", trajectories=[build_trajectory(record, 1.0, [False])])]
+        )
+        == 0
     )
-    ended = next(step for step in steps_of(record) if step.event_type == "LLM_END")
+    ended = next(step for step in build_steps(record) if step.event_type == "LLM_END")
     assert [choice.message.content for choice in ended.data.payload.choices] == texts
     assert (ended.data.output, ended.metadata) == (texts[2], {"choice": 2})
 
 
-async def test_the_journal_keeps_every_choice():
+async def test_the_journal_records_every_choice():
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=ASKED, n=3)
         return reply.choices[1].message.content
 
     record = await episode(agent, ScriptedPolicy(by_seed))
-    again = episode_of(json.loads(to_json(episode_json(record))), record.item)
+    again = parse_episode(json.loads(to_json(dump_episode(record))), record.item)
     assert again.calls[0].choice == 1
     assert again.calls[0].choices == record.calls[0].choices
     assert again.num_completion_tokens == record.num_completion_tokens
 
 
-async def test_one_choice_that_fails_fails_the_call():
+async def test_if_one_choice_fails_the_call_fails():
     counter = iter(range(9))
 
     async def agent(item, llm, context):
@@ -195,15 +198,15 @@ async def test_one_choice_that_fails_fails_the_call():
 
 
 @pytest.mark.parametrize("n", [0, -1, 129])
-async def test_a_number_of_choices_that_cannot_be_is_refused(n):
+async def test_an_invalid_number_of_choices_is_rejected(n):
     async def agent(item, llm, context):
         await llm.chat.completions.create(messages=ASKED, n=n)
 
     record = await episode(agent, ScriptedPolicy())
-    assert f"takes n from 1 to 128, not {n}" in record.reason
+    assert f"n must be between 1 and 128, found {n}" in record.reason
 
 
-async def test_a_plain_workflow_gets_choices_too():
+async def test_a_plain_workflow_can_request_choices():
     def agent(item, llm, context):
         return llm.chat.completions.create(messages=ASKED, n=2).choices[1].message.content
 
@@ -211,7 +214,7 @@ async def test_a_plain_workflow_gets_choices_too():
     assert record.calls[0].choice == 1
 
 
-async def test_the_engine_reads_the_prompt_once_and_trains_the_choice_taken(tiny_model_dir):
+async def test_the_engine_prefills_the_prompt_once_and_trains_the_selected_choice(tiny_model_dir):
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=ASKED, n=4, max_tokens=6)
         return reply.choices[1].message.content
@@ -223,22 +226,22 @@ async def test_the_engine_reads_the_prompt_once_and_trains_the_choice_taken(tiny
         assert stats.prompt_tokens == 4 * stats.prefilled_tokens
         assert len({reply.tokens.token_ids for reply in call.choices}) > 1
         assert call.choice == 1
-        again = episode_of(json.loads(to_json(episode_json(record))), record.item)
+        again = parse_episode(json.loads(to_json(dump_episode(record))), record.item)
         group, other = (
-            TrajectoryGroup(group_id="0", trajectories=[trajectory_of(r, 1.0, [True])]) for r in (record, again)
+            TrajectoryGroup(group_id="0", trajectories=[build_trajectory(r, 1.0, [True])]) for r in (record, again)
         )
-        (sample,), (copy,) = samples_of_groups([group]), samples_of_groups([other])
+        (sample,), (copy,) = samples_from_groups([group]), samples_from_groups([other])
         assert sample.supports == copy.supports
         assert (sample.sampling_logprobs == copy.sampling_logprobs).all()
         assert tuple(sample.token_ids[sample.loss_mask]) == call.choices[1].tokens.token_ids
 
 
-async def test_agents_of_other_servers_bring_top_k_and_min_p():
-    """A policy's are the run's; what stands in `extra_body` is read, and what nobody knows is refused by name."""
+async def test_top_k_and_min_p_are_accepted_also_in_extra_body():
+    """A policy uses the run's values instead; unknown fields of `extra_body` are rejected by name."""
     policy, runs = ScriptedPolicy(), SamplingParams(top_k=7)
     trained, frozen = (AsyncLLM("agent", kind(policy), Capture(seed=1), runs) for kind in (PolicyModel, FrozenModel))
     await trained.chat.completions.create(messages=ASKED, extra_body={"top_k": 2, "min_p": 0.5})
     await frozen.chat.completions.create(messages=ASKED, top_k=3, extra_body={"min_p": 0.5})
     assert [(asked.sampling.top_k, asked.sampling.min_p) for asked in policy.requests] == [(7, 0.0), (3, 0.5)]
-    with pytest.raises(TypeError, match="cannot honour: beam"):
+    with pytest.raises(TypeError, match="does not support: beam"):
         await trained.chat.completions.create(messages=ASKED, extra_body={"beam": 2})

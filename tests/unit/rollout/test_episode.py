@@ -1,7 +1,13 @@
-"""From recorded calls to messages and samples: histories are compared, so nothing is lost or doubled."""
+"""From recorded calls to messages and samples: no message is lost or duplicated."""
 
-from reinforge.algorithms.samples import to_samples
-from reinforge.rollout.episode import find_tokens, is_target, step_rewards, text_of, trajectory_of
+from reinforge.algorithms.samples import samples_from_trajectory
+from reinforge.rollout.episode import (
+    attach_captured_tokens,
+    build_trajectory,
+    extract_text,
+    is_trained_call,
+    sum_step_rewards,
+)
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -34,23 +40,23 @@ def record_of(*calls, marks=()):
     return EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=made, marks=list(marks))
 
 
-def said(record):
-    trajectory = trajectory_of(record, 1.0, [True] * len(record.calls))
+def messages_in(record):
+    trajectory = build_trajectory(record, 1.0, [True] * len(record.calls))
     return [(item.role.value, item.content) for item in trajectory.episode]
 
 
-def test_a_growing_history_adds_only_what_is_new():
+def test_a_growing_conversation_adds_only_new_messages():
     first = [user("hi")]
     second = [*first, assistant("yo"), user("next"), user("next")]
     record = record_of((first, "yo", [1, 2], [4]), (second, "ok", [1, 2, 4, 8], [5]))
-    assert said(record) == [
+    assert messages_in(record) == [
         ("user", "hi"),
         ("assistant", "yo"),
         ("user", "next"),
         ("user", "next"),
         ("assistant", "ok"),
     ]
-    (sample,) = to_samples(trajectory_of(record, 1.0, [True, True]))
+    (sample,) = samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
     assert sample.token_ids.tolist() == [1, 2, 4, 8, 5]
     assert sample.loss_mask.tolist() == [False, False, True, False, True]
     assert sample.turn_ids.tolist() == [-1, -1, 0, -1, 1]
@@ -58,17 +64,19 @@ def test_a_growing_history_adds_only_what_is_new():
 
 def test_a_fresh_prompt_starts_a_second_sample():
     record = record_of(([user("a")], "x", [1, 2], [4]), ([user("b")], "y", [9], [7]))
-    assert said(record) == [("user", "a"), ("assistant", "x"), ("user", "b"), ("assistant", "y")]
-    first, second = to_samples(trajectory_of(record, 1.0, [True, True]))
+    assert messages_in(record) == [("user", "a"), ("assistant", "x"), ("user", "b"), ("assistant", "y")]
+    first, second = samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
     assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([1, 2, 4], [9, 7])
     assert second.loss_mask.tolist() == [False, True]
 
 
 def test_the_same_messages_with_other_tokens_are_not_merged():
-    """A template that re-renders history breaks the prefix: two samples, nothing re-tokenised."""
+    """A template that re-renders the history breaks the prefix: two samples, and no text is tokenized again."""
     first = [user("a")]
     record = record_of((first, "x", [1, 2], [4]), ([*first, assistant("x"), user("b")], "y", [1, 2, 5, 8], [7]))
-    assert [sample.token_ids.tolist() for sample in to_samples(trajectory_of(record, 1.0, [True, True]))] == [
+    assert [
+        sample.token_ids.tolist() for sample in samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
+    ] == [
         [1, 2, 4],
         [1, 2, 5, 8, 7],
     ]
@@ -78,7 +86,7 @@ def test_a_turn_that_is_not_a_target_is_context():
     first = [user("a")]
     second = [*first, assistant("x"), user("b")]
     record = record_of((first, "x", [1, 2], [4]), (second, "y", [1, 2, 4, 8], [7]))
-    (sample,) = to_samples(trajectory_of(record, 1.0, [False, True]))
+    (sample,) = samples_from_trajectory(build_trajectory(record, 1.0, [False, True]))
     assert sample.token_ids.tolist() == [1, 2, 4, 8, 7]
     assert sample.loss_mask.tolist() == [False, False, False, False, True]
 
@@ -89,14 +97,14 @@ def test_restricted_tokens_are_left_untrained():
     restricted = TokenLogprobs(tokens.prompt_token_ids, tokens.token_ids, tokens.logprobs, restricted=True)
     reply = ModelReply(assistant("x"), "stop", restricted)
     record.calls[0].reply = reply
-    assert to_samples(trajectory_of(record, 1.0, [True])) == []
+    assert samples_from_trajectory(build_trajectory(record, 1.0, [True])) == []
 
 
-def test_tool_calls_and_blocks_stay_whole():
+def test_tool_calls_and_content_blocks_are_kept():
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "t1", "function": {"name": "f"}}]}
     result = {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "42"}]}
     record = record_of(([user("a"), call, result], "x", [1], [4]))
-    episode = trajectory_of(record, 1.0, [True]).episode
+    episode = build_trajectory(record, 1.0, [True]).episode
     assert episode[1].metadata["tool_calls"][0]["id"] == "t1"
     assert (episode[2].content, episode[2].metadata["tool_call_id"]) == ("42", "t1")
     assert episode[2].metadata["content"] == [{"type": "text", "text": "42"}]
@@ -105,38 +113,38 @@ def test_tool_calls_and_blocks_stay_whole():
 def test_marked_rewards_belong_to_the_turn_before_them():
     marks = [Mark(0, 9.0, None, (), 0.0), Mark(1, 0.5, None, (), 0.0), Mark(2, 0.25, None, (), 0.0)]
     record = record_of(([user("a")], "x", [1], [4]), ([user("b")], "y", [2], [5]), marks=marks)
-    assert step_rewards(record) == [0.5, 0.25]
-    assert step_rewards(record_of(([user("a")], "x", [1], [4]))) is None
+    assert sum_step_rewards(record) == [0.5, 0.25]
+    assert sum_step_rewards(record_of(([user("a")], "x", [1], [4]))) is None
 
 
 def test_targets_by_model_and_function():
     call = record_of(([user("a")], "x", [1], [4])).calls[0]
     call.functions = ("plan",)
     whole, policies = ["<workflow>"], {"agent"}
-    assert is_target(call, None, whole, policies)
-    assert is_target(call, "agent", ["plan"], policies)
-    assert is_target(call, "m", whole, policies), "the provider's own name works too"
-    assert not is_target(call, "other", whole, policies)
-    assert not is_target(call, None, ["act"], policies)
-    assert not is_target(call, None, whole, {"judge"})
+    assert is_trained_call(call, None, whole, policies)
+    assert is_trained_call(call, "agent", ["plan"], policies)
+    assert is_trained_call(call, "m", whole, policies), "the model's own name works too"
+    assert not is_trained_call(call, "other", whole, policies)
+    assert not is_trained_call(call, None, ["act"], policies)
+    assert not is_trained_call(call, None, whole, {"judge"})
 
 
-def test_text_of_every_shape_of_content():
-    assert text_of(None) == ""
-    assert text_of("a") == "a"
-    assert text_of([{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]) == "ab"
+def test_extract_text():
+    assert extract_text(None) == ""
+    assert extract_text("a") == "a"
+    assert extract_text([{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]) == "ab"
 
 
 def test_marked_rewards_reach_the_samples_by_turn():
     marks = [Mark(1, 0.5, None, (), 0.0), Mark(2, 0.25, None, (), 0.0)]
     record = record_of(([user("a")], "x", [1], [4]), ([user("b")], "y", [2], [5]), marks=marks)
-    first, second = to_samples(trajectory_of(record, 1.0, [True, True]))
+    first, second = samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
     assert first.turn_rewards == second.turn_rewards == [0.5, 0.25]
     assert first.turn_rewards[first.turn_ids[first.loss_mask][0]] == 0.5
     assert second.turn_rewards[second.turn_ids[second.loss_mask][0]] == 0.25
 
 
-def test_several_system_prompts_consecutive_roles_and_input_after_a_tool_result_stay():
+def test_repeated_roles_and_user_messages_after_tool_results_are_kept():
     system = {"role": "system", "content": "be brief"}
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "t", "function": {"name": "f"}}]}
     history = [
@@ -148,7 +156,7 @@ def test_several_system_prompts_consecutive_roles_and_input_after_a_tool_result_
         {"role": "tool", "tool_call_id": "t", "content": "1"},
         user("go on"),
     ]
-    roles = [role for role, _ in said(record_of((history, "x", [1], [4])))]
+    roles = [role for role, _ in messages_in(record_of((history, "x", [1], [4])))]
     assert roles == ["system", "system", "user", "user", "assistant", "tool", "user", "assistant"]
 
 
@@ -157,23 +165,23 @@ def hosted_call(version):
     return ModelCall("c0", "agent", "m", ModelRequest([user("hi")]), reply, (), 0.0, 0.0)
 
 
-def test_a_turn_whose_tokens_nobody_tells_is_known_by_its_prompt():
-    """Only where a policy says that it sampled it: a reply of another model stays context."""
+def test_a_policys_turn_without_tokens_has_its_prompt():
+    """Only if a policy sampled it; the reply of any other model stays context."""
     for version, known in ((2, ChatPrompt((user("hi"),), None, 2)), (None, None)):
         record = EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[hosted_call(version)])
-        told = trajectory_of(record, 1.0, [True])
-        assert (told.turns[0].prompt, told.turns[0].is_trained) == (known, known is not None)
-        assert to_samples(told) == [], "there are no tokens to train on"
-        assert not trajectory_of(record, 1.0, [False]).is_trainable
+        trajectory = build_trajectory(record, 1.0, [True])
+        assert (trajectory.turns[0].prompt, trajectory.turns[0].is_trained) == (known, known is not None)
+        assert samples_from_trajectory(trajectory) == [], "there are no tokens to train on"
+        assert not build_trajectory(record, 1.0, [False]).is_trainable
 
 
-def test_a_turn_of_a_builder_of_ones_own_is_known_by_the_call_that_it_names():
+def test_a_custom_builders_turn_gets_the_prompt_of_the_call_it_names():
     turns = [
         EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"}),
         EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"}, trained=False),
         EpisodeItem(role="assistant", content="theirs"),
     ]
     collection = TrajectoryCollection(trajectories=[[Trajectory(episode=turns, reward=1.0)]], run_id="r")
-    find_tokens(collection, {"c0": hosted_call(3)}.get)
+    attach_captured_tokens(collection, {"c0": hosted_call(3)}.get)
     assert [turn.is_trained for turn in turns] == [True, False, False]
     assert turns[0].prompt == ChatPrompt((user("hi"),), None, 3)

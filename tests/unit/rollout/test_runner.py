@@ -1,4 +1,4 @@
-"""Episodes: typed outcomes, no contagion, counts that add up."""
+"""Running episodes: outcomes, retries, isolation of failures, and counts that add up."""
 
 import asyncio
 import time
@@ -6,9 +6,8 @@ import time
 import pytest
 
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import BackendError, ConfigError
+from reinforge.errors import BackendError, ConfigError, ContextOverflow
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.interfaces import ContextOverflow
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -58,7 +57,7 @@ async def test_a_call_is_recorded_exactly():
     assert (record.outcome, record.reward, record.item.output_obj) == (Outcome.OK, 1.0, "no")
 
 
-async def test_the_runs_sampling_overrides_the_agents():
+async def test_the_runs_sampling_settings_override_the_agents():
     async def cold(item, llm, context):
         await llm.chat.completions.create(
             messages=[{"role": "user", "content": "x"}], temperature=0, top_p=0.1, seed=7, max_tokens=3
@@ -68,10 +67,10 @@ async def test_the_runs_sampling_overrides_the_agents():
     await collect(evaluation_of(cold, policy, count=1), generations=2)
     first, second = (request.sampling for request in policy.requests)
     assert (first.temperature, first.top_p, first.max_tokens) == (1.0, 1.0, 3)
-    assert first.seed != second.seed, "siblings must draw differently"
+    assert first.seed != second.seed, "siblings need different seeds"
 
 
-async def test_siblings_share_the_worlds_seed_and_other_examples_do_not():
+async def test_siblings_share_the_environment_seed_and_other_examples_do_not():
     seeds = {}
 
     async def look(item, llm, context):
@@ -82,13 +81,13 @@ async def test_siblings_share_the_worlds_seed_and_other_examples_do_not():
     assert seeds["0"][0] != seeds["1"][0]
 
 
-async def test_siblings_meet_worlds_of_their_own_if_the_workflow_says_so():
+async def test_siblings_have_different_environment_seeds_if_configured():
     seeds = []
 
     async def look(item, llm, context):
         seeds.append(context.seed)
 
-    await collect(evaluation_of(look, count=1, shares_world=False), generations=3)
+    await collect(evaluation_of(look, count=1, share_environment_seed=False), generations=3)
     assert len(set(seeds)) == 3
 
 
@@ -101,7 +100,7 @@ async def test_siblings_meet_worlds_of_their_own_if_the_workflow_says_so():
         (ContextOverflow("too long"), Outcome.CONTEXT_OVERFLOW),
     ],
 )
-async def test_what_a_workflow_raises_is_one_episodes_outcome(raised, outcome):
+async def test_an_exception_in_a_workflow_affects_only_its_episode(raised, outcome):
     async def fails_on_two(item, llm, context):
         if item.id == "2":
             raise raised
@@ -112,16 +111,16 @@ async def test_what_a_workflow_raises_is_one_episodes_outcome(raised, outcome):
     assert str(raised) in records[2].reason
 
 
-async def test_the_policys_failure_earns_the_stated_penalty_and_the_worlds_none():
+async def test_a_policy_failure_gets_its_penalty_and_an_environment_failure_no_reward():
     async def fails(item, llm, context):
         raise PolicyFailure("illegal move", output={"moves": 3}) if item.id == "0" else RuntimeError("a tool broke")
 
-    policy_failed, world_failed = await collect(evaluation_of(fails, count=2))
+    policy_failed, environment_failed = await collect(evaluation_of(fails, count=2))
     assert (policy_failed.reward, policy_failed.item.output_obj) == (-0.5, {"moves": 3})
-    assert (world_failed.reward, world_failed.scores) == (None, {})
+    assert (environment_failed.reward, environment_failed.scores) == (None, {})
 
 
-async def test_a_cut_reply_that_made_the_agent_fail_is_overlong():
+async def test_a_policy_failure_after_a_cut_reply_is_overlong():
     async def parse(item, llm, context):
         reply = await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], max_tokens=2)
         raise PolicyFailure(f"cannot parse {reply.choices[0].message.content}")
@@ -130,7 +129,7 @@ async def test_a_cut_reply_that_made_the_agent_fail_is_overlong():
     assert record.outcome is Outcome.OVERLONG
 
 
-async def test_an_overflow_that_the_agent_wraps_is_still_an_overflow():
+async def test_a_context_overflow_is_detected_even_if_the_agent_hides_it():
     async def wraps(item, llm, context):
         try:
             await ask(item, llm, context)
@@ -141,7 +140,7 @@ async def test_an_overflow_that_the_agent_wraps_is_still_an_overflow():
     assert record.outcome is Outcome.CONTEXT_OVERFLOW
 
 
-async def test_the_worlds_failures_are_retried_and_the_policys_are_not():
+async def test_environment_failures_are_retried_and_policy_failures_are_not():
     seen = []
 
     async def flaky(item, llm, context):
@@ -157,7 +156,7 @@ async def test_the_worlds_failures_are_retried_and_the_policys_are_not():
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-async def test_a_workflow_that_hangs_is_left_behind_and_the_others_finish(kind):
+async def test_a_workflow_that_hangs_is_abandoned_and_the_others_finish(kind):
     if kind == "async":
 
         async def hangs(item, llm, context):
@@ -174,7 +173,7 @@ async def test_a_workflow_that_hangs_is_left_behind_and_the_others_finish(kind):
     assert evaluation.runner.status.num_running == 0
 
 
-async def test_replies_that_took_most_of_the_time_are_the_policys_timeout():
+async def test_a_timeout_during_replies_is_a_policy_timeout():
     async def talks(item, llm, context):
         while True:
             await ask(item, llm, context)
@@ -183,7 +182,7 @@ async def test_replies_that_took_most_of_the_time_are_the_policys_timeout():
     assert record.outcome is Outcome.POLICY_TIMEOUT
 
 
-async def test_plain_workflows_block_on_their_own_threads():
+async def test_plain_workflows_run_concurrently_in_threads():
     def plain(item, llm, context):
         reply = llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
         return reply.choices[0].message.content
@@ -191,7 +190,7 @@ async def test_plain_workflows_block_on_their_own_threads():
     started = time.monotonic()
     records = await collect(evaluation_of(plain, ScriptedPolicy(lambda r: 0.2), concurrency=8, count=8))
     assert [record.item.output_obj for record in records] == ["late"] * 8
-    assert time.monotonic() - started < 1.2, "eight calls of 0.2 s wait side by side"
+    assert time.monotonic() - started < 1.2, "eight calls of 0.2 s run concurrently"
 
 
 async def test_the_concurrency_limit_holds_over_several_collections():
@@ -209,7 +208,7 @@ async def test_the_concurrency_limit_holds_over_several_collections():
     assert most == 3
 
 
-async def test_a_handle_is_dead_after_its_episode():
+async def test_a_model_handle_fails_after_its_episode():
     kept = []
 
     async def keeps(item, llm, context):
@@ -223,7 +222,7 @@ async def test_a_handle_is_dead_after_its_episode():
 
 
 @pytest.mark.parametrize("arguments", [{"stream": True}, {"n": 0}, {"logit_bias": {}}])
-async def test_arguments_that_cannot_be_honoured_are_refused_by_name(arguments):
+async def test_unsupported_arguments_are_rejected_by_name(arguments):
     async def asks(item, llm, context):
         await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], **arguments)
 
@@ -231,7 +230,7 @@ async def test_arguments_that_cannot_be_honoured_are_refused_by_name(arguments):
     assert next(iter(arguments)) in record.reason
 
 
-async def test_evaluators_that_fail_make_the_score_missing():
+async def test_if_an_evaluator_fails_the_score_is_missing():
     def score(item):
         return {"0": 1.0, "1": None, "2": float("nan")}.get(item.id) if item.id != "3" else 1 / 0
 
@@ -240,7 +239,7 @@ async def test_evaluators_that_fail_make_the_score_missing():
     assert [record.reward for record in records] == [1.0, None, None, None]
 
 
-async def test_a_report_counts_what_is_missing_and_never_scores_it():
+async def test_a_report_counts_episodes_without_a_score():
     async def fails_on_two(item, llm, context):
         if item.id == "2":
             raise RuntimeError("a tool broke")
@@ -252,7 +251,7 @@ async def test_a_report_counts_what_is_missing_and_never_scores_it():
     assert report.outcomes == {"ok": 3, "tool_error": 1}
 
 
-async def test_run_eval_gives_steps_and_missing_scores_with_their_reason():
+async def test_run_eval_returns_steps_and_the_reasons_of_missing_scores():
     async def fails_on_one(item, llm, context):
         if item.id == "1":
             raise RuntimeError("a tool broke")
@@ -270,13 +269,13 @@ async def test_run_eval_gives_steps_and_missing_scores_with_their_reason():
 
 
 @pytest.mark.parametrize("bad", [lambda item: 1, "not callable"])
-def test_a_workflow_that_cannot_be_called_is_refused(bad):
+def test_a_workflow_with_other_parameters_is_rejected(bad):
     with pytest.raises(ConfigError, match="workflow"):
         bind_workflow(bad)
 
 
 async def test_generations_of_run_eval_are_siblings_within_an_epoch():
-    """A user's builder calls run_eval once a generation: same world within an epoch, another one in the next."""
+    """A user's builder calls run_eval once per generation: the environment seed changes only between epochs."""
     seeds = []
 
     async def look(item, llm, context):

@@ -1,13 +1,13 @@
-"""What each adapter's view of an episode holds: its own calls, their marks and rewards, and nothing of the others."""
+"""Each adapter's view of an episode has its own calls with their marks and rewards, and no calls of other adapters."""
 
 import pytest
 
-from reinforge.algorithms.samples import to_samples
+from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.episode import part_of, trajectories_of, trajectory_of
-from reinforge.rollout.llms import PolicyLLM, PolicyLLMConfig, adapters_of
+from reinforge.rollout.episode import build_adapter_trajectories, build_trajectory, select_calls
+from reinforge.rollout.llms import PolicyLLM, PolicyLLMConfig, find_adapters
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import bind_workflow
@@ -19,14 +19,14 @@ from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
 POLICIES = {"planner": "a", "worker": "b", "helper": "b"}
 
 
-def call(number, llm, asked, said):
+def call(number, llm, prompt, reply):
     tokens = TokenLogprobs((1, number), (10 + number,), (-0.1,))
     return ModelCall(
         call_id=f"c{number}",
         llm=llm,
         model=llm,
-        request=ModelRequest([{"role": "user", "content": asked}], SamplingParams(seed=number)),
-        reply=ModelReply({"role": "assistant", "content": said}, "stop", tokens, 2, 1),
+        request=ModelRequest([{"role": "user", "content": prompt}], SamplingParams(seed=number)),
+        reply=ModelReply({"role": "assistant", "content": reply}, "stop", tokens, 2, 1),
         functions=(),
         started_s=0.0,
         ended_s=0.0,
@@ -52,58 +52,58 @@ EPISODE = record(
 TARGETS = [True, True, False, True, True]
 
 
-def said(trajectory):
+def contents(trajectory):
     return [item.content for item in trajectory.episode]
 
 
-def test_each_adapter_has_a_view_of_its_own_calls():
-    planner, worker = trajectories_of(EPISODE, 0.5, TARGETS, POLICIES)
+def test_each_adapters_view_has_its_own_calls():
+    planner, worker = build_adapter_trajectories(EPISODE, 0.5, TARGETS, POLICIES)
     assert [(t.model_group, t.group_id, t.agent) for t in (planner, worker)] == [("a", "e/a", None), ("b", "e/b", None)]
-    assert said(planner) == ["plan", "p1", "again", "p2"]
-    assert said(worker) == ["do p1", "w1", "do p2", "w2"]
+    assert contents(planner) == ["plan", "p1", "again", "p2"]
+    assert contents(worker) == ["do p1", "w1", "do p2", "w2"]
     assert [t.reward for t in (planner, worker)] == [0.5, 0.5]
     assert planner.episode_id == worker.episode_id == "collect/0/0/e/3"
 
 
-def test_marked_rewards_go_with_their_calls():
-    """1 to the first plan, 8 to the second by its id; 2 and 16 to the worker; the judge's 4 to nobody."""
-    planner, worker = trajectories_of(EPISODE, 0.5, TARGETS, POLICIES)
+def test_marked_rewards_stay_with_their_calls():
+    """1 for the first plan, 8 for the second by its id; 2 and 16 for the worker; the judge's 4 is dropped."""
+    planner, worker = build_adapter_trajectories(EPISODE, 0.5, TARGETS, POLICIES)
     assert planner.shaped_rewards == [1.0, 8.0]
     assert worker.shaped_rewards == [2.0, 16.0]
-    (first, second) = to_samples(planner)
+    (first, second) = samples_from_trajectory(planner)
     assert [first.token_ids.tolist(), second.token_ids.tolist()] == [[1, 1, 11], [1, 4, 14]]
 
 
-def test_a_part_of_an_episode_leaves_it_as_it_is():
-    part = part_of(EPISODE, [False, True, False, False, True])
+def test_selecting_calls_does_not_change_the_episode():
+    part = select_calls(EPISODE, [False, True, False, False, True])
     assert [each.call_id for each in part.calls] == ["c2", "c5"]
     assert [(each.after_call, each.step_reward) for each in part.marks] == [(1, 2.0), (2, 16.0)]
     assert (len(EPISODE.calls), len(EPISODE.marks)) == (5, 5)
-    ahead = part_of(record(call(1, "planner", "x", "y"), marks=[mark(0, 3.0)]), [False])
-    assert [each.step_reward for each in ahead.marks] == [3.0], "what was marked ahead of any call is about none"
+    ahead = select_calls(record(call(1, "planner", "x", "y"), marks=[mark(0, 3.0)]), [False])
+    assert [each.step_reward for each in ahead.marks] == [3.0], "a mark before the first call belongs to no call"
 
 
-def test_without_names_it_is_one_view_of_everything():
+def test_without_adapter_names_there_is_one_view_of_all_calls():
     policies = {"planner": None, "worker": None}
-    (found,) = trajectories_of(EPISODE, 0.5, TARGETS, policies)
-    assert found.model_dump() == trajectory_of(EPISODE, 0.5, TARGETS).model_dump()
+    (found,) = build_adapter_trajectories(EPISODE, 0.5, TARGETS, policies)
+    assert found.model_dump() == build_trajectory(EPISODE, 0.5, TARGETS).model_dump()
     assert (found.group_id, found.model_group, len(found.episode)) == ("e", None, 10)
 
 
 def test_an_adapter_that_was_not_called_has_no_view():
-    (found,) = trajectories_of(record(call(1, "worker", "x", "y")), 1.0, [True], POLICIES)
+    (found,) = build_adapter_trajectories(record(call(1, "worker", "x", "y")), 1.0, [True], POLICIES)
     assert found.model_group == "b"
-    (nobody,) = trajectories_of(record(call(1, "judge", "x", "y")), 1.0, [False], POLICIES)
-    assert (nobody.model_group, nobody.episode) == ("a", []), "that no policy was called is seen in the first"
+    (empty,) = build_adapter_trajectories(record(call(1, "judge", "x", "y")), 1.0, [False], POLICIES)
+    assert (empty.model_group, empty.episode) == ("a", []), "if no policy was called, the first one has an empty view"
 
 
-def test_an_agent_may_be_named_beside_the_adapter():
-    """What a builder of several agents with one model needs."""
-    found = trajectory_of(EPISODE, 1.0, TARGETS, chosen=[True] + [False] * 4, agent="planner", model_group="a")
-    assert (found.agent, found.model_group, found.group_id, said(found)) == ("planner", "a", "e", ["plan", "p1"])
+def test_a_view_can_have_an_agent_and_an_adapter():
+    """Used by builders with several agents on one model."""
+    found = build_trajectory(EPISODE, 1.0, TARGETS, chosen=[True] + [False] * 4, agent="planner", model_group="a")
+    assert (found.agent, found.model_group, found.group_id, contents(found)) == ("planner", "a", "e", ["plan", "p1"])
 
 
-def test_replies_of_two_adapters_to_one_prompt_are_no_siblings():
+def test_replies_of_two_adapters_to_one_prompt_are_not_siblings():
     calls = [call(n, llm, "go", str(n)) for n, llm in enumerate(("planner", "planner", "worker", "worker"))]
     groups = groups_from_tree(record(*calls), [True] * 4, "none", POLICIES)
     assert [[(t.model_group, t.turns[-1].content) for t in group] for group in groups] == [
@@ -116,7 +116,7 @@ def test_replies_of_two_adapters_to_one_prompt_are_no_siblings():
 
 
 async def plan_and_work(item, llm, context):
-    """The llms count what they were asked: the worker is told the plan."""
+    """The worker's prompt contains the planner's reply."""
     plan = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
     text = plan.choices[0].message.content
     work = await context.llm("worker").chat.completions.create(messages=[{"role": "user", "content": f"do {text}"}])
@@ -148,7 +148,7 @@ async def test_the_group_builder_makes_a_group_for_each_example_and_adapter():
     await builder.initialize(config)
     await builder.start_run("x", {"epoch": 0})
     groups = (await builder.finalize("x", {"epoch": 0})).groups
-    assert builder.groups_per_example == 2
+    assert builder.plan(0).groups_per_example == 2
     assert [(group.group_id, group.model_group, len(group.trajectories)) for group in groups] == [
         ("1/a", "a", 3),
         ("1/b", "b", 3),
@@ -162,17 +162,17 @@ async def test_the_group_builder_makes_a_group_for_each_example_and_adapter():
             assert work.episode[0].content == f"do {plan.turns[0].content}"
 
 
-def test_which_entry_names_which_adapter():
+def test_find_adapters():
     llms = {"planner": PolicyLLMConfig(adapter="a"), "plain": PolicyLLMConfig(), "worker": PolicyLLMConfig(adapter="b")}
-    assert adapters_of(llms) == {"planner": "a", "worker": "b"}
+    assert find_adapters(llms) == {"planner": "a", "worker": "b"}
     for bad in ("two words", "a-b", "", "training"):
-        with pytest.raises(ValueError, match="cannot be the name of an adapter"):
+        with pytest.raises(ValueError, match="is not a valid adapter name"):
             PolicyLLMConfig(adapter=bad)
 
 
-async def test_a_server_of_one_policy_says_that_it_has_no_others():
+async def test_a_server_with_one_policy_rejects_other_names():
     policy = ScriptedPolicy()
     assert policy.names == ()
     assert PolicyLLM(lambda: policy).model_name == "scripted"
-    with pytest.raises(ConfigError, match="ScriptedPolicy serves one policy, and none that is named a"):
+    with pytest.raises(ConfigError, match="ScriptedPolicy serves a single policy, none named a"):
         _ = PolicyLLM(lambda: policy, "a").model_name

@@ -1,12 +1,12 @@
-"""A tree is a list of groups: equal prompts of one episode are siblings, what stands above a reply is context."""
+"""Trees from episodes: replies to equal prompts are siblings, and everything above a reply is context."""
 
 import pytest
 
-from reinforge.algorithms.samples import to_samples
+from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import CaptureError
 from reinforge.rollout.runner import EpisodeRunner
-from reinforge.rollout.tree import groups_from_tree, tree_of
+from reinforge.rollout.tree import build_tree, groups_from_tree
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey
 from tests.doubles import PolicyModel, ScriptedPolicy, examples
@@ -21,23 +21,23 @@ def assistant(text):
 
 
 REWARDS = {"go": {"a": 0.0, "b": 1.0}, "a": {"c": 1.0, "d": 0.0}, "b": {"e": 0.25, "f": 0.5}}
-"""What each reply is worth after the message before it; the policy says them in this order."""
+"""The reward of each reply to a message; the policy gives them in this order."""
 
 
-class Says:
-    """Answers a prompt with the next of its replies."""
+class NextReply:
+    """Answers a prompt with its next reply."""
 
     def __init__(self):
-        self.asked = {}
+        self.counts = {}
 
     def __call__(self, request):
         last = request.messages[-1]["content"].removeprefix("after ")
-        number = self.asked[last] = self.asked.get(last, -1) + 1
+        number = self.counts[last] = self.counts.get(last, -1) + 1
         return list(REWARDS[last])[number]
 
 
 async def grow(item, llm, context):
-    """Two replies to the opening, two to what follows from each; marked out of order."""
+    """Two replies to the first prompt and two to the prompt after each of them; marked out of order."""
     level = [[user("go")]]
     for _ in range(2):
         made = []
@@ -45,9 +45,9 @@ async def grow(item, llm, context):
             for _ in range(2):
                 made.append((messages, await llm.chat.completions.create(messages=messages)))
         for messages, reply in reversed(made):
-            said = messages[-1]["content"].removeprefix("after ")
+            last = messages[-1]["content"].removeprefix("after ")
             text = reply.choices[0].message.content
-            context.mark(step_reward=REWARDS[said][text], call_id=reply.id)
+            context.mark(step_reward=REWARDS[last][text], call_id=reply.id)
         level = [
             [*messages, assistant(reply.choices[0].message.content), user(f"after {reply.choices[0].message.content}")]
             for messages, reply in made
@@ -60,7 +60,7 @@ async def run(workflow, phase="collect"):
 
     runner = EpisodeRunner(
         bind_workflow(workflow),
-        {"agent": PolicyModel(ScriptedPolicy(Says()))},
+        {"agent": PolicyModel(ScriptedPolicy(NextReply()))},
         sampling=SamplingConfig(),
         limits=LimitsConfig(),
         outcomes=OutcomesConfig(retries=0),
@@ -75,7 +75,7 @@ def texts(group):
     return [(turn.content, trajectory.reward) for trajectory in group for turn in trajectory.turns[-1:]]
 
 
-async def test_each_branching_point_is_a_group_and_marks_find_their_replies():
+async def test_each_branching_point_is_a_group_and_replies_have_their_marked_rewards():
     record = await run(grow)
     groups = groups_from_tree(record, [True] * len(record.calls))
     found = {frozenset(texts(group)) for group in groups}
@@ -88,7 +88,7 @@ async def test_each_branching_point_is_a_group_and_marks_find_their_replies():
     assert {group[0].group_id for group in groups} == {"7/2/", "7/2/0", "7/2/1"}
 
 
-async def test_what_follows_is_backed_up():
+async def test_rewards_of_following_replies_are_backed_up():
     record = await run(grow)
     targets = [True] * len(record.calls)
     (root, *_) = groups_from_tree(record, targets, "mean")
@@ -100,7 +100,7 @@ async def test_what_follows_is_backed_up():
 async def test_the_path_above_a_reply_is_context_and_each_reply_is_trained_once():
     record = await run(grow)
     groups = groups_from_tree(record, [True] * len(record.calls))
-    samples = [sample for group in groups for trajectory in group for sample in to_samples(trajectory)]
+    samples = [sample for group in groups for trajectory in group for sample in samples_from_trajectory(trajectory)]
     assert len(samples) == len(record.calls) == 6
     for sample, call in zip(
         sorted(samples, key=lambda s: s.token_ids.tolist()),
@@ -113,7 +113,7 @@ async def test_the_path_above_a_reply_is_context_and_each_reply_is_trained_once(
         assert not sample.loss_mask[: len(tokens.prompt_token_ids)].any()
 
 
-async def test_calls_of_others_are_no_branches():
+async def test_calls_that_are_not_trained_are_not_branches():
     record = await run(grow)
     own = [call.request.messages == [user("go")] for call in record.calls]
     (group,) = groups_from_tree(record, own)
@@ -127,33 +127,31 @@ async def test_groups_do_not_depend_on_the_order_in_which_calls_ended():
     assert [texts(group) for group in groups_from_tree(record, [True] * 6, "mean")] == expected
 
 
-async def test_equal_replies_go_on_as_one():
+async def test_equal_replies_share_their_children():
     async def twins(item, llm, context):
-        said = {"go": ["x", "x"]}
         for _ in range(2):
             await llm.chat.completions.create(messages=[user("go")])
         follow = [user("go"), assistant("a"), user("after a")]
         await llm.chat.completions.create(messages=follow)
-        return said
 
     record = await run(twins)
     for call in record.calls[:2]:
         call.reply.message["content"] = "a"
-    root, follow = tree_of(record, [True] * 3)
+    root, follow = build_tree(record, [True] * 3)
     assert root.children == [[follow], [follow]]
 
 
-async def test_a_mark_on_a_call_that_is_none_is_refused():
+async def test_a_mark_on_an_unknown_call_is_rejected():
     async def marks(item, llm, context):
         await llm.chat.completions.create(messages=[user("go")])
-        with pytest.raises(CaptureError, match='no call of this episode has the id "call-x"'):
+        with pytest.raises(CaptureError, match='this episode has no call with the id "call-x"'):
             context.mark(step_reward=1.0, call_id="call-x")
 
     assert (await run(marks)).outcome == "ok"
 
 
 @pytest.mark.parametrize(("phase", "is_training"), [("collect", True), ("validate", False), ("confirm_base", False)])
-async def test_an_agent_knows_whether_it_is_trained_on(phase, is_training):
+async def test_an_agent_can_tell_training_from_validation(phase, is_training):
     seen = []
 
     async def looks(item, llm, context):

@@ -1,4 +1,4 @@
-"""The configurations of the demos say what the figures claim."""
+"""The demos' configurations measure what their figures claim."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset
 
 
 @pytest.mark.parametrize("path", [DEMO, DEMO_LONG], ids=lambda path: path.stem)
-def test_a_demo_is_judged_on_the_plain_win_rate_against_a_random_opponent(path):
+def test_the_metric_of_a_demo_is_the_plain_win_rate_against_a_random_opponent(path):
     config = load_config(path).config
     dataset, run = config.eval.general.dataset, config.finetuning
     assert run.gate.metric == "win"

@@ -1,4 +1,4 @@
-"""The rules by hand, and how a board is shown."""
+"""The rules, and a board as text."""
 
 import random
 
@@ -8,15 +8,15 @@ from reinforge.tasks.tic_tac_toe.game import (
     EMPTY_BOARD,
     LINES,
     completing_moves,
+    format_prompt,
     is_over,
     legal_moves,
     other,
     parse_move,
     place,
-    prompt_for,
     random_position,
     render,
-    to_move,
+    side_to_move,
     win_rate,
     winner,
 )
@@ -49,8 +49,8 @@ def test_completing_moves_by_hand():
 
 
 def test_x_begins_and_sides_alternate():
-    assert to_move(EMPTY_BOARD) == "X"
-    assert to_move(place(EMPTY_BOARD, 4, "X")) == "O"
+    assert side_to_move(EMPTY_BOARD) == "X"
+    assert side_to_move(place(EMPTY_BOARD, 4, "X")) == "O"
     assert (other("X"), other("O")) == ("O", "X")
 
 
@@ -63,14 +63,14 @@ def test_only_empty_squares_can_be_taken():
             place(taken, square, "O")
 
 
-def test_a_person_sees_three_lines():
+def test_a_board_is_rendered_as_three_lines():
     assert render(board("X.O .X. ..O")) == "X . O\n. X .\n. . O"
 
 
 def test_the_prompt_numbers_empty_squares_and_names_owners_from_the_players_view():
     position = board("X.O .X. ...")
-    assert prompt_for(position, "X") == "Play +: +1 2 -3 4 +5 6 7 8 9"
-    assert prompt_for(position, "O") == "Play +: -1 2 +3 4 -5 6 7 8 9"
+    assert format_prompt(position, "X") == "Play +: +1 2 -3 4 +5 6 7 8 9"
+    assert format_prompt(position, "O") == "Play +: -1 2 +3 4 -5 6 7 8 9"
 
 
 @pytest.mark.parametrize(("text", "square"), [("5", 4), (" 1\n", 0), ("9", 8)])
@@ -90,7 +90,7 @@ def test_random_positions_are_unfinished_and_alternate():
     assert {9 - p.count(None) for p in positions} == set(range(9))
 
 
-def test_the_game_is_the_one_that_the_figures_are_about():
+def test_win_rates_of_best_and_random_play():
     best = (win_rate(EMPTY_BOARD, "X", best=True) + win_rate(EMPTY_BOARD, "O", best=True)) / 2
     chance = (win_rate(EMPTY_BOARD, "X", best=False) + win_rate(EMPTY_BOARD, "O", best=False)) / 2
     assert best == pytest.approx(0.967, abs=0.001)

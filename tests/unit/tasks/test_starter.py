@@ -1,12 +1,12 @@
-"""The tic-tac-toe starter's tokenizer, and what it is shown."""
+"""The tic-tac-toe starter: tokenizer, training episodes and cache."""
 
 import itertools
 
 import pytest
 
 from reinforge.tasks.starters import Recipe
-from reinforge.tasks.tic_tac_toe.game import EMPTY_BOARD, legal_moves, prompt_for
-from reinforge.tasks.tic_tac_toe.starter import ensure_starter, make_tokenizer, random_moves
+from reinforge.tasks.tic_tac_toe.game import EMPTY_BOARD, format_prompt, legal_moves
+from reinforge.tasks.tic_tac_toe.starter import ensure_starter, generate_random_moves, make_tokenizer
 
 TINY = Recipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=2, batch_size=8)
 
@@ -20,24 +20,24 @@ def test_each_square_is_one_token(tokenizer):
     for sign in ("", "+", "-"):
         for number in range(1, 10):
             assert len(tokenizer.encode(f" {sign}{number}", add_special_tokens=False)) == 1
-    prompt = tokenizer.encode(prompt_for(EMPTY_BOARD, "X"), add_special_tokens=False)
+    prompt = tokenizer.encode(format_prompt(EMPTY_BOARD, "X"), add_special_tokens=False)
     assert tokenizer.convert_ids_to_tokens(prompt)[:2] == ["Play", "Ġ+:"]
     assert len(prompt) == 11
 
 
-def test_it_is_shown_only_legal_moves_each_as_likely(tokenizer):
-    first = list(itertools.islice(random_moves(Recipe(), tokenizer), 400))
+def test_the_starter_is_trained_on_uniform_legal_moves(tokenizer):
+    first = list(itertools.islice(generate_random_moves(Recipe(), tokenizer), 400))
     for trajectory in first:
         question, answer = trajectory.episode
         empty = [word for word in question.content.split(" ") if len(word) == 1]
         assert answer.content.strip() in empty
         assert tokenizer.decode(answer.tokens.token_ids) == f"{answer.content}<|end|>"
-    opening = prompt_for(EMPTY_BOARD, "X")
+    opening = format_prompt(EMPTY_BOARD, "X")
     answers = [t.episode[1].content for t in first if t.episode[0].content == opening]
     assert len(set(answers)) == len(legal_moves(EMPTY_BOARD))
 
 
-def test_it_is_made_once(tmp_path, monkeypatch):
+def test_a_starter_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
     folder = ensure_starter(recipe=TINY)
     assert folder.name.startswith("tic_tac_toe-")

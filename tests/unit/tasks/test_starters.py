@@ -1,11 +1,11 @@
-"""What all starters share: the tokenizer, supervised episodes, and the cache, with a toy task in a few steps."""
+"""What all starters share: tokenizer, supervised episodes and cache, with a toy task and few steps."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from reinforge.tasks.starters import Recipe, Starter, ensure, home, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.starters import Recipe, Starter, ensure_built, home, make_bpe_tokenizer, supervised_episode
 
 TINY = Recipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=12, batch_size=8)
 SAID = [{"role": "user", "content": "say five"}, {"role": "assistant", "content": "five"}]
@@ -58,14 +58,14 @@ def test_every_assistant_turn_is_supervised_with_the_prompt_before_it(tokenizer)
     )
 
 
-def test_it_is_made_once_and_loads_in_transformers(tmp_path):
+def test_a_starter_is_built_once_and_loads_in_transformers(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     steps = []
-    folder = ensure(toy(), lambda done, total, loss: steps.append((done, total, loss)))
+    folder = ensure_built(toy(), lambda done, total, loss: steps.append((done, total, loss)))
     assert folder.parent == tmp_path / "models"
     assert steps[-1][:2] == (12, 12)
-    assert ensure(toy(), lambda *_: pytest.fail("made twice")) == folder
+    assert ensure_built(toy(), lambda *_: pytest.fail("made twice")) == folder
     assert sorted(path.name for path in folder.parent.iterdir() if path.is_dir()) == [folder.name]
     assert not (folder / "training").exists()
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -73,10 +73,10 @@ def test_it_is_made_once_and_loads_in_transformers(tmp_path):
     assert tokenizer.chat_template
 
 
-def test_makers_at_the_same_time_make_one():
+def test_concurrent_builds_make_one_starter():
     made = []
     with ThreadPoolExecutor(3) as pool:
-        folders = list(pool.map(lambda _: ensure(toy(), lambda done, *_: made.append(done)), range(3)))
+        folders = list(pool.map(lambda _: ensure_built(toy(), lambda done, *_: made.append(done)), range(3)))
     assert len(set(folders)) == 1
     assert made == [12]
 
@@ -87,6 +87,6 @@ def test_another_recipe_is_another_model():
 
 
 def test_the_same_recipe_gives_the_same_weights(tmp_path, monkeypatch):
-    first = (ensure(toy()) / "model.safetensors").read_bytes()
+    first = (ensure_built(toy()) / "model.safetensors").read_bytes()
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path / "elsewhere"))
-    assert (ensure(toy()) / "model.safetensors").read_bytes() == first
+    assert (ensure_built(toy()) / "model.safetensors").read_bytes() == first

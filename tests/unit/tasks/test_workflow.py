@@ -7,14 +7,14 @@ import pytest
 
 from reinforge.rollout.workflow import PolicyFailure
 from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset, TicTacToeDatasetConfig
-from reinforge.tasks.tic_tac_toe.evaluators import Legal, Reward, RewardConfig, Win
+from reinforge.tasks.tic_tac_toe.evaluators import TicTacToeLegal, TicTacToeReward, TicTacToeRewardConfig, TicTacToeWin
 from reinforge.tasks.tic_tac_toe.game import EMPTY_BOARD, LINES, completing_moves, place
 from reinforge.tasks.tic_tac_toe.workflow import play
 from reinforge.types.evaluation import EvalInputItem
 
 
 class ScriptedLLM:
-    """A model whose answers a function of the prompt decides; keeps what it was asked."""
+    """A model that answers by a function of the prompt and records its prompts."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, []
@@ -101,14 +101,14 @@ async def test_siblings_meet_the_same_opponent():
 
 
 @pytest.mark.parametrize("answer", ["", None, "12", "five", "½", "\ud83c", "0", "<|end|>"])
-async def test_garbage_is_the_policys_own_failure(answer):
+async def test_an_answer_that_is_not_a_digit_is_a_policy_failure(answer):
     with pytest.raises(PolicyFailure, match="not one digit") as failure:
         await play(example(), ScriptedLLM(lambda prompt: answer), None)
     game = failure.value.output
     json.dumps(game)
     assert (game["result"], game["num_legal"], game["num_moves"]) == ("illegal", 0, 1)
-    assert await score(Legal(), game) == 0.0
-    assert await score(Win(), game) == 0.0
+    assert await score(TicTacToeLegal(), game) == 0.0
+    assert await score(TicTacToeWin(), game) == 0.0
 
 
 async def test_a_taken_square_ends_the_game_and_legality_counts_the_moves_before():
@@ -116,32 +116,32 @@ async def test_a_taken_square_ends_the_game_and_legality_counts_the_moves_before
         await play(example("X", 5), ScriptedLLM(lambda prompt: "9"), None)
     game = failure.value.output
     assert (game["num_legal"], game["num_moves"], game["result"]) == (1, 2, "illegal")
-    assert await score(Legal(), game) == 0.5
+    assert await score(TicTacToeLegal(), game) == 0.5
 
 
 async def test_scores_by_hand():
-    reward = Reward(RewardConfig(win=1.0, draw=0.3, loss=0.0, per_move=0.1))
+    reward = TicTacToeReward(TicTacToeRewardConfig(win=1.0, draw=0.3, loss=0.0, per_move=0.1))
 
     def game(result, num_moves):
         return {"result": result, "side": "X", "num_moves": num_moves, "num_legal": num_moves}
 
-    assert await score(Win(), game("win", 3)) == 1.0
-    assert await score(Win(), game("draw", 5)) == 0.0
+    assert await score(TicTacToeWin(), game("win", 3)) == 1.0
+    assert await score(TicTacToeWin(), game("draw", 5)) == 0.0
     assert await score(reward, game("win", 3)) == 1.0
     assert await score(reward, game("win", 5)) == pytest.approx(0.8)
     assert await score(reward, game("draw", 5)) == 0.3
     assert await score(reward, game("loss", 2)) == 0.0
     assert await score(reward, game("loss", 4)) == pytest.approx(0.2)
-    assert await score(Legal(), game("win", 3)) == 1.0
+    assert await score(TicTacToeLegal(), game("win", 3)) == 1.0
 
 
 async def test_without_a_game_the_score_is_missing():
-    found = await Win().evaluate(example())
+    found = await TicTacToeWin().evaluate(example())
     assert found.score is None
     assert found.error == "the agent returned no game"
 
 
-def test_rows_name_their_split_and_no_world_appears_twice():
+def test_rows_name_their_split_and_world_seeds_are_unique():
     config = TicTacToeDatasetConfig(num_train=50, num_select=20, num_confirm=30, seed=1)
     rows = TicTacToeDataset(config).rows()
     assert rows[17]["id"] == "train-00017"
@@ -159,7 +159,7 @@ def test_only_training_games_may_meet_a_sharp_opponent():
     assert sum(row["opponent"] == "sharp" for row in rows) == pytest.approx(700, abs=50)
 
 
-def test_an_example_asks_for_a_side_and_a_world():
+def test_an_example_has_a_side_and_a_world_seed():
     item = TicTacToeDataset(TicTacToeDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
     assert item.id == "train-00001"
     assert item.input_obj == {"side": "O", "opponent": "random", "world_seed": item.full_dataset_entry["world_seed"]}

@@ -5,7 +5,7 @@ import pytest
 
 from reinforge.engine import NamedPolicies
 from reinforge.errors import ConfigError, JobFailed
-from reinforge.trainer.canary import PROBE, probe, prompts_of
+from reinforge.trainer.canary import PROBE, pick_prompts, probe
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import ScriptedPolicy
 
@@ -34,7 +34,7 @@ async def test_each_adapter_is_asked_with_its_own_prompts():
     policies = {"a": Served(), "b": Served(off=0.004), "c": Served()}
     together = NamedPolicies(policies)
     await together.publish(3)
-    prompts = prompts_of([group("a", "plan"), group("b", "do it"), group("b", "and that")])
+    prompts = pick_prompts([group("a", "plan"), group("b", "do it"), group("b", "and that")])
     report = await probe(together, 3, prompts, None)
     said = {name: [request.messages for request in policy.requests] for name, policy in policies.items()}
     assert said == {"a": [asked("plan")], "b": [asked("do it"), asked("and that")], "c": [PROBE]}
@@ -45,7 +45,7 @@ async def test_each_adapter_is_asked_with_its_own_prompts():
 
 async def test_an_adapter_that_serves_other_weights_is_named():
     together = NamedPolicies({"a": Served(), "b": Served(off=0.2)})
-    with pytest.raises(JobFailed, match=r"weights that were trained by the adapter b: .* up to 2\.00e-01 nats"):
+    with pytest.raises(JobFailed, match=r"trained weights of the adapter b: .* up to 2\.00e-01 nats"):
         await probe(together, 0, {}, None)
 
 
@@ -63,7 +63,7 @@ async def test_the_fingerprint_is_over_all_of_them():
     policies = {"a": Served(), "b": Served()}
     together = NamedPolicies(policies)
     before = await together.fingerprint()
-    with pytest.raises(JobFailed, match="the job changed nothing"):
+    with pytest.raises(JobFailed, match="the job did not change the weights"):
         await probe(together, 0, {}, before)
     await policies["b"].publish(1)  # whose fingerprint follows its version
     assert await together.fingerprint() != before
@@ -73,7 +73,7 @@ async def test_the_fingerprint_is_over_all_of_them():
 
 async def test_the_one_policy_is_asked_as_ever():
     policy = Served()
-    await probe(policy, 0, prompts_of([group(None, "hello")]), None)
+    await probe(policy, 0, pick_prompts([group(None, "hello")]), None)
     assert [request.messages for request in policy.requests] == [asked("hello")]
 
 
@@ -88,4 +88,4 @@ def test_names_are_looked_up():
     together = NamedPolicies({"a": Served(), "b": Served()})
     assert together.names == ("a", "b")
     with pytest.raises(ConfigError, match="there is no adapter c, only a, b"):
-        together.named("c")
+        together.get_policy("c")

@@ -3,19 +3,8 @@ from __future__ import annotations
 import pytest
 
 from reinforge.config.schema import GateConfig
-from reinforge.interfaces import EvaluationReport
-from reinforge.runs.validations import choose_best
 from reinforge.trainer.gate import Verdict, decide
-
-
-def validation(epoch, reward, **metrics):
-    return {
-        "epoch": epoch,
-        "version": epoch + 1,
-        "checkpoint": f"step-{epoch}",
-        "avg_reward": reward,
-        "metrics": metrics,
-    }
+from reinforge.types.evaluation import EvaluationReport
 
 
 def report(scores, num_examples=None, error=None, **more):
@@ -33,33 +22,6 @@ def judge(base, tuned, **gate):
 
 HALF = [0, 1] * 20
 BETTER = [1, 1] * 20
-
-
-def test_best_has_the_highest_reward_and_the_earliest_of_equals():
-    rows = [validation(-1, 0.4), validation(0, None), validation(2, 0.55), validation(1, 0.55), validation(3, 0.5)]
-    assert choose_best(rows)["epoch"] == 1
-
-
-def test_baseline_can_be_the_best():
-    assert choose_best([validation(-1, 0.6), validation(0, 0.5), validation(1, 0.6)])["epoch"] == -1
-
-
-def test_unknown_figures_never_win():
-    assert choose_best([validation(0, None), validation(1, float("nan"))]) is None
-    assert choose_best([]) is None
-    assert choose_best([validation(0, None), validation(1, -5.0)])["epoch"] == 1
-
-
-def test_gate_metric_decides_where_validations_know_it():
-    rows = [
-        validation(0, 0.9, legal=0.1),
-        validation(1, 0.5, legal=None),
-        validation(2, 0.1, legal=0.8),
-        validation(3, 1.0),
-    ]
-    assert choose_best(rows, "legal")["epoch"] == 2
-    assert choose_best(rows, "unheard of")["epoch"] == 3
-    assert choose_best(rows)["epoch"] == 3
 
 
 def test_clear_improvement_is_promoted():
@@ -122,7 +84,7 @@ def test_fewer_than_two_pairs_give_no_verdict(num_pairs):
 def test_five_examples_are_told_that_they_are_too_few():
     verdict = judge(report([0.1] * 5), report([0.5, 0.6, 0.5, 0.6, 0.5]))
     assert verdict.promoted is False
-    assert verdict.reason.endswith("fewer than 6 examples can never show it")
+    assert verdict.reason.endswith("fewer than 6 examples can never reach that")
 
 
 def test_too_many_missing_give_no_verdict_but_the_figures():

@@ -10,14 +10,15 @@ from reinforge.errors import BudgetReached, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.runs.journal import RunStore
+from reinforge.runs.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
-from reinforge.trainer.canary import short_prompts
+from reinforge.trainer.canary import shortest_prompts
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
+from tests.journal_rows import read_rows
 
 
 async def ask(item, llm, context):
@@ -52,7 +53,7 @@ class Loop:
             run_seed=0,
             max_concurrency=8,
         )
-        self.context = RunContext("r", RunStore(tmp_path / "r"), SilentProgress(), self.config.limits)
+        self.context = RunContext("r", RunJournal(tmp_path / "r"), SilentProgress(), self.config.limits)
         self.builder = GroupTrajectoryBuilder(
             builder or GroupTrajectoryBuilderConfig(num_generations=4, examples_per_epoch=5), ["agent"]
         )
@@ -62,7 +63,7 @@ class Loop:
             {"reward": Scored(score)},
             reward_metric="reward",
             outcomes=OutcomesConfig(),
-            listener=self.context.episode_done,
+            listener=self.context.record_episode,
         )
         self.trainer = EpochTrainer(EpochTrainerConfig())
         self.trainer.context = self.context
@@ -73,11 +74,11 @@ class Loop:
         try:
             return await self.trainer.run(epochs)
         finally:
-            self.context.store.flush()
+            self.context.journal.flush()
 
     @property
     def history(self):
-        return self.trainer._reward_history
+        return [row.as_dict() for row in self.trainer._reward_history]
 
 
 @pytest.fixture
@@ -90,17 +91,17 @@ def loop(tmp_path):
 
     yield make
     for each in made:
-        each.context.store.close()
+        each.context.journal.close()
 
 
 async def test_the_stages_are_journalled_in_order(loop):
     it = loop()
     statuses = await it.run()
     assert [status.status for status in statuses] == ["completed", "completed"]
-    stages = [row[0] for row in it.context.store.rows("SELECT stage FROM stages WHERE epoch = 0 ORDER BY id")]
+    stages = [row[0] for row in read_rows(it.context.folder, "SELECT stage FROM stages WHERE epoch = 0 ORDER BY id")]
     assert stages == ["COLLECT", "SELECT", "SUBMIT", "AWAIT", "ADOPT"]
     assert it.policy.version == 2
-    assert [v["version"] for v in it.context.policy_versions] == [1, 2]
+    assert [version.version for version in it.context.policy_versions] == [1, 2]
     assert it.context.episodes == {"ok": 40}
 
 
@@ -125,16 +126,16 @@ async def test_too_few_groups_are_refilled_within_the_bound(loop):
     score = lambda item: 1.0 if int(item.id) % 5 else by_answer(item)  # noqa: E731
     it = loop(score=score, limits={"max_refills": 2, "min_groups": 0.9})
     await it.run(1)
-    rounds = {row[0] for row in it.context.store.rows("SELECT DISTINCT round FROM episodes")}
+    rounds = {row[0] for row in read_rows(it.context.folder, "SELECT DISTINCT round FROM episodes")}
     assert rounds == {0, 1, 2}
-    ids = [row[0] for row in it.context.store.rows("SELECT DISTINCT example_id FROM episodes")]
+    ids = [row[0] for row in read_rows(it.context.folder, "SELECT DISTINCT example_id FROM episodes")]
     assert len(ids) == it.history[0]["num_groups"] == 15
 
 
 async def test_epochs_walk_through_the_examples(loop):
     it = loop()
     await it.run(1)
-    epochs = [it.builder.examples_of(epoch) for epoch in range(8)]
+    epochs = [list(it.builder.plan(epoch).example_ids) for epoch in range(8)]
     assert all(len(set(ids)) == 5 for ids in epochs)
     assert sorted(id_ for ids in epochs[:4] for id_ in ids) == sorted(str(i) for i in range(20)), (
         "a pass uses each example once"
@@ -152,7 +153,7 @@ async def test_epochs_without_signal_end_the_run_with_the_reason(loop):
 
 async def test_identical_siblings_are_an_error_that_says_why(loop):
     it = loop(script=lambda request: "always 1")
-    with pytest.raises(EvaluationError, match="word for word the same.*temperature"):
+    with pytest.raises(EvaluationError, match="identical siblings.*temperature"):
         await it.run()
 
 
@@ -160,7 +161,7 @@ async def test_a_workflow_that_never_calls_the_model_is_an_error(loop):
     async def silent(item, llm, context):
         return "1"
 
-    with pytest.raises(EvaluationError, match="none of 20 episodes called the model"):
+    with pytest.raises(EvaluationError, match="none of the 20 episodes called the model"):
         await loop(workflow=silent).run()
 
 
@@ -173,7 +174,7 @@ async def test_too_many_missing_episodes_stop_the_run(loop):
     async def broken(item, llm, context):
         raise RuntimeError("the database is down")
 
-    with pytest.raises(EvaluationError, match="20 of 20 episodes are missing.*the database is down"):
+    with pytest.raises(EvaluationError, match="20 of 20 episodes have no score.*the database is down"):
         await loop(workflow=broken).run()
 
 
@@ -215,7 +216,7 @@ async def test_weights_that_did_not_change_are_caught(loop):
             return "same"
 
     it = loop(adapter=RecordingAdapter(Unchanged(seeded)))
-    with pytest.raises(JobFailed, match="changed nothing"):
+    with pytest.raises(JobFailed, match="did not change the weights"):
         await it.run()
 
 
@@ -279,9 +280,9 @@ async def test_examples_outside_the_curriculum_are_not_collected_once_they_are_k
         },
     )
     await it.run(5)
-    counts = dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes GROUP BY epoch"))
+    counts = dict(read_rows(it.context.folder, "SELECT epoch, count(*) FROM episodes GROUP BY epoch"))
     assert counts == {0: 40, 1: 16, 2: 32, 3: 32, 4: 40}
-    ids = {row[0] for row in it.context.store.rows("SELECT example_id FROM episodes WHERE epoch = 1")}
+    ids = {row[0] for row in read_rows(it.context.folder, "SELECT example_id FROM episodes WHERE epoch = 1")}
     assert ids == collected
     assert [row["num_groups_spared"] for row in it.history] == [0, 6, 2, 2, 0]
     assert [row["num_groups_kept"] for row in it.history] == [4, 4, 8, 8, 10], "what is collected is trained on"
@@ -297,7 +298,7 @@ async def test_unknown_examples_are_always_collected(loop):
         curriculum_learning={**curriculum, "collect_only_included": True},
     )
     await it.run(5)
-    counts = dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes GROUP BY epoch"))
+    counts = dict(read_rows(it.context.folder, "SELECT epoch, count(*) FROM episodes GROUP BY epoch"))
     assert counts == {0: 20, 1: 20, 2: 20, 3: 20, 4: 4}
 
 
@@ -309,7 +310,7 @@ async def test_a_refill_spares_what_is_outside_too(loop):
         curriculum_learning={**curriculum, "collect_only_included": True},
     )
     await it.run(6)
-    counts = dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes WHERE round = 1 GROUP BY epoch"))
+    counts = dict(read_rows(it.context.folder, "SELECT epoch, count(*) FROM episodes WHERE round = 1 GROUP BY epoch"))
     assert counts.get(0) == 20, "nothing was known: as many as were asked for"
     assert all(counts.get(epoch, 0) <= 8 for epoch in (4, 5)), "the best fifth of what is known"
 
@@ -318,7 +319,7 @@ async def test_without_the_option_every_example_is_collected(loop):
     curriculum = {"enabled": True, "initial_percentile": 0.2, "expansion_interval": 99, "min_reward_diff": 0}
     it = loop(score=graded, limits={"max_refills": 0}, curriculum_learning=curriculum)
     await it.run(5)
-    assert dict(it.context.store.rows("SELECT epoch, count(*) FROM episodes GROUP BY epoch"))[4] == 20
+    assert dict(read_rows(it.context.folder, "SELECT epoch, count(*) FROM episodes GROUP BY epoch"))[4] == 20
     assert "mean_rewards" not in it.trainer.get_curriculum_state()
 
 
@@ -333,8 +334,8 @@ async def test_status_is_a_pure_read_so_the_final_metrics_know_every_job(loop):
 async def test_validation_runs_at_its_interval(loop):
     it = loop(run_configuration={"validation_interval": 2})
     await it.run(5)
-    assert [row["epoch"] for row in it.trainer._validation_history] == [1, 3]
-    assert [row["version"] for row in it.context.validations] == [2, 4]
+    assert [row.epoch for row in it.trainer._validation_history] == [1, 3]
+    assert [row.version for row in it.context.validations] == [2, 4]
 
 
 def test_the_canary_asks_few_tokens():
@@ -343,7 +344,7 @@ def test_the_canary_asks_few_tokens():
         return TrajectoryGroup(group_id=name, trajectories=[Trajectory(episode=[item], reward=0.0)])
 
     short = [group(str(i), f"question {i}") for i in range(9)]
-    assert len(short_prompts(short)) == 4
+    assert len(shortest_prompts(short)) == 4
     long = [group(str(i), f"{i} " * 1200) for i in range(9)]
-    assert len(short_prompts(long)) == 1
-    assert short_prompts([*long, *short]) == short_prompts(short)
+    assert len(shortest_prompts(long)) == 1
+    assert shortest_prompts([*long, *short]) == shortest_prompts(short)

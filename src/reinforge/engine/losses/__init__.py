@@ -1,1 +1,1 @@
-"""Losses by name: the policy-gradient family and the preference family."""
+"""Losses by name: policy-gradient losses and preference losses."""

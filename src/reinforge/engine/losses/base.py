@@ -1,12 +1,12 @@
-"""Losses: pure functions on one `TokenBatch`, found by name.
+"""Losses: pure functions of one `TokenBatch`, looked up by name.
 
     @register_loss("my_loss")
     def my_loss(batch: TokenBatch, logprobs_BT: Tensor, *, scale: float = 1.0) -> LossOutput: ...
 
-The learner sums: the loss of an optimizer step is sum_t w_s l_t / sum_t w_s over all trained tokens of the step,
-w_s the sample's weight, so how a step is cut into micro-batches does not change it. A loss of one number a sample is
-sum_s w_s l_s / sum_s w_s.
-Ours stand in families: `policy_losses.py`, `preference_losses.py`; here is what they share.
+The learner does the averaging: the loss of an optimizer step is sum_t w_s l_t / sum_t w_s over all trained tokens of
+the step, w_s the sample's weight, so the split into micro-batches does not change it. A loss of one number per sample
+becomes sum_s w_s l_s / sum_s w_s.
+The built-in losses are in `policy_gradient.py` and `preference.py`; this module has the registry and shared parts.
 Shapes: B samples, T tokens.
 """
 
@@ -26,7 +26,7 @@ from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 from reinforge.types.sample import LossSpec
 
 FAMILIES = ("reinforge.engine.losses.policy_gradient", "reinforge.engine.losses.preference")
-"""Modules that register losses; imported when one is first looked for."""
+"""Modules that register losses; imported on the first lookup."""
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class LossOutput:
 
     Attributes:
         loss: `[B, T]` loss of each token, read where `loss_mask` is True; `[B]` loss of each sample; or one number,
-            which counts by the weights of the batch's samples.
-        metrics: Name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports means over a step's
-            trained tokens, samples, or micro-batches.
+            weighted by the sum of the batch's sample weights.
+        metrics: Name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports their means over a
+            step's trained tokens, samples or micro-batches.
     """
 
     loss: Tensor
@@ -45,13 +45,13 @@ class LossOutput:
 
 
 Loss = Callable[..., Any]
-"""`loss(batch, logprobs_BT, **params)` returns a `LossOutput`, a tensor, or a tensor and metrics."""
+"""`loss(batch, logprobs_BT, **params)` returns a `LossOutput`, a tensor, or a tuple of a tensor and metrics."""
 
 _LOSSES: dict[str, Loss] = {}
 
 
 def register_loss(name: str) -> Callable[[Loss], Loss]:
-    """Registers `loss(batch, logprobs_BT, **params)` under a name that `LossSpec.name` can give."""
+    """Registers `loss(batch, logprobs_BT, **params)` under a name for `LossSpec.name`."""
 
     def register(loss: Loss) -> Loss:
         _LOSSES[name] = loss
@@ -60,42 +60,41 @@ def register_loss(name: str) -> Callable[[Loss], Loss]:
     return register
 
 
-def output_of(found: LossOutput | Tensor | tuple[Tensor, Mapping[str, Any]]) -> LossOutput:
-    """Returns what a loss returned as a `LossOutput`: a tensor alone has no metrics, those of a pair may be numbers."""
-    if isinstance(found, Tensor):
-        return LossOutput(found)
-    if isinstance(found, tuple):
-        return LossOutput(found[0], {name: torch.as_tensor(value) for name, value in found[1].items()})
-    return found
+def as_loss_output(output: LossOutput | Tensor | tuple[Tensor, Mapping[str, Any]]) -> LossOutput:
+    """Returns a loss function's result as a `LossOutput`; the metrics of a tuple may be plain numbers."""
+    if isinstance(output, Tensor):
+        return LossOutput(output)
+    if isinstance(output, tuple):
+        return LossOutput(output[0], {name: torch.as_tensor(value) for name, value in output[1].items()})
+    return output
 
 
 def find_loss(spec: LossSpec) -> Loss:
-    """Returns the loss that a spec names: a registered one, or `package.module:function`, which is imported now.
+    """Returns the loss that a spec names: a registered one, or `package.module:function`, which is imported.
 
-    The second form keeps torch out of the module that holds a user's algorithm.
+    The second form keeps torch out of the module that defines a user's algorithm.
 
     Raises:
-        ConfigError: No loss has that name, or it does not take these parameters.
+        ConfigError: No loss has that name, or the loss does not take these parameters.
     """
     for family in FAMILIES:
         importlib.import_module(family)
-    loss = _imported(spec.name) if ":" in spec.name else _LOSSES.get(spec.name)
+    loss = _import_loss(spec.name) if ":" in spec.name else _LOSSES.get(spec.name)
     if loss is None:
         names = ", ".join(sorted(_LOSSES))
         message = f'no loss named "{spec.name}"{did_you_mean(spec.name, _LOSSES)}'
-        raise ConfigError(
-            Problem("finetuning.algorithm", message, f"registered: {names}; or name yours as package.module:function")
-        )
-    allowed = _parameters(loss)
+        fix = f"registered losses: {names}; name your own as package.module:function"
+        raise ConfigError(Problem("finetuning.algorithm", message, fix))
+    allowed = _list_parameters(loss)
     unknown = [name for name in spec.params if allowed is not None and name not in allowed]
     if allowed is not None and unknown:
-        message = f'the loss "{spec.name}" takes no "{unknown[0]}"{did_you_mean(unknown[0], allowed)}'
-        raise ConfigError(Problem("finetuning.algorithm", message, f"it takes: {', '.join(allowed) or 'nothing'}"))
+        message = f'the loss "{spec.name}" has no parameter "{unknown[0]}"{did_you_mean(unknown[0], allowed)}'
+        raise ConfigError(Problem("finetuning.algorithm", message, f"its parameters: {', '.join(allowed) or 'none'}"))
     return loss
 
 
-def _parameters(loss: Loss) -> list[str] | None:
-    """Returns the names of a loss's parameters, those of `**params: Unpack[SomeTypedDict]` too; None: it takes any."""
+def _list_parameters(loss: Loss) -> list[str] | None:
+    """Returns the names of a loss's parameters, including `**params: Unpack[SomeTypedDict]`; None: it takes any."""
     names = []
     for parameter in inspect.signature(loss).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -108,7 +107,7 @@ def _parameters(loss: Loss) -> list[str] | None:
     return names
 
 
-def _imported(name: str) -> Any:
+def _import_loss(name: str) -> Any:
     module, _, function = name.partition(":")
     try:
         return getattr(importlib.import_module(module), function)
@@ -120,28 +119,28 @@ def _imported(name: str) -> Any:
 
 @register_loss("cross_entropy")
 def cross_entropy(batch: TokenBatch, logprobs_BT: Tensor) -> LossOutput:
-    """Returns the negative log-likelihood, l_t = -log p(t): supervised fine-tuning.
+    """Returns the negative log-likelihood of supervised fine-tuning, l_t = -log p(t).
 
     Args:
         batch: The tokens.
-        logprobs_BT: log p of each trained token under the weights being trained.
+        logprobs_BT: log p of each trained token under the current weights.
     """
     return LossOutput(-logprobs_BT)
 
 
 def kl_to_reference(batch: TokenBatch, logprobs_BT: Tensor, estimator: str = "k3") -> Tensor:
-    """Returns an estimate of KL(p, p_ref) from each token drawn from p, `[B, T]` (Schulman, "Approximating KL
+    """Returns an estimate of KL(p, p_ref) at each token sampled from p, `[B, T]` (Schulman, "Approximating KL
     divergence", 2020).
 
-    With d = log p - log p_ref: k1 = d, without bias and of high variance; k2 = d^2 / 2, of low variance and biased;
-    k3 = exp(-d) - 1 + d, without bias and never negative. Of the three, only the mean gradient of k2 is the
-    divergence's own on policy; that of k1 is zero, so k1 belongs into a reward.
+    With d = log p - log p_ref: k1 = d, unbiased with high variance; k2 = d^2 / 2, biased with low variance;
+    k3 = exp(-d) - 1 + d, unbiased and never negative. On policy, only k2 has the gradient of the divergence in the
+    mean; the mean gradient of k1 is zero, so k1 belongs in a reward.
 
     Raises:
-        ConfigError: The batch has no reference log-probs, or there is no such estimator.
+        ConfigError: The batch has no reference log-probs, or the estimator is unknown.
     """
     if batch.ref_logprobs is None:
-        raise ConfigError("this loss needs ref_logprobs; let the algorithm's needs ask for them")
+        raise ConfigError("this loss needs ref_logprobs; set needs = Needs(ref_logprobs=True) on the algorithm")
     d_BT = torch.where(batch.loss_mask, logprobs_BT - batch.ref_logprobs, 0.0)
     if estimator == "k1":
         return d_BT
@@ -149,7 +148,7 @@ def kl_to_reference(batch: TokenBatch, logprobs_BT: Tensor, estimator: str = "k3
         return d_BT**2 / 2
     if estimator == "k3":
         return (-d_BT).exp() - 1 + d_BT
-    raise ConfigError(f'there is no KL estimator "{estimator}"; there are k1, k2 and k3')
+    raise ConfigError(f'unknown KL estimator "{estimator}"; use k1, k2 or k3')
 
 
 def mean_by_sample(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Losses that follow the policy gradient: credit times a ratio, bounded in one way or another.
+"""Policy-gradient losses: advantage times a probability ratio that is clipped in one way or another.
 
-Each says by its gain g_t what a token's credit is worth under the weights being trained; all of them then become
+Each loss defines the objective g_t of a token; all of them then return
 
     l_t = -c_t g_t + kl_coef KL_t - entropy_coef H_t        with c_t = min(p_old(t) / p_sampler(t), tis_cap)
 
 c_t is truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-Training", 2025): where the learner has computed p_old itself, as it does in bfloat16, whose kernels give the sampler
-other log-probs than the learner, what was drawn too often counts less. Where p_old is the sampler's own, c_t is 1. In
-`gspo` it is, as the ratio, the geometric mean over the sample's tokens.
+Training", 2025). In bfloat16 the kernels of sampler and learner round differently, so the learner computes p_old
+itself, and c_t gives less weight to tokens that the sampler overestimated. Where p_old is the sampler's own, c_t is 1.
+In `gspo` c_t, like the ratio, is the geometric mean over the sample's tokens.
 Shapes: B samples, T tokens.
 """
 
@@ -23,12 +23,12 @@ from reinforge.engine.token_batch import TokenBatch
 from reinforge.errors import ConfigError
 
 
-class Shared(TypedDict, total=False):
-    """What every policy gradient takes.
+class SharedParams(TypedDict, total=False):
+    """Parameters that every policy-gradient loss takes.
 
     Attributes:
-        tis_cap: Most that a token counts for being drawn too seldom; None: the sampler is taken at its word.
-        kl_coef: Weight of the penalty for leaving the reference; 0 needs no reference.
+        tis_cap: Upper limit of the importance weight c_t; None: no importance sampling.
+        kl_coef: Weight of the KL penalty towards the reference; 0 needs no reference.
         kl_estimator: `k1`, `k2` or `k3`.
         entropy_coef: Weight of the entropy bonus.
     """
@@ -48,35 +48,35 @@ def clipped_pg(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
     constant_length: int | None = None,
-    **shared: Unpack[Shared],
+    **shared: Unpack[SharedParams],
 ) -> LossOutput:
-    """Returns the clipped policy gradient with an optional penalty for leaving the reference.
+    """Returns the clipped policy-gradient loss with an optional KL penalty.
 
     g_t = min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
     with r_t = p(t) / p_old(t): the surrogate of PPO (arXiv:1707.06347, eq. 7) as GRPO uses it (arXiv:2402.03300,
-    eq. 3). With dual_clip c, where A_t < 0: max(min(..), c A_t) (arXiv:1912.09729), which bounds what one token whose
-    ratio has exploded can do. With constant_length L one number a sample, sum_t l_t / L, instead of means over tokens
+    eq. 3). With dual_clip c, where A_t < 0: max(min(..), c A_t) (arXiv:1912.09729), which limits the effect of a token
+    whose ratio explodes. With constant_length L: one number per sample, sum_t l_t / L, instead of a mean over tokens
     (Dr. GRPO, arXiv:2503.20783).
-    Differs from the papers: the two ends of the clip are set apart; the mean is over the tokens of a step.
+    Differs from the papers: the two ends of the clip are separate; the mean is over the tokens of a step.
 
     Args:
         batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the weights being trained.
-        clip_low: The ratio counts down to 1 - clip_low.
-        clip_high: The ratio counts up to 1 + clip_high.
-        dual_clip: The ratio counts up to this where the advantage is negative, above 1; None: without end.
-        constant_length: Divides the sum over each sample, whatever its length; None: the mean over tokens.
-        shared: See `Shared`.
+        logprobs_BT: log p of each trained token under the current weights.
+        clip_low: The ratio is clipped below at 1 - clip_low.
+        clip_high: The ratio is clipped above at 1 + clip_high.
+        dual_clip: The ratio is clipped here where the advantage is negative; above 1; None: not clipped.
+        constant_length: Divisor of the sum over each sample, whatever its length; None: the mean over tokens.
+        shared: See `SharedParams`.
 
     Raises:
-        ConfigError: kl_coef asks for a reference and the batch has none.
+        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
-    gain_BT, metrics = _clipped(_log_ratio(batch, logprobs_BT), batch.advantages, clip_low, clip_high)
+    gain_BT, metrics = _clip(_log_ratio(batch, logprobs_BT), batch.advantages, clip_low, clip_high)
     if dual_clip is not None:
         floor_BT = torch.where(batch.advantages < 0, dual_clip * batch.advantages, -torch.inf)
         metrics["dual_clip_fraction"] = (gain_BT < floor_BT).detach().float()
         gain_BT = torch.maximum(gain_BT, floor_BT)
-    loss_BT = _loss(batch, logprobs_BT, gain_BT, metrics, **shared)
+    loss_BT = _finish_loss(batch, logprobs_BT, gain_BT, metrics, **shared)
     if constant_length is None:
         return LossOutput(loss_BT, metrics)
     return LossOutput(torch.where(batch.loss_mask, loss_BT, 0.0).sum(dim=1) / constant_length, metrics)
@@ -91,35 +91,37 @@ def ppo(
     value_coef: float = 0.5,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    **shared: Unpack[Shared],
+    **shared: Unpack[SharedParams],
 ) -> LossOutput:
-    """Returns the clipped policy gradient plus the critic's squared error (PPO, arXiv:1707.06347, eq. 9).
+    """Returns the clipped policy-gradient loss plus the critic's squared error (PPO, arXiv:1707.06347, eq. 9).
 
     l_t = clipped_pg_t + value_coef max((V_t - R_t)^2, (V_old + clip(V_t - V_old, +-value_clip) - R_t)^2) / 2
     Differs from the paper: the value can be clipped like the ratio, as its authors' code does (arXiv:2005.12729,
     section 3); the error has a factor of 1/2.
 
     Args:
-        batch: As for `clipped_pg`, with returns, old values, and values by the critic as it is.
-        logprobs_BT: log p of each trained token under the weights being trained.
-        value_clip: How far a value may move from where it was before the job; None: freely.
+        batch: As for `clipped_pg`, with returns, old values and current values.
+        logprobs_BT: log p of each trained token under the current weights.
+        value_clip: How far a value may move from its value before the job; None: no limit.
         value_coef: Weight of the critic's error.
-        clip_low: The ratio counts down to 1 - clip_low.
-        clip_high: The ratio counts up to 1 + clip_high.
-        shared: See `Shared`.
+        clip_low: The ratio is clipped below at 1 - clip_low.
+        clip_high: The ratio is clipped above at 1 + clip_high.
+        shared: See `SharedParams`.
 
     Raises:
         ConfigError: The batch has no returns or no values.
     """
     if batch.values is None or batch.old_values is None or batch.returns is None:
-        raise ConfigError("ppo: needs values and returns; load the engine with critic=True and let the algorithm score")
+        raise ConfigError(
+            "ppo: the batch has no values or returns; load the engine with critic=True and use Needs(values=True)"
+        )
     policy = clipped_pg(batch, logprobs_BT, clip_low=clip_low, clip_high=clip_high, **shared)
     errors_BT = (batch.values - batch.returns) ** 2
     if value_clip is not None:
-        moved_BT = (batch.values - batch.old_values).clamp(-value_clip, value_clip)
-        errors_BT = torch.maximum(errors_BT, (batch.old_values + moved_BT - batch.returns) ** 2)
-    told = {"value": batch.values.detach(), "return": batch.returns, "value_error": errors_BT.detach()}
-    return LossOutput(policy.loss + value_coef * errors_BT / 2, {**policy.metrics, **told})
+        change_BT = (batch.values - batch.old_values).clamp(-value_clip, value_clip)
+        errors_BT = torch.maximum(errors_BT, (batch.old_values + change_BT - batch.returns) ** 2)
+    metrics = {"value": batch.values.detach(), "return": batch.returns, "value_error": errors_BT.detach()}
+    return LossOutput(policy.loss + value_coef * errors_BT / 2, {**policy.metrics, **metrics})
 
 
 @register_loss("gspo")
@@ -129,29 +131,29 @@ def gspo(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
-    **shared: Unpack[Shared],
+    **shared: Unpack[SharedParams],
 ) -> LossOutput:
-    """Returns the policy gradient clipped by the ratio of whole sequences (GSPO, arXiv:2507.18071, eq. 5, 7, 13, 14).
+    """Returns the policy-gradient loss with a ratio per sequence (GSPO, arXiv:2507.18071, eq. 5, 7, 13, 14).
 
     g_t = min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t)
-    with s_t = sg[s] p(t) / sg[p(t)] and s = exp(mean over the sample's trained tokens of log p / p_old): the paper's
-    form by tokens, whose gradient is that of the form by sequences where a sample's tokens have one advantage, and
-    which can carry advantages by turn.
+    with s_t = sg[s] p(t) / sg[p(t)] and s = exp(mean over the sample's trained tokens of log p / p_old). This is the
+    paper's token-level form: its gradient equals that of the sequence-level form where all tokens of a sample have one
+    advantage, and it also takes advantages per turn.
 
     Args:
         batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the weights being trained.
-        clip_low: s counts down to 1 - clip_low.
-        clip_high: s counts up to 1 + clip_high.
-        shared: See `Shared`.
+        logprobs_BT: log p of each trained token under the current weights.
+        clip_low: s is clipped below at 1 - clip_low.
+        clip_high: s is clipped above at 1 + clip_high.
+        shared: See `SharedParams`.
 
     Raises:
-        ConfigError: kl_coef asks for a reference and the batch has none.
+        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     mean_B1 = mean_by_sample(_log_ratio(batch, logprobs_BT), batch.loss_mask)[:, None]
     log_ratio_BT = torch.where(batch.loss_mask, mean_B1.detach() + logprobs_BT - logprobs_BT.detach(), 0.0)
-    gain_BT, metrics = _clipped(log_ratio_BT, batch.advantages, clip_low, clip_high)
-    return LossOutput(_loss(batch, logprobs_BT, gain_BT, metrics, by_sample=True, **shared), metrics)
+    gain_BT, metrics = _clip(log_ratio_BT, batch.advantages, clip_low, clip_high)
+    return LossOutput(_finish_loss(batch, logprobs_BT, gain_BT, metrics, by_sample=True, **shared), metrics)
 
 
 @register_loss("cispo")
@@ -161,29 +163,30 @@ def cispo(
     *,
     clip_low: float | None = None,
     clip_high: float = 4.0,
-    **shared: Unpack[Shared],
+    **shared: Unpack[SharedParams],
 ) -> LossOutput:
-    """Returns REINFORCE weighted by clipped ratios: each token keeps a gradient (CISPO, arXiv:2506.13585, eq. 4, 5).
+    """Returns REINFORCE with clipped importance weights, so every token has a gradient (CISPO, arXiv:2506.13585,
+    eq. 4, 5).
 
     g_t = sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log p(t)
     with r_t = p(t) / p_old(t).
 
     Args:
         batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the weights being trained.
-        clip_low: The ratio counts down to 1 - clip_low; None: down to 0, as in the paper.
-        clip_high: The ratio counts up to 1 + clip_high.
-        shared: See `Shared`.
+        logprobs_BT: log p of each trained token under the current weights.
+        clip_low: The weight is clipped below at 1 - clip_low; None: not clipped below, as in the paper.
+        clip_high: The weight is clipped above at 1 + clip_high.
+        shared: See `SharedParams`.
 
     Raises:
-        ConfigError: kl_coef asks for a reference and the batch has none.
+        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     log_ratio_BT = _log_ratio(batch, logprobs_BT).detach()
     ratio_BT = log_ratio_BT.exp()
     weight_BT = ratio_BT.clamp(0.0 if clip_low is None else 1 - clip_low, 1 + clip_high)
     metrics = _ratio_metrics(ratio_BT, log_ratio_BT, weight_BT != ratio_BT)
     gain_BT = weight_BT * batch.advantages * logprobs_BT
-    return LossOutput(_loss(batch, logprobs_BT, gain_BT, metrics, **shared), metrics)
+    return LossOutput(_finish_loss(batch, logprobs_BT, gain_BT, metrics, **shared), metrics)
 
 
 def _log_ratio(batch: TokenBatch, logprobs_BT: Tensor) -> Tensor:
@@ -191,10 +194,10 @@ def _log_ratio(batch: TokenBatch, logprobs_BT: Tensor) -> Tensor:
     return torch.where(batch.loss_mask, logprobs_BT - batch.old_logprobs, 0.0)
 
 
-def _clipped(
+def _clip(
     log_ratio_BT: Tensor, advantages_BT: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns min(r A, clip(r) A), `[B, T]`, and what is told of the ratio."""
+    """Returns min(r A, clip(r) A), `[B, T]`, and metrics of the ratio."""
     ratio_BT = log_ratio_BT.exp()
     gain_BT = torch.minimum(ratio_BT * advantages_BT, ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT)
     return gain_BT, _ratio_metrics(ratio_BT, log_ratio_BT, gain_BT < ratio_BT * advantages_BT)
@@ -205,7 +208,7 @@ def _ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, clipped_BT: Tensor) -
     return {"ratio": ratio_BT, "clip_fraction": clipped_BT.float(), "approx_kl": ratio_BT - 1 - log_ratio_BT}
 
 
-def _loss(
+def _finish_loss(
     batch: TokenBatch,
     logprobs_BT: Tensor,
     gain_BT: Tensor,
@@ -218,11 +221,11 @@ def _loss(
     entropy_coef: float = 0.0,
 ) -> Tensor:
     """Returns -c_t g_t + kl_coef KL_t - entropy_coef H_t, `[B, T]`, and adds the metrics `tis_weight` and `kl_ref`."""
-    if tis_cap is not None and batch.old_is_learners:
-        drawn_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
-        excess_BT = torch.where(drawn_BT, batch.old_logprobs - batch.sampling_logprobs, 0.0)
+    if tis_cap is not None and batch.old_logprobs_from_learner:
+        sampled_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
+        excess_BT = torch.where(sampled_BT, batch.old_logprobs - batch.sampling_logprobs, 0.0)
         if by_sample:
-            excess_BT = mean_by_sample(excess_BT, drawn_BT)[:, None].expand_as(excess_BT)
+            excess_BT = mean_by_sample(excess_BT, sampled_BT)[:, None].expand_as(excess_BT)
         metrics["tis_weight"] = excess_BT.exp().clamp(max=tis_cap)
         gain_BT = metrics["tis_weight"] * gain_BT
     loss_BT = -gain_BT

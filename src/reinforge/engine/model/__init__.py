@@ -1,1 +1,1 @@
-"""The model: loading, attention, the output layer, adapters, the chat template."""
+"""The model: loading, attention, output layer, adapters, chat template."""

@@ -1,8 +1,8 @@
-"""Activation checkpointing: a layer keeps its input and computes the rest again in the backward pass.
+"""Activation checkpointing: a layer keeps only its input, and the backward pass computes the rest again.
 
-Sublinear memory cost (arXiv:1604.06174), a layer a segment. transformers has it too, but only for modules in training
-mode, which ours never are (dropout would make sampled log-probs inexact), and it takes the cache away from a layer,
-through which siblings get their common prefix.
+Sublinear memory cost (arXiv:1604.06174), one segment per layer. transformers has it too, but only for modules in
+training mode, which ours never are (dropout would make sampled log-probs inexact), and it takes the cache away from a
+layer, through which siblings read their shared prefix.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.errors import ConfigError, Problem
 
 
-def layers_of(model: CausalModel) -> list[nn.Module]:
-    """Returns the layers that can be computed twice, which transformers marks.
+def find_checkpointable_layers(model: CausalModel) -> list[nn.Module]:
+    """Returns the layers that transformers marks as checkpointable.
 
     Raises:
-        ConfigError: The family has none.
+        ConfigError: The family marks none.
     """
     layers = [module for module in model.module.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         path = "finetuning.policy.activation_checkpointing"
-        raise ConfigError(Problem(path, f"{model.config.model_type} models mark no layers for it", "set it to false"))
+        message = f"{model.config.model_type} models mark no layers for activation checkpointing"
+        raise ConfigError(Problem(path, message, "set it to false"))
     return layers
 
 
 @contextmanager
-def recomputed(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Within, forward passes through these layers keep their inputs alone; the backward pass belongs within, too.
+def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Makes forward passes inside the block keep only the inputs of these layers; run the backward pass inside, too.
 
-    The layers are as before afterwards: a copy of the model made at any other time is an ordinary one.
+    The layers are restored on exit, so a copy of the model made at any other time is an ordinary one.
     """
     for layer in layers:
-        layer.forward = partial(_kept_by_its_input, layer.forward)
+        layer.forward = partial(_run_checkpointed, layer.forward)
     try:
         yield
     finally:
@@ -48,5 +49,5 @@ def recomputed(layers: Sequence[nn.Module]) -> Iterator[None]:
             del layer.forward
 
 
-def _kept_by_its_input(forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,6 +1,6 @@
 """A causal language model as two functions: tokens -> features, features -> logits.
 
-Shapes: B rows, T tokens of a row, N selected tokens, H features, V words.
+Shapes: B rows, T tokens of a row, N selected tokens, H features, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,49 +15,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reinforge.engine.model.last_mlp import last_layer, only_at
+from reinforge.engine.fast_paths import FastPaths
+from reinforge.engine.model.last_mlp import compute_mlp_at, find_last_layer
 from reinforge.errors import ConfigError, Problem
 
 logger = logging.getLogger(__name__)
 
-DEFAULT = "default"
-"""PEFT's name of an adapter that nobody named; all weights, where there are no adapters, go by it too."""
+DEFAULT_ADAPTER = "default"
+"""PEFT's name for an adapter without a name; a model without adapters uses it for all of its weights, too."""
 
 
 class CausalModel:
-    """An unmodified Hugging Face module, called in two halves so that logits are made only where they are needed.
+    """An unmodified Hugging Face module, called in two halves so that logits are computed only where they are needed.
 
-    Where a family does something after its output layer (Gemma 2 caps logits, Cohere scales them), the whole
-    forward is the first half and the second does nothing: slower, but never wrong.
+    Where a family does something after its output layer (Gemma 2 caps logits, Cohere scales them), the first half is
+    the whole forward pass and the second half does nothing: slower, but never wrong.
 
     Attributes:
         module: The Hugging Face module, in `eval` mode: dropout would make sampled log-probs inexact.
         separable: True if `head(base(x))` is exactly the module's logits.
-        max_context: Most tokens of prompt and reply that the positions reach.
+        max_model_len: Most tokens of prompt and reply together.
+        fast_paths: The fast paths that this model and its sampler may take.
     """
 
-    def __init__(self, module: Any, max_context: int | None = None):
+    def __init__(self, module: Any, max_model_len: int | None = None, fast_paths: FastPaths | None = None):
         self.module: Any = module
         self.module.eval()
         self.device = next(module.parameters()).device
         self.config = self.module.config.get_text_config()
+        self.fast_paths = fast_paths or FastPaths()
         self.base: Any = module.base_model
         self.head: Any = module.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(self.module.forward).parameters
         self.separable = self._is_separable()
-        self._last_layer = last_layer(self.module)
-        if self._last_layer is not None and not self._reads_places():
+        self._last_layer = find_last_layer(self.module) if self.fast_paths.last_mlp else None
+        if self._last_layer is not None and not self._is_last_mlp_exact():
             self._last_layer = None
-        self.max_context = self._context(max_context)
+        self.max_model_len = self._resolve_max_model_len(max_model_len)
 
     @property
     def vocab_size(self) -> int:
-        """Number of words that have a logit."""
+        """Number of tokens that have a logit."""
         return self.config.vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the model's own weights."""
+        """Data type of the model's own weights."""
         return self.module.dtype
 
     @property
@@ -73,36 +76,41 @@ class CausalModel:
 
     @property
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """What the optimizer moves, by name."""
+        """The parameters that the optimizer changes, by name."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
     @property
     def adapter(self) -> str:
-        """Name of the adapter that is trained, and that forwards go through; the sampler's rows have their own."""
-        return self.module.active_adapters()[0] if self.has_adapters else DEFAULT
+        """Name of the active adapter: forwards go through it and it is trained; sampled rows choose their own."""
+        return self.module.active_adapters()[0] if self.has_adapters else DEFAULT_ADAPTER
 
     def use_adapter(self, name: str) -> None:
-        """Trains and goes through this adapter from now on."""
+        """Makes this adapter the active one."""
         if name != self.adapter:
             self.module.set_adapter(name)
 
     @contextmanager
     def without_adapters(self) -> Iterator[CausalModel]:
-        """Lends the model as it was before its adapters: the reference."""
+        """Switches all adapters off inside the block: the model is then the reference."""
+        from peft.utils import ModulesToSaveWrapper
+
         self.module.disable_adapters()
         try:
             yield self
         finally:
             self.module.enable_adapters()
+            for part in self.module.modules():  # transformers disables these, but does not enable them again
+                if isinstance(part, ModulesToSaveWrapper):
+                    part.enable_adapters(True)
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that keep keys and values."""
+        """Number of layers that cache keys and values."""
         return self.config.num_hidden_layers
 
     @property
-    def attention(self) -> str:
-        """Name of transformers' attention function: it decides the type of the masks."""
+    def attn_implementation(self) -> str:
+        """Name of transformers' attention function, which decides the type of the masks."""
         return self.config._attn_implementation
 
     def features(
@@ -110,22 +118,23 @@ class CausalModel:
         token_ids_BT: Tensor,
         position_ids_BT: Tensor | None = None,
         *,
-        places_N: Tensor | None = None,
+        indices_N: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Returns what `logits` takes, `[B, T, H]` (`[B, T, V]` where the model is not separable).
 
         Args:
-            token_ids_BT: The tokens; rows are padded on the right, which a causal model never looks at.
+            token_ids_BT: The tokens; rows are padded on the right, where a causal model never looks.
             position_ids_BT: Positions; None: 0, 1, 2, ...
-            places_N: Places that are read, b T + t each; what is returned for others means nothing. None: all are.
+            indices_N: Flat indices b T + t of the tokens whose features are needed; those of other tokens are then
+                undefined. None: all are needed.
             kwargs: `attention_mask`, `past_key_values` and `use_cache` as transformers takes them.
         """
         if position_ids_BT is not None and self._takes_positions:
             kwargs["position_ids"] = position_ids_BT
         kwargs.setdefault("use_cache", False)
         layer = self._last_layer
-        with nullcontext() if places_N is None or layer is None else only_at(places_N, layer):
+        with nullcontext() if indices_N is None or layer is None else compute_mlp_at(indices_N, layer):
             if self.separable:
                 return self.base(input_ids=token_ids_BT, **kwargs).last_hidden_state
             return self.module(input_ids=token_ids_BT, **kwargs).logits
@@ -135,23 +144,23 @@ class CausalModel:
         logits = self.head(features_NH) if self.separable else features_NH
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
-    def frozen_copy(self) -> CausalModel:
-        """Returns a copy that never learns: the reference."""
+    def make_frozen_copy(self) -> CausalModel:
+        """Returns a copy that is never trained: the reference."""
         module = copy.deepcopy(self.module).requires_grad_(False)
-        return CausalModel(module, self.max_context)
+        return CausalModel(module, self.max_model_len, self.fast_paths)
 
-    def _context(self, wanted: int | None) -> int:
+    def _resolve_max_model_len(self, wanted: int | None) -> int:
         limit = getattr(self.config, "max_position_embeddings", None)
         if wanted is not None and limit is not None and wanted > limit:
             message = f"{wanted} tokens, but the model's positions end at {limit}"
-            raise ConfigError(Problem("finetuning.policy.max_context", message, f"write at most {limit}"))
+            raise ConfigError(Problem("finetuning.policy.max_model_len", message, f"write at most {limit}"))
         return wanted or limit or 2048
 
     @torch.no_grad()
     def _is_separable(self) -> bool:
-        """Checks, exactly, that nothing stands between base and head, and nothing after the head.
+        """Returns True if nothing happens between base and head, and nothing after the head, to the last bit.
 
-        The head's output is multiplied by 1000 on its way out, so that a soft cap shows at any size of logits.
+        The head's output is multiplied by 1000, so that a soft cap on the logits shows at any size of them.
         """
         if self.head is None or self.base is self.module:
             return False
@@ -171,13 +180,13 @@ class CausalModel:
         return len(seen) == 2 and torch.equal(seen[0], hidden) and torch.equal(seen[1], logits)
 
     @torch.no_grad()
-    def _reads_places(self) -> bool:
-        """Tries if a last MLP that computes a few places alone leaves these as they are; else says so in the log."""
+    def _is_last_mlp_exact(self) -> bool:
+        """Returns True if computing the last MLP for a few tokens alone keeps their features; else logs the reason."""
         token_ids_BT = torch.arange(10, device=self.device).view(2, 5) % self.vocab_size
-        places_N = torch.tensor([2, 4, 8], device=self.device)
-        whole = self.features(token_ids_BT).flatten(0, 1)[places_N]
+        indices_N = torch.tensor([2, 4, 8], device=self.device)
+        whole = self.features(token_ids_BT).flatten(0, 1)[indices_N]
         try:
-            some = self.features(token_ids_BT, places_N=places_N).flatten(0, 1)[places_N]
+            some = self.features(token_ids_BT, indices_N=indices_N).flatten(0, 1)[indices_N]
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
             reason = f"{type(cause).__name__}: {cause}"
         else:

@@ -1,4 +1,4 @@
-"""A hash of weights: two models that differ in one bit have different ones."""
+"""A hash of weights: two models that differ in one bit have different hashes."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 
 
-class Fingerprints:
-    """Hashes of one model with each of its adapters; the weights that never change are read once.
+class Fingerprinter:
+    """Hashes one model with each of its adapters; weights that never change are hashed once.
 
     Args:
         model: The model.
-        learned: What is trained, of all adapters.
+        trained: The trained parameters of all adapters.
     """
 
-    def __init__(self, model: CausalModel, learned: Collection[nn.Parameter]):
+    def __init__(self, model: CausalModel, trained: Collection[nn.Parameter]):
         self.model = model
-        ids = {id(parameter) for parameter in learned}
+        ids = {id(parameter) for parameter in trained}
         self._frozen = {name: p for name, p in model.module.named_parameters() if id(p) not in ids}
         self._frozen_digest: bytes | None = None
 
-    def of_active(self) -> str:
-        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, other adapters left out."""
-        own = f".{self.model.adapter}."  # an adapter is the same one under every name
-        trained = {name.replace(own, f".{DEFAULT}."): p for name, p in self.model.trained_parameters.items()}
+    def compute(self) -> str:
+        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, inactive adapters excluded."""
+        own = f".{self.model.adapter}."  # so that an adapter has the same hash under every name
+        trained = {name.replace(own, f".{DEFAULT_ADAPTER}."): p for name, p in self.model.trained_parameters.items()}
         if self._frozen_digest is None:
-            self._frozen_digest = _digest(self._frozen) if self._frozen else b""
-        return hashlib.sha256(self._frozen_digest + _digest(trained)).hexdigest()[:16]
+            self._frozen_digest = _hash_parameters(self._frozen) if self._frozen else b""
+        return hashlib.sha256(self._frozen_digest + _hash_parameters(trained)).hexdigest()[:16]
 
 
-def _digest(parameters: Mapping[str, Tensor]) -> bytes:
+def _hash_parameters(parameters: Mapping[str, Tensor]) -> bytes:
     """Returns the SHA-256 over names and bytes of parameters."""
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters.items()):

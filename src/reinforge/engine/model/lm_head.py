@@ -1,11 +1,12 @@
-"""Log-probs and entropies of given tokens straight from features, and their gradient, without the logits in between.
+"""Log-probs and entropies of given tokens straight from features, and their gradient, without holding all logits.
 
-The output layer of a large vocabulary makes more numbers than the rest of a small model: 1,024 tokens times 152,000
-words are 0.6 GB, and automatic differentiation keeps several such tensors. Here a chunk of tokens has its logits
-at a time, the backward pass makes them again and turns them into their own gradient in place, and the chunks' gradients
-of the layer add up in one tensor (Liger Kernel's linear cross entropy, arXiv:2410.10989, for log-probs that carry any
-gradient instead of one mean).
-Shapes: N tokens, n of a chunk, H features, V words.
+The output layer of a large vocabulary makes more numbers than the rest of a small model: the logits of 1,024 tokens
+over a vocabulary of 152,000 take 0.6 GB, and automatic differentiation keeps several such tensors. Here one chunk of
+tokens has logits at a time; the backward pass recomputes them and turns them into their own gradient in place, and the
+gradients of the output layer add up in one tensor (Liger Kernel's linear cross entropy, arXiv:2410.10989, for log-probs
+with any gradient instead of one mean).
+
+Shapes: N tokens, n tokens of a chunk, H features, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 CHUNK_LOGITS = 2**24
-"""Logits that exist at once: 64 MiB in float32, twice in a pass."""
+"""Logits in memory at a time: 64 MiB in float32, twice in a pass."""
 
 
-class Head(Function):
+class ChunkedLMHead(Function):
     """`(features [N, H], weight [V, H], targets [N], scales [N], entropy_grad) -> log p [N], entropy [N]`.
 
     With z = features weight^T / scale, p = softmax(z), H = -sum_v p_v log p_v and t the target:
@@ -33,11 +34,11 @@ class Head(Function):
     def forward(
         ctx: Any, features_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scales_N: Tensor, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        """Returns log-probs and entropies; keeps what it was given and one number a token."""
+        """Returns log-probs and entropies; saves the inputs and two numbers per token."""
         none = features_NH.new_zeros(0, dtype=torch.float32)
         logprobs, entropies, sums = [none], [none], [none]
-        for n in chunks(len(targets_N), len(weight_VH)):
-            logits_nV = _logits(features_NH[n], weight_VH, scales_N[n])
+        for n in split_tokens(len(targets_N), len(weight_VH)):
+            logits_nV = _compute_logits(features_NH[n], weight_VH, scales_N[n])
             sums_n = logits_nV.logsumexp(-1)
             logprobs.append(logits_nV.gather(1, targets_N[n, None])[:, 0] - sums_n)
             probs_nV = (logits_nV - sums_n[:, None]).exp_()
@@ -54,38 +55,39 @@ class Head(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """Returns the gradients of features and weight."""
         features_NH, weight_VH, targets_N, scales_N, sums_N, entropies_N = ctx.saved_tensors
-        ours_N, entropy_N = gradients
-        to_features = torch.empty_like(features_NH) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros_like(weight_VH, dtype=sums_N.dtype) if ctx.needs_input_grad[1] else None
-        for n in chunks(len(targets_N), len(weight_VH)):
-            logits_nV = _logits(features_NH[n], weight_VH, scales_N[n]).sub_(sums_N[n, None])
+        logprob_grads_N, entropy_grads_N = gradients
+        features_grad = torch.empty_like(features_NH) if ctx.needs_input_grad[0] else None
+        weight_grad = torch.zeros_like(weight_VH, dtype=sums_N.dtype) if ctx.needs_input_grad[1] else None
+        for n in split_tokens(len(targets_N), len(weight_VH)):
+            logits_nV = _compute_logits(features_NH[n], weight_VH, scales_N[n]).sub_(sums_N[n, None])
             if ctx.entropy_grad:
-                factors_nV = (logits_nV + entropies_N[n, None]).mul_(entropy_N[n, None]).add_(ours_N[n, None])
+                factors_nV = (logits_nV + entropies_N[n, None]).mul_(entropy_grads_N[n, None])
+                factors_nV.add_(logprob_grads_N[n, None])
                 logits_nV.exp_().mul_(factors_nV).neg_()
             else:
-                logits_nV.exp_().mul_(-ours_N[n, None])
-            logits_nV.scatter_add_(1, targets_N[n, None], ours_N[n, None])
+                logits_nV.exp_().mul_(-logprob_grads_N[n, None])
+            logits_nV.scatter_add_(1, targets_N[n, None], logprob_grads_N[n, None])
             logits_nV.div_(scales_N[n, None])
-            given_nV = logits_nV.to(weight_VH.dtype)
-            if to_features is not None:
-                torch.mm(given_nV, weight_VH, out=to_features[n])
-            if to_weight is not None and to_weight.dtype == given_nV.dtype:
-                to_weight.addmm_(given_nV.T, features_NH[n])
-            elif to_weight is not None:  # in half precision the sum over chunks is made in float32
-                to_weight += given_nV.T @ features_NH[n]
-        return to_features, None if to_weight is None else to_weight.to(weight_VH.dtype), None, None, None
+            logits_grad_nV = logits_nV.to(weight_VH.dtype)
+            if features_grad is not None:
+                torch.mm(logits_grad_nV, weight_VH, out=features_grad[n])
+            if weight_grad is not None and weight_grad.dtype == logits_grad_nV.dtype:
+                weight_grad.addmm_(logits_grad_nV.T, features_NH[n])
+            elif weight_grad is not None:  # in half precision the sum over chunks is made in float32
+                weight_grad += logits_grad_nV.T @ features_NH[n]
+        return features_grad, None if weight_grad is None else weight_grad.to(weight_VH.dtype), None, None, None
 
 
-def chunks(num_tokens: int, vocab_size: int) -> list[slice]:
+def split_tokens(num_tokens: int, vocab_size: int) -> list[slice]:
     """Returns the tokens of each chunk.
 
-    Example: 5 tokens, a third of `CHUNK_LOGITS` words -> [slice(0, 3), slice(3, 6)].
+    Example: 5 tokens and a vocabulary of a third of `CHUNK_LOGITS` -> [slice(0, 3), slice(3, 6)].
     """
     size = max(1, CHUNK_LOGITS // vocab_size)
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
-def _logits(features_nH: Tensor, weight_VH: Tensor, scales_n: Tensor) -> Tensor:
+def _compute_logits(features_nH: Tensor, weight_VH: Tensor, scales_n: Tensor) -> Tensor:
     logits_nV = features_nH @ weight_VH.T
     if logits_nV.dtype in (torch.bfloat16, torch.float16):
         logits_nV = logits_nV.float()

@@ -14,33 +14,34 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.model.attention import use_grouped_attention
-from reinforge.engine.model.causal_model import DEFAULT, CausalModel
-from reinforge.engine.model.preflight import ADAPTERS, LORA
-from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
+from reinforge.engine.model.preflight import ADAPTER_CONFIG, LORA
+from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary, did_you_mean
 from reinforge.types.seeding import stable_seed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the device called `name`; `auto` takes CUDA, then MPS, then the CPU.
+    """Returns the device called `name`; `auto` prefers CUDA, then MPS, then the CPU.
 
     Raises:
-        ConfigError: The device is not there.
+        ConfigError: This machine has no such device.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(device for device, available in there.items() if available)
-    if not there.get(name, False):
-        available = ", ".join(device for device, here in there.items() if here)
-        raise ConfigError(Problem("finetuning.device", f"{name} is not on this machine", f"here: {available}, auto"))
+        name = next(device for device, is_available in available.items() if is_available)
+    if not available.get(name, False):
+        names = ", ".join(device for device, is_available in available.items() if is_available)
+        raise ConfigError(Problem("finetuning.device", f"this machine has no {name}", f"use one of: {names}, auto"))
     return torch.device(name)
 
 
 @contextmanager
-def _fetching(source: str | Path | None, what: str) -> Iterator[None]:
-    """Turns whatever reading a model raises into `EngineError`; a hub that does not give it is the environment's."""
+def _translate_load_errors(source: str | Path | None, what: str) -> Iterator[None]:
+    """Raises `BackendUnavailable` for what a model hub fails to deliver, and `EngineError` for every other error."""
     with boundary(EngineError, what):
         try:
             yield
@@ -52,21 +53,23 @@ def _fetching(source: str | Path | None, what: str) -> Iterator[None]:
 
 def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
     """Returns the module with its weights, from safetensors only and without remote code."""
-    is_local = Path(source).is_dir() and not (Path(source) / ADAPTERS).is_file()  # adapters name their model
-    with _fetching(source, f"load the model {source}"):
+    # a folder of adapters names its base model, which may be on the hub
+    is_local = Path(source).is_dir() and not (Path(source) / ADAPTER_CONFIG).is_file()
+    with _translate_load_errors(source, f"load the model {source}"):
         return AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=is_local
         )
 
 
-def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT) -> None:
-    """Adds an adapter to a module's linear layers and freezes all else (LoRA, arXiv:2106.09685), by PEFT.
+def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_ADAPTER) -> None:
+    """Adds a LoRA adapter (arXiv:2106.09685) to a module's linear layers by PEFT, and freezes all other weights.
 
-    Differs from the paper: every linear layer but the output layer, not the attention alone (arXiv:2305.14314 found
-    that to match full weights); no dropout, which would make sampled log-probs inexact.
+    Differs from the paper: every linear layer but the output layer gets one, not the attention alone (arXiv:2305.14314
+    found that this matches full fine-tuning); no dropout, which would make sampled log-probs inexact.
 
     Raises:
-        ConfigError: No layer has one of the names of `target_modules`, or one is called like the adapter.
+        ConfigError: No layer matches `target_modules`, a module of `modules_to_save` cannot be trained in full, or a
+            part of the model has the adapter's name.
     """
     from peft import LoraConfig
 
@@ -74,63 +77,102 @@ def add_adapters(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT
         fix = "give the adapter another name (llms.ENTRY.adapter)"
         raise ConfigError(Problem(LORA, f"a part of the model is called {name} too, which PEFT would mix up", fix))
 
-    if Path(module.name_or_path).is_dir():  # the folder that `adapter_config.json` will name
+    if Path(module.name_or_path).is_dir():  # `adapter_config.json` will name this folder
         module.name_or_path = str(Path(module.name_or_path).absolute())
+    check_modules_to_save(module, config.modules_to_save or [])
     settings = LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        use_rslora=config.use_rslora,
         target_modules=config.target_modules,
+        modules_to_save=config.modules_to_save or None,
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in module.modules()),
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
-        torch.manual_seed(stable_seed(seed, "lora", *([] if name == DEFAULT else [name])))
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are intended
+        torch.manual_seed(stable_seed(seed, "lora", *([] if name == DEFAULT_ADAPTER else [name])))
         try:
             module.add_adapter(settings, name)
-        except ValueError as error:
-            raise ConfigError(Problem(f"{LORA}.target_modules", str(error))) from error
+        except (TypeError, ValueError) as error:
+            setting = "modules_to_save" if "modules_to_save" in str(error) else "target_modules"
+            raise ConfigError(Problem(f"{LORA}.{setting}", str(error))) from error
 
 
-def draw_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
-    """Returns a module of that configuration whose weights are drawn by the seed, the same on every device."""
-    with _fetching(source, f"draw a model by the configuration of {source}"), torch.random.fork_rng(devices=[]):
+def check_modules_to_save(module: Any, names: Sequence[str]) -> None:
+    """Checks that each name matches only modules of that name, whose weights are not tied to other modules.
+
+    PEFT takes every module whose path ends with the name's text, so `norm` would match `input_layernorm`, too.
+
+    Raises:
+        ConfigError: A name matches no module, or also others, or weights of a module are tied.
+    """
+    where = f"{LORA}.modules_to_save"
+    paths = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
+    for name in names:
+        own = [path for path in paths if f".{path}".endswith(f".{name}")]
+        if not own:
+            last_names = sorted({path.rpartition(".")[2] for path in paths if not path.rpartition(".")[2].isdecimal()})
+            message = f'the model has no module "{name}"{did_you_mean(name, last_names)}'
+            raise ConfigError(Problem(where, message, f"its modules are called: {', '.join(last_names)}"))
+        if others := [path for path in paths if path.endswith(name) and path not in own]:
+            message = f'"{name}" also matches {others[0]}, whose path ends with it'
+            raise ConfigError(Problem(where, message, f"write more of the path, such as {own[0]}"))
+        inside: dict[int, str] = {}
+        outside: dict[int, str] = {}
+        for path, parameter in module.named_parameters(remove_duplicate=False):
+            is_inside = any(path.startswith(f"{owner}.") for owner in own)
+            (inside if is_inside else outside)[id(parameter)] = path
+        if tied := inside.keys() & outside.keys():
+            first = min(tied, key=inside.__getitem__)
+            message = f"{inside[first]} and {outside[first]} are one tied tensor, so {name} cannot be trained alone"
+            raise ConfigError(Problem(where, message, f"remove {name}, or use a model without tied embeddings"))
+
+
+def init_random_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
+    """Returns a module with the configuration of `source` and random weights from the seed, equal on every device."""
+    what = f"initialize a model from the configuration of {source}"
+    with _translate_load_errors(source, what), torch.random.fork_rng(devices=[]):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         torch.manual_seed(stable_seed(seed, "weights"))
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def load_model(config: PolicyConfig, seed: int, device: str, adapters: Sequence[str] = (DEFAULT,)) -> CausalModel:
-    """Returns the policy's model as its configuration asks, with adapters of these names where it trains adapters."""
+def load_model(
+    config: PolicyConfig, seed: int, device: str, adapters: Sequence[str] = (DEFAULT_ADAPTER,)
+) -> CausalModel:
+    """Returns the configured model; where it trains adapters, with one for each of these names."""
     if config.model is None or config.model.startswith("bundled:"):
-        message = f"{config.model!r} is no folder and no hub id"
+        message = f"{config.model!r} is neither a folder nor a hub id"
         raise ConfigError(Problem("finetuning.policy.model", message, "give the folder of a Hugging Face model"))
-    dtype, target = DTYPES[config.precision], pick_device(device)
+    dtype, target, fast_paths = DTYPES[config.dtype], pick_device(device), FastPaths.switch(config.fast_paths)
     is_random = config.init == "random"
-    module = draw_module(config.model, dtype, seed) if is_random else load_module(config.model, dtype)
+    module = init_random_module(config.model, dtype, seed) if is_random else load_module(config.model, dtype)
     if getattr(module, "_hf_peft_config_loaded", False):
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_("lora_" in name)
+            parameter.requires_grad_("lora_" in name or ".modules_to_save." in name)
     elif config.lora is not None:
         for name in adapters:
-            add_adapters(module, config.lora, seed, name)
-    use_grouped_attention(module)
-    return CausalModel(module.to(target), config.max_context)
+            add_adapter(module, config.lora, seed, name)
+    if fast_paths.attention:
+        use_grouped_attention(module)
+    return CausalModel(module.to(target), config.max_model_len, fast_paths)
 
 
 def load_tokenizer(config: PolicyConfig) -> Any:
-    """Returns the tokenizer with the chat template that the configuration asks for.
+    """Returns the tokenizer with the configured chat template.
 
     Raises:
         ConfigError: There is no chat template.
     """
     source = config.tokenizer or config.model
-    with _fetching(source, f"load the tokenizer {source}"):
+    with _translate_load_errors(source, f"load the tokenizer {source}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if config.chat_template is not None:
         is_text = "{" in config.chat_template
         tokenizer.chat_template = config.chat_template if is_text else Path(config.chat_template).read_text()
     if tokenizer.chat_template is None:
-        fix = "finetuning.policy.chat_template gives one, as Jinja text or a file"
+        fix = "set finetuning.policy.chat_template to Jinja text or to a file"
         raise ConfigError(Problem("finetuning.policy.model", f"{source} has no chat template", fix))
     return tokenizer

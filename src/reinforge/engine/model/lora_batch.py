@@ -1,9 +1,9 @@
-"""Several adapters over one frozen model, sampled in one batch: each row goes through its own.
+"""Several LoRA adapters over one frozen model, sampled in one batch: each row uses its own adapter.
 
-    rows of     prover  verifier  prover  -        x W once for all rows; then
-    segments    prover: 0, 2      verifier: 1      y[0, 2] += s B_p A_p x[0, 2],  y[1] += s B_v A_v x[1]
+    adapters of rows 0, 1, 2: prover, verifier, prover     x W once for all rows; then
+    prover: rows 0, 2   verifier: row 1                    y[0, 2] += s B_p A_p x[0, 2],  y[1] += s B_v A_v x[1]
 
-The layers are PEFT's, and so is what they do elsewhere, where one adapter is active: in learning and scoring.
+The layers are PEFT's. Training and scoring use them as PEFT does, with one active adapter.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.errors import EngineError
 
 
-class MixedAdapters:
-    """Sends the rows of one model's batches through their own adapters.
+class LoRABatch:
+    """Sends each row of a model's batches through the row's own adapter.
 
     Args:
         model: A model with adapters.
-        min_rows: In decoding each adapter multiplies so many rows at least, some of them in vain: with fewer, the last
-            bit of a product depends on how many rows of the batch happen to be the adapter's.
+        min_rows: In decode steps each adapter multiplies at least this many rows; repeated rows fill the gap. With
+            fewer rows, the last bit of a product depends on how many rows of the batch use the adapter.
     """
 
     def __init__(self, model: CausalModel, min_rows: int = 1):
@@ -35,35 +35,35 @@ class MixedAdapters:
         self._segments: list[tuple[str, Tensor]] | None = None
         for layer in model.module.modules():  # PEFT's layers are modules and `LoraLayer`s
             if isinstance(layer, nn.Module) and isinstance(layer, LoraLayer):
-                layer.register_forward_pre_hook(self._without, with_kwargs=True)
-                layer.register_forward_hook(self._with_own)
+                layer.register_forward_pre_hook(self._skip_adapters, with_kwargs=True)
+                layer.register_forward_hook(self._add_own_adapters)
 
     @contextmanager
-    def rows(self, names: Sequence[str]) -> Iterator[None]:
-        """Gives row b of every batch the adapter `names[b]`; rows after them have none."""
-        owned: dict[str, list[int]] = {}
+    def route_rows(self, names: Sequence[str]) -> Iterator[None]:
+        """Gives row b of every batch inside the block the adapter `names[b]`; further rows have none."""
+        rows_by_name: dict[str, list[int]] = {}
         for row, name in enumerate(names):
-            owned.setdefault(name, []).append(row)
-        self._segments = [(name, torch.tensor(rows, device=self.device)) for name, rows in owned.items()]
+            rows_by_name.setdefault(name, []).append(row)
+        self._segments = [(name, torch.tensor(rows, device=self.device)) for name, rows in rows_by_name.items()]
         try:
             yield
         finally:
             self._segments = None
 
-    def _without(self, layer: Any, inputs: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+    def _skip_adapters(self, layer: Any, inputs: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
         if self._segments is None:
             return None
         return inputs, {**kwargs, "adapter_names": ["__base__"] * len(inputs[0])}
 
-    def _with_own(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _add_own_adapters(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for name, rows in self._segments or ():
             if inputs[0].ndim != 3:
-                raise EngineError("several adapters in one batch need layers that see rows apart, [B, T, H]")
+                raise EngineError("several adapters in one batch need layers with separate rows, [B, T, H]")
             down, up = layer.lora_A[name], layer.lora_B[name]
-            part = inputs[0].index_select(0, self._padded(rows, inputs[0].shape[1])).to(down.weight.dtype)
+            part = inputs[0].index_select(0, self._pad_rows(rows, inputs[0].shape[1])).to(down.weight.dtype)
             own = (up(down(part))[: len(rows)] * layer.scaling[name]).to(output.dtype)
             output.index_add_(0, rows, own)
 
-    def _padded(self, rows: Tensor, length: int) -> Tensor:
+    def _pad_rows(self, rows: Tensor, length: int) -> Tensor:
         missing = self.min_rows - len(rows)
         return torch.cat((rows, rows[:1].expand(missing))) if length == 1 and missing > 0 else rows

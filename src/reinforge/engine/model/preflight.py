@@ -1,25 +1,27 @@
-"""What is wrong with a policy's model, found by looking at its files: no torch, no network, a few milliseconds."""
+"""Problems of a policy's model, found by looking at its files: no torch, no network, a few milliseconds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reinforge.config.schema import PolicyConfig
-from reinforge.errors import Problem
+from reinforge.errors import Problem, did_you_mean
 
 MODEL, TOKENIZER, LORA = "finetuning.policy.model", "finetuning.policy.tokenizer", "finetuning.policy.lora"
 CHAT_TEMPLATE = "finetuning.policy.chat_template"
-ADAPTERS = "adapter_config.json"
-"""Marks a folder that holds an adapter, in PEFT's layout."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that marks a folder as an adapter, in PEFT's layout."""
+PLAIN_NAMES = {"llama", "mistral", "qwen2", "qwen3"}
+"""Families whose files name tensors as their modules are called; transformers renames those of many others."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def check_policy(config: PolicyConfig) -> list[Problem]:
-    """Returns every problem of the model that a policy names; a hub id is left to transformers."""
+    """Returns every problem of the model that a policy names; checking a hub id is left to transformers."""
     if config.model is None:
         return [Problem(MODEL, "no model is named", "give the folder of a Hugging Face model, or a hub id")]
     if config.model.startswith("bundled:"):
@@ -27,8 +29,8 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
     folder = Path(config.model)
     problems = _check_folder(config.model, MODEL) or (_check_model(config, folder) if folder.is_dir() else [])
     if config.lora is not None and config.init == "random":
-        message = "adapters of weights that are drawn anew belong to no model that anybody could load"
-        problems.append(Problem(LORA, message, "leave out either lora or init: random"))
+        message = "adapters over random weights cannot be used with any published model"
+        problems.append(Problem(LORA, message, "remove either lora or init: random"))
     if config.tokenizer is not None:
         problems += _check_folder(config.tokenizer, TOKENIZER)
     if not problems or folder.is_dir():
@@ -37,26 +39,33 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
 
 
 def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) -> list[Problem]:
-    """Returns why adapters of these names cannot be had.
+    """Returns why this policy cannot have adapters of these names.
 
     Args:
         config: The policy.
-        names: The names; none: one policy.
-        critic: A critic is trained beside them.
+        names: The names; empty: one policy without named adapters.
+        critic: True if a critic is trained, too.
     """
     if not names:
         return []
-    told, holds = ", ".join(names), config.model is not None and (Path(config.model) / ADAPTERS).is_file()
+    listed = ", ".join(names)
+    is_adapter = config.model is not None and (Path(config.model) / ADAPTER_CONFIG).is_file()
     problems = []
-    if config.lora is None and not (holds and len(names) == 1):
-        problems.append(Problem(LORA, f"adapters {told} are asked for, but none are trained", "set lora, such as {}"))
-    if holds and len(names) > 1:
-        message = f"{config.model} holds an adapter already, and {told} are to begin each as its own"
-        problems.append(Problem(MODEL, message, "name its model, and load the adapter into one"))
+    if config.lora is None and not (is_adapter and len(names) == 1):
+        problems.append(Problem(LORA, f"llms name the adapters {listed}, but none are trained", "set lora, such as {}"))
+    if is_adapter and len(names) > 1:
+        message = f"{config.model} holds an adapter already, but each of {listed} must start from the base model"
+        problems.append(
+            Problem(MODEL, message, "name the base model here, and load the saved adapter into one of them")
+        )
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
-        problems.append(Problem(LORA, f"adapters {told}: names must differ, and be letters, digits or _"))
+        problems.append(Problem(LORA, f"adapters {listed}: names must differ, and be letters, digits or _"))
+    if config.lora is not None and config.lora.modules_to_save and len(names) > 1:
+        message = f"{', '.join(config.lora.modules_to_save)} cannot be trained in full for several adapters ({listed})"
+        fix = "remove modules_to_save: one batch samples all adapters over one copy of the model's own modules"
+        problems.append(Problem(f"{LORA}.modules_to_save", message, fix))
     if critic and len(names) > 1:
-        message = f"a critic reads one policy's features, so it cannot serve several adapters ({told})"
+        message = f"a critic reads one policy's features, so it cannot serve several adapters ({listed})"
         problems.append(Problem("finetuning.algorithm", message, "use an algorithm without a critic, such as grpo"))
     return problems
 
@@ -81,9 +90,9 @@ def _check_folder(name: str, path: str) -> list[Problem]:
 
 
 def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
-    adapters = _read_json(folder / ADAPTERS)
-    if adapters is not None:
-        base = str(adapters.get("base_model_name_or_path"))
+    adapter = _read_json(folder / ADAPTER_CONFIG)
+    if adapter is not None:
+        base = str(adapter.get("base_model_name_or_path"))
         found = _check_folder(base, MODEL) or (_check_model(config, Path(base)) if Path(base).is_dir() else [])
         return [replace(problem, message=f"{folder} holds adapters of {base}: {problem.message}") for problem in found]
     problems = []
@@ -92,18 +101,51 @@ def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
         fix = "give the folder that `save_pretrained` wrote"
         problems.append(Problem(MODEL, f"{folder} has no readable config.json", fix))
     elif "auto_map" in settings:
-        message = f"{folder}/config.json names code of its own (auto_map), which is never run"
+        message = f"{folder}/config.json names its own code (auto_map), which reinforge never runs"
         problems.append(Problem(MODEL, message, "use a family that transformers knows, and remove auto_map"))
+    elif config.lora is not None:
+        problems += _check_modules_to_save(config.lora.modules_to_save or [], folder, settings)
     if config.init == "pretrained" and not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if pickles:
-            message = f"{folder} holds its weights as pickle ({pickles[0]}), which can run code; safetensors only"
-            fix = "load them once where you trust them and save with save_pretrained, which writes safetensors"
+            message = f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code; safetensors only"
+            fix = "load them once on a machine you can risk and save with save_pretrained, which writes safetensors"
         else:
             message = f"{folder} has no weights (*.safetensors)"
-            fix = "give a folder with weights, or set finetuning.policy.init: random to draw them"
+            fix = "give a folder with weights, or set finetuning.policy.init: random for random weights"
         problems.append(Problem(MODEL, message, fix))
     return problems
+
+
+def _check_modules_to_save(names: Sequence[str], folder: Path, settings: dict[str, Any]) -> list[Problem]:
+    """Returns the names that no module has, and those of tied weights, as far as the model's files show them."""
+    if settings.get("model_type") not in PLAIN_NAMES:
+        return []
+    problems = []
+    tensors = list(read_tensor_names(folder))
+    for name in names:
+        if settings.get("tie_word_embeddings") and name.rpartition(".")[2] in ("embed_tokens", "lm_head"):
+            message = f"{name}: {folder}/config.json ties lm_head to embed_tokens, so neither can be trained alone"
+            fix = f"remove {name}, or use a model without tied embeddings"
+        elif tensors and not any(f".{name}." in f".{tensor}" for tensor in tensors):
+            parts = {part for tensor in tensors for part in tensor.split(".")[:-1] if not part.isdecimal()}
+            message = f'{folder} has no module "{name}"{did_you_mean(name, sorted(parts))}'
+            fix = f"its modules are called: {', '.join(sorted(parts))}"
+        else:
+            continue
+        problems.append(Problem(f"{LORA}.modules_to_save", message, fix))
+    return problems
+
+
+def read_tensor_names(folder: Path) -> Iterator[str]:
+    """Yields the names of a model's tensors: a safetensors file begins with 8 bytes of length and a JSON header."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        except (OSError, ValueError):
+            continue  # loading the model reports a damaged file
+        yield from (name for name in header if name != "__metadata__")
 
 
 def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
@@ -115,14 +157,14 @@ def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
     problems = []
     if settings is None and not (folder / "tokenizer.json").is_file():
         message = f"{folder} has no tokenizer (tokenizer.json or tokenizer_config.json)"
-        problems.append(Problem(path, message, "finetuning.policy.tokenizer names another folder or a hub id"))
+        problems.append(Problem(path, message, "set finetuning.policy.tokenizer to another folder or a hub id"))
     elif "auto_map" in (settings or {}):
-        message = f"{folder}/tokenizer_config.json names code of its own (auto_map), which is never run"
+        message = f"{folder}/tokenizer_config.json names its own code (auto_map), which reinforge never runs"
         problems.append(Problem(path, message, "use a tokenizer that transformers knows, and remove auto_map"))
     has_template = "chat_template" in (settings or {}) or (folder / "chat_template.jinja").is_file()
     if not has_template and config.chat_template is None:
         message = f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)"
-        problems.append(Problem(path, message, f"{CHAT_TEMPLATE} gives one, as Jinja text or a file"))
+        problems.append(Problem(path, message, f"set {CHAT_TEMPLATE} to Jinja text or to a file"))
     return problems
 
 
@@ -130,8 +172,8 @@ def _check_template_file(config: PolicyConfig) -> list[Problem]:
     template = config.chat_template
     if template is None or "{" in template or Path(template).is_file():
         return []
-    message = f"there is no file {template}, and as Jinja text it has no {{{{ }}}}"
-    return [Problem(CHAT_TEMPLATE, message, "give a file that exists, or the template itself")]
+    message = f"there is no file {template}, and it is not Jinja text: it has no {{{{ }}}}"
+    return [Problem(CHAT_TEMPLATE, message, "give a file that exists, or the template's text")]
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Keeps the keys and values of whole prompts, for prefill and for shared prefixes."""
+"""A cache layer that holds the keys and values of whole prompts, for prefill and for shared prefixes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 
-class PrefillLayer(CacheLayerMixin):
-    """Keeps the keys and values of whole prompts, `[B, H, T, D]`."""
+class PrefillCacheLayer(CacheLayerMixin):
+    """Holds the keys and values of whole prompts, `[B, H, T, D]`."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: there is nothing to make."""
+        """Does nothing: `update` stores the tensors without a buffer."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keeps the prompts' keys and values and gives them back."""
+        """Stores the prompts' keys and values and returns them."""
         self.keys, self.values = key_states, value_states
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns length and offset of what a query sees."""
+        """Returns length and offset of the keys that a query sees."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Returns 0: nothing comes before a prompt."""
+        """Returns 0: no token comes before a prompt."""
         return 0
 
     def get_max_length(self) -> int:
-        """Returns -1: no bound."""
+        """Returns -1: unlimited."""
         return -1

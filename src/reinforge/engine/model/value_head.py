@@ -1,7 +1,8 @@
 """The critic: a value head on the policy's features; the loss `ppo` trains both.
 
-V(s_t) is what the tokens before t are worth; it is read where token t is predicted from, so it stands at t as the
-token's log-prob does. The head is linear and begins at zero: before anything is known every state is worth nothing.
+V(s_t) is the value of the tokens before t. It is computed from the features that predict token t, so it has the same
+place in a row as the token's log-prob. The head is linear and starts at zero: every state is worth nothing at first.
+
 Shapes: B samples, T tokens, N trained tokens, H features.
 """
 
@@ -17,13 +18,13 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.micro_batches import cut
+from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.shared_prefix import trained_features
 from reinforge.errors import ConfigError, Problem
 from reinforge.types.sample import FloatArray, TrainingSample
 
-PREFIX = "value_head."
-"""Before the critic's names where they stand among the policy's."""
+CRITIC_PREFIX = "value_head."
+"""Prefix of the critic's parameter names among the policy's."""
 
 
 class ValueHead(nn.Module):
@@ -31,10 +32,10 @@ class ValueHead(nn.Module):
 
     Args:
         model: The policy.
-        shares_trunk: The critic's gradient goes on into the policy's layers.
+        shares_trunk: True if the critic's gradient also trains the policy's layers.
 
     Raises:
-        ConfigError: The family's features cannot be had apart from its logits.
+        ConfigError: The family has no features apart from its logits.
     """
 
     def __init__(self, model: CausalModel, *, shares_trunk: bool):
@@ -54,29 +55,29 @@ class ValueHead(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Forgets everything."""
+        """Sets all weights back to zero."""
         self.weight.zero_()
         self.bias.zero_()
 
 
 @torch.no_grad()
-def sample_values(
+def compute_values(
     model: CausalModel,
     critic: ValueHead,
     samples: Sequence[TrainingSample],
     max_tokens: int,
     masks: AttentionMasks | None = None,
 ) -> list[FloatArray]:
-    """Returns the value before each sample's trained tokens, `[T]` each and 0 elsewhere; no logits are made."""
+    """Returns the value before each sample's trained tokens, `[T]` each and 0 elsewhere, without computing logits."""
     values: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-    for indices in cut(samples, max_tokens, share=masks is not None):
+    for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
         batch = collate([samples[i] for i in indices], model.device)
-        rows = at_trained(batch, critic(trained_features(model, batch, masks))).cpu().numpy()
+        rows = scatter_to_tokens(batch, critic(trained_features(model, batch, masks))).cpu().numpy()
         for i, row in zip(indices, rows, strict=True):
             values[i] = row[: len(samples[i])].copy()
     return values
 
 
-def at_trained(batch: TokenBatch, values_N: Tensor) -> Tensor:
+def scatter_to_tokens(batch: TokenBatch, values_N: Tensor) -> Tensor:
     """Returns values at their trained tokens, `[B, T]`, 0 elsewhere."""
     return values_N.new_zeros(batch.token_ids.shape).index_put(batch.loss_mask.nonzero(as_tuple=True), values_N)

@@ -1,1 +1,1 @@
-"""Sampling: continuous batching over a KV cache, in a thread of its own."""
+"""Sampling: continuous batching over a KV cache, in its own thread."""

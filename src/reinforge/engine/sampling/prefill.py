@@ -1,8 +1,10 @@
-"""How prompts get into slots: read whole, or only what is new behind keys and values that were kept.
+"""Prefill: computes prompts into slots, whole or only the part after a cached prefix.
 
-Waiting prompts are read together, right-padded. Equal ones are read once and copied, so siblings of a group share
-their prompt. Where a prompt goes on from a kept sequence, that is copied into its slot and the rest is read there, each
-token looking at the slot. Shapes: n openings, B rows, S tokens to read, L tokens that a row looks at, V words.
+Waiting prompts are computed together, padded on the right. Equal prompts are computed once and copied, so siblings of a
+group share their prompt. Where a prompt continues a cached prefix, the prefix is copied into the slot and the rest is
+computed there, each token attending to the slot.
+
+Shapes: n prompts, B rows, S tokens to compute, L tokens that a row attends to, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,137 +19,140 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from reinforge.engine.model.causal_model import DEFAULT, CausalModel
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.prompt_cache import PrefillLayer
-from reinforge.engine.sampling.fast_llama import DirectLlama
-from reinforge.engine.sampling.kv_cache import ContinuedLayer, SlotCache, round_up
-from reinforge.engine.sampling.prefix_cache import Conversations, KeptSequence
+from reinforge.engine.model.prompt_cache import PrefillCacheLayer
+from reinforge.engine.sampling.fast_llama import FastLlama
+from reinforge.engine.sampling.kv_cache import AppendCacheLayer, KVCache, round_up
+from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.running_batch import SampleRequest
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Opening:
-    """One prompt and the requests that bring it.
+class PrefillRequest:
+    """One prompt and the requests that share it.
 
     Attributes:
         prompt: Token ids.
         requests: At least one.
-        adapter: Whose they are.
-        kept: A sequence that begins as the prompt does; None: the prompt is read whole.
-        start: How many of the prompt's tokens `kept` gives.
+        adapter: The adapter that computes it.
+        cached: A cached sequence with the same start; None: the prompt is computed whole.
+        num_cached: Tokens of the prompt that `cached` provides.
     """
 
     prompt: tuple[int, ...]
     requests: list[SampleRequest]
-    adapter: str = DEFAULT
-    kept: KeptSequence | None = None
-    start: int = 0
+    adapter: str = DEFAULT_ADAPTER
+    cached: CachedPrefix | None = None
+    num_cached: int = 0
 
     @property
     def num_new(self) -> int:
-        """Tokens to read, at least 1."""
-        return len(self.prompt) - self.start
+        """Tokens to compute, at least 1."""
+        return len(self.prompt) - self.num_cached
 
 
-def openings_of(requests: Iterable[SampleRequest], conversations: Conversations) -> list[Opening]:
-    """Returns the different prompts of each adapter, each with its requests and with what was kept of it."""
-    openings: dict[tuple[str, tuple[int, ...]], Opening] = {}
+def group_by_prompt(requests: Iterable[SampleRequest], prefix_cache: PrefixCache) -> list[PrefillRequest]:
+    """Returns the distinct prompts of each adapter, each with its requests and its cached prefix."""
+    prefills: dict[tuple[str, tuple[int, ...]], PrefillRequest] = {}
     for request in requests:
         key = (request.adapter, request.prompt)
-        if key in openings:
-            openings[key].requests.append(request)
+        if key in prefills:
+            prefills[key].requests.append(request)
         else:
-            kept, start = conversations.find(request.prompt, request.adapter) or (None, 0)
-            openings[key] = Opening(request.prompt, [request], request.adapter, kept, start)
-    return list(openings.values())
+            cached, num_cached = prefix_cache.find(request.prompt, request.adapter) or (None, 0)
+            prefills[key] = PrefillRequest(request.prompt, [request], request.adapter, cached, num_cached)
+    return list(prefills.values())
 
 
-class Prefill:
-    """Reads openings into the slots of one cache.
+class Prefiller:
+    """Computes prompts into the slots of one KV cache.
 
     Args:
         model: The model.
         cache: The slots.
-        masks: Makes the masks of tokens behind a kept sequence.
-        put: Puts an array on the model's device.
-        direct: Reads short prompts of models that it knows; None: the model's modules read all.
-        is_mixed: Rows go by different adapters, whose layers have to see all of a row.
+        masks: Builds the masks of tokens after a cached prefix.
+        to_device: Copies an array to the model's device.
+        fast_llama: Computes short prompts of Llama-like models; None: the model's modules compute all prompts.
+        mixes_adapters: True if rows use different adapters, whose layers need all tokens of a row.
     """
 
     def __init__(
         self,
         model: CausalModel,
-        cache: SlotCache,
+        cache: KVCache,
         masks: AttentionMasks,
-        put: Callable[[NDArray], Tensor],
-        direct: DirectLlama | None,
+        to_device: Callable[[NDArray], Tensor],
+        fast_llama: FastLlama | None,
         *,
-        is_mixed: bool = False,
+        mixes_adapters: bool = False,
     ):
-        self.model, self.cache, self.masks, self.put = model, cache, masks, put
-        self.direct, self.is_mixed = direct, is_mixed
+        self.model, self.cache, self.masks, self.to_device = model, cache, masks, to_device
+        self.fast_llama, self.mixes_adapters = fast_llama, mixes_adapters
 
-    def read(self, openings: Sequence[Opening], first: int) -> Tensor:
-        """Fills slots from `first` on, one a request, and returns the logits of each reply's first token, `[B, V]`.
+    def run(self, prefills: Sequence[PrefillRequest], first: int) -> Tensor:
+        """Fills slots from `first` on, one per request, and returns the logits of each reply's first token, `[B, V]`.
 
         Args:
-            openings: All whole, or all behind kept sequences.
-            first: The first slot; those before it are taken and stay as they are.
+            prefills: All without a cached prefix, or all with one.
+            first: The first slot; those before it are in use and stay unchanged.
         """
-        sources = np.repeat(np.arange(len(openings)), [len(opening.requests) for opening in openings])
-        if openings[0].kept is None:
-            return self._read_whole(openings, self.put(sources), first)
-        return self._logits(self._read_on(openings, sources, first), self.put(sources))
+        sources = np.repeat(np.arange(len(prefills)), [len(prefill.requests) for prefill in prefills])
+        if prefills[0].cached is None:
+            return self._run_whole(prefills, self.to_device(sources), first)
+        return self._compute_logits(self._run_after_prefix(prefills, sources, first), self.to_device(sources))
 
-    def _logits(self, features_nH: Tensor, sources_B: Tensor) -> Tensor:
+    def _compute_logits(self, features_nH: Tensor, sources_B: Tensor) -> Tensor:
         return self.model.logits(features_nH).index_select(0, sources_B)
 
-    def _only(self, places_n: Tensor) -> Tensor | None:
-        return None if self.is_mixed else places_n
+    def _select_needed(self, indices_n: Tensor) -> Tensor | None:
+        return None if self.mixes_adapters else indices_n
 
-    def _read_whole(self, openings: Sequence[Opening], sources_B: Tensor, first: int) -> Tensor:
-        lengths = np.array([len(opening.prompt) for opening in openings])
-        token_ids = np.zeros((len(openings), lengths.max()), np.int64)
-        for row, opening in zip(token_ids, openings, strict=True):
-            row[: len(opening.prompt)] = opening.prompt
-        token_ids_nT, length = self.put(token_ids), token_ids.shape[1]
-        last_n = self.put(np.arange(len(openings)) * length + lengths - 1)
+    def _run_whole(self, prefills: Sequence[PrefillRequest], sources_B: Tensor, first: int) -> Tensor:
+        lengths = np.array([len(prefill.prompt) for prefill in prefills])
+        token_ids = np.zeros((len(prefills), lengths.max()), np.int64)
+        for row, prefill in zip(token_ids, prefills, strict=True):
+            row[: len(prefill.prompt)] = prefill.prompt
+        token_ids_nT, length = self.to_device(token_ids), token_ids.shape[1]
+        last_n = self.to_device(np.arange(len(prefills)) * length + lengths - 1)
         self.cache.reserve(length + 1, first)
-        if self.direct is not None and self.direct.can_read(length):
-            return self.direct.read(token_ids_nT, last_n, sources_B, first)
-        prefill = Cache(layers=[PrefillLayer() for _ in range(self.model.num_layers)])
+        if self.fast_llama is not None and self.fast_llama.can_prefill(length):
+            return self.fast_llama.prefill(token_ids_nT, last_n, sources_B, first)
+        cache = Cache(layers=[PrefillCacheLayer() for _ in range(self.model.num_layers)])
         features = self.model.features(
-            token_ids_nT, places_N=self._only(last_n), past_key_values=prefill, use_cache=True
+            token_ids_nT, indices_N=self._select_needed(last_n), past_key_values=cache, use_cache=True
         )
-        keys, values = [layer.keys for layer in prefill.layers], [layer.values for layer in prefill.layers]
+        keys, values = [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
         self.cache.fill(keys, values, sources_B, first)
-        return self._logits(features.flatten(0, 1).index_select(0, last_n), sources_B)
+        return self._compute_logits(features.flatten(0, 1).index_select(0, last_n), sources_B)
 
-    def _read_on(self, openings: Sequence[Opening], sources: NDArray[np.int64], first: int) -> Tensor:
-        """Reads what is new; a shorter row reads its last token again, in the same place, until the longest ends."""
-        count, width = len(openings), max(opening.num_new for opening in openings)
-        starts, ends = (np.array(column) for column in zip(*((o.start, len(o.prompt)) for o in openings), strict=True))
+    def _run_after_prefix(self, prefills: Sequence[PrefillRequest], sources: NDArray[np.int64], first: int) -> Tensor:
+        """Returns the features of each prompt's last token, computed after the cached prefixes, `[n, H]`.
+
+        A shorter row repeats its last token, at the same position, up to the length of the longest.
+        """
+        count, width = len(prefills), max(prefill.num_new for prefill in prefills)
+        starts, ends = np.array([p.num_cached for p in prefills]), np.array([len(p.prompt) for p in prefills])
         positions = np.minimum(starts[:, None] + np.arange(width), ends[:, None] - 1)
         token_ids = np.array(
-            [[*o.prompt[o.start :], *(o.prompt[-1:] * (width - o.num_new))] for o in openings], np.int64
+            [[*p.prompt[p.num_cached :], *(p.prompt[-1:] * (width - p.num_new))] for p in prefills], np.int64
         )
         length = round_up(int(ends.max()) + 1)
         self.cache.reserve(length, first)
-        for slot, opening in enumerate(openings, first):
-            assert opening.kept is not None
-            self.cache.put(opening.kept.states, opening.start, slot)
-        positions_BS = self.put(positions)
+        for slot, prefill in enumerate(prefills, first):
+            assert prefill.cached is not None
+            self.cache.copy_in(prefill.cached.states, prefill.num_cached, slot)
+        positions_BS = self.to_device(positions)
         rows = slice(first, first + count)
         features = self.model.features(
-            self.put(token_ids),
+            self.to_device(token_ids),
             positions_BS,
-            places_N=self._only(self.put(np.arange(1, count + 1) * width - 1)),
-            attention_mask=self.masks.between(positions_BS, torch.arange(length, device=self.model.device)[None]),
+            indices_N=self._select_needed(self.to_device(np.arange(1, count + 1) * width - 1)),
+            attention_mask=self.masks.build_mask(positions_BS, torch.arange(length, device=self.model.device)[None]),
             past_key_values=Cache(
-                layers=[ContinuedLayer(layer, rows, positions_BS, length) for layer in self.cache.layers]
+                layers=[AppendCacheLayer(layer, rows, positions_BS, length) for layer in self.cache.layers]
             ),
             use_cache=True,
         )
@@ -156,10 +161,10 @@ class Prefill:
         return features[:, -1]
 
 
-def batches_by_length(items: Iterable[T], max_tokens: int, length: Callable[[T], int]) -> list[list[T]]:
-    """Returns what is to be read in batches of at most `max_tokens`, padding included; a longer one goes alone.
+def batch_by_length(items: Iterable[T], max_tokens: int, length: Callable[[T], int]) -> list[list[T]]:
+    """Returns items in batches of at most `max_tokens`, padding included; a longer item is a batch of its own.
 
-    The longest of a batch is at most twice the shortest, so that little is padding.
+    The longest item of a batch is at most twice as long as the shortest, so that padding stays small.
 
     Example: lengths 30, 10, 12, 25 and 60 tokens -> lengths [10, 12] and [25, 30].
     """

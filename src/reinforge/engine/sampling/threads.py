@@ -1,7 +1,7 @@
-"""How many threads sampling takes: all, or all but one while agents keep a core busy.
+"""The number of threads that sampling uses: all, or one less while agents keep a core busy.
 
-A product that is cut for all cores ends with its slowest part. Where a thread of agents has one of the cores, that part
-waits for its turn: on two cores a decode step then took 14 to 29 ms instead of 5 (docs/lab-notes.md).
+An operation split over all cores is as slow as its slowest part. Where agents occupy one of the cores, that part waits
+for its turn: on two cores a decode step then took 14 to 29 ms instead of 5.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from contextlib import contextmanager
 
 import torch
 
-BUSY = 0.35
-"""Share of its time that a thread of agents computes, from which on it is left a core."""
+BUSY_SHARE = 0.35
+"""From this share of its time on, an agent's thread counts as busy."""
 
-LEAST_S = 0.02
-"""Time over which the share is measured, at least."""
+MIN_INTERVAL_S = 0.02
+"""Shortest time over which the share is measured."""
 
 
-class Load:
-    """What share of its time one thread computes; every call comes from that thread.
+class ThreadLoad:
+    """Measures the share of its time that one thread computes; every call must come from that thread.
 
     Args:
-        wall: Returns seconds.
-        computed: Returns seconds that the calling thread has computed.
+        wall: Returns the time in seconds.
+        computed: Returns the seconds that the calling thread has computed.
 
     Attributes:
-        share: As it was over the last two looks that were far enough apart, in [0, 1].
+        share: The share between the last two measurements that were far enough apart, in [0, 1].
     """
 
     def __init__(self, wall: Callable[[], float] = time.monotonic, computed: Callable[[], float] = time.thread_time):
         self.share, self._wall, self._computed = 0.0, wall, computed
         self._wall_s, self._computed_s = wall(), computed()
 
-    def look(self) -> float:
-        """Measures the share, if there was time enough since the last look, and returns it."""
+    def measure(self) -> float:
+        """Returns the share, measured again if enough time has passed since the last measurement."""
         wall_s = self._wall()
-        if wall_s - self._wall_s >= LEAST_S:
+        if wall_s - self._wall_s >= MIN_INTERVAL_S:
             computed_s = self._computed()
             self.share = (computed_s - self._computed_s) / (wall_s - self._wall_s)
             self._wall_s, self._computed_s = wall_s, computed_s
@@ -45,14 +45,15 @@ class Load:
 
 
 @contextmanager
-def sampling_threads(load: float) -> Iterator[None]:
-    """Within, torch's operations take one thread less, if agents are busy and there are several.
+def leave_core_to_agents(load: float, *, enabled: bool = True) -> Iterator[None]:
+    """Makes torch use one thread less inside the block if agents are busy and there are several threads.
 
     Args:
-        load: Share of its time that a thread of agents computes.
+        load: Share of its time that an agent's thread computes.
+        enabled: False: the number of threads stays.
     """
     threads = torch.get_num_threads()
-    if load < BUSY or threads < 2:
+    if not enabled or load < BUSY_SHARE or threads < 2:
         yield
         return
     torch.set_num_threads(threads - 1)

@@ -1,4 +1,4 @@
-"""Functions of many small tensor operations, run without Python's lock between them."""
+"""Runs functions of many small tensor operations without Python's lock between the operations."""
 
 import logging
 import warnings
@@ -11,21 +11,29 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def scripted(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Returns the function as TorchScript runs it on a CPU; as it is on other devices, where nobody has tried it.
+def compile_torchscript(
+    function: Callable[..., Any], device: torch.device, *, enabled: bool = True
+) -> Callable[..., Any]:
+    """Returns the function compiled by TorchScript on a CPU; unchanged on other devices, where it is untested.
 
     Between any two operations a thread that runs Python waits for the lock, up to 5 ms each time while agents run;
-    TorchScript takes it once. Where torch, which calls it deprecated, has none, the function stays as it is, too.
+    TorchScript releases the lock once for all of them. torch calls TorchScript deprecated: without it the function
+    stays unchanged.
+
+    Args:
+        function: A function that TorchScript can compile.
+        device: Where its tensors are.
+        enabled: False: return the function unchanged.
     """
-    return _script(function) if device.type == "cpu" else function
+    return _compile(function) if enabled and device.type == "cpu" else function
 
 
 @cache
-def _script(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return torch.jit.script(function)
-        except Exception as cause:  # noqa: BLE001  an unscripted function is as right, whatever the reason
-            logger.info("sampling holds Python's lock, which is slower: no TorchScript: %s", cause)
+        except Exception as cause:  # noqa: BLE001  the plain function is as correct, whatever the reason
+            logger.info("sampling without TorchScript (slower): %s", cause)
             return function

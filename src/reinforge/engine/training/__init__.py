@@ -1,1 +1,1 @@
-"""Training: samples, shared prefixes, log-probs, optimizer steps."""
+"""Training: micro-batches, shared prefixes, log-probs and optimizer steps."""

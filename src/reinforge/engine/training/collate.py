@@ -1,4 +1,4 @@
-"""Makes padded batches of samples, with what their rows have in common: prefixes and stems."""
+"""Makes padded batches of samples and finds the prefixes and stems that their rows share."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reinforge.engine.model.flash_attention import runs_of
+from reinforge.engine.model.flash_attention import find_prefix_runs
 from reinforge.engine.token_batch import BatchSupports, Prefixes, Stems, TokenBatch
 from reinforge.errors import TrajectoryError
 from reinforge.types.sample import TrainingSample
 
-WORTH = 0.9
-"""Prefixes are shared where that leaves at most this share of the tokens: a second pass has a price of its own."""
+MAX_SHARED_FRACTION = 0.9
+"""Prefixes are shared if at most this fraction of the tokens remains: the second forward pass has its own overhead."""
 
+RUN_OVERHEAD_TOKENS = 1024
+"""Overhead of one run of the flash attention kernel, in prefix tokens repeated row by row."""
 
-RUN_TOKENS = 1024
-"""Tokens of prefixes, repeated row by row, that cost as much as a run of the kernel that sees them where they are."""
-
-
-WORTH_TOKENS = 128
-"""Stems are shared where that saves at least so many tokens: what the calls of another pass cost on small models."""
+PASS_OVERHEAD_TOKENS = 128
+"""Overhead of another forward pass on a small model, in tokens; stems are shared only if that saves more."""
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device | None = None) -> TokenBatch:
     """Returns the samples as one batch.
 
     Raises:
-        TrajectoryError: A sample trains its first token, which no context precedes, or a preference pair is no pair.
+        TrajectoryError: A sample trains its first token, which has no context, or a preference pair is not two samples
+            of different rewards.
     """
     if any(len(sample) and sample.loss_mask[0] for sample in samples):
-        raise TrajectoryError("loss_mask[0] is True: the first token of a sample has no context to be predicted from")
+        raise TrajectoryError("loss_mask[0] is True, but the first token of a sample has no context to predict it from")
 
     lengths = np.array([len(sample) for sample in samples])
     is_token_BT = np.arange(lengths.max()) < lengths[:, None]
@@ -43,8 +42,8 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         padded[is_token_BT] = np.concatenate(rows)
         return torch.from_numpy(padded).to(device)
 
-    families = _families(samples)
-    prefixes = _prefixes(len(samples), families, device)
+    families = _group_by_prefix(samples)
+    prefixes = _find_prefixes(len(samples), families, device)
     width = int(lengths.max()) - 1 if prefixes is None else prefixes.token_ids.shape[1]
     olds = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in samples]
     refs = [s.ref_logprobs for s in samples if s.ref_logprobs is not None]
@@ -61,30 +60,32 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         advantages=pad([np.zeros(len(s)) if s.advantages is None else s.advantages for s in samples], np.float32),
         weights=torch.tensor([s.weight for s in samples], dtype=torch.float32, device=device),
         prefixes=prefixes,
-        stems=stems_of(list(families), width, device),  # without siblings each family is a sample, in order
-        pairs=_pairs(samples, device),
+        stems=find_stems(list(families), width, device),  # without siblings each family is one sample, in order
+        pairs=_find_pairs(samples, device),
         returns=pad(returns, np.float32) if len(returns) == len(samples) else None,
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
-        old_is_learners=any(sample.old_logprobs is not None for sample in samples),
-        supports=_supports(samples, device),
+        old_logprobs_from_learner=any(sample.old_logprobs is not None for sample in samples),
+        supports=_collect_supports(samples, device),
     )
 
 
-def _supports(samples: Sequence[TrainingSample], device: torch.device | None) -> BatchSupports | None:
+def _collect_supports(samples: Sequence[TrainingSample], device: torch.device | None) -> BatchSupports | None:
     if all(sample.supports is None for sample in samples):
         return None
     counts: list[np.ndarray] = [np.zeros(1, np.int64)]
-    words: list[np.ndarray] = []
+    token_ids: list[np.ndarray] = []
     for sample in samples:
         if sample.supports is None:
             counts.append(np.zeros(sample.num_trained, np.int64))
         else:
             counts.append(sample.supports.counts[sample.loss_mask])
-            words.append(sample.supports.token_ids[np.repeat(sample.loss_mask, sample.supports.counts)])
-    return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(words)).to(device).long())
+            token_ids.append(sample.supports.token_ids[np.repeat(sample.loss_mask, sample.supports.counts)])
+    return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(token_ids)).to(device).long())
 
 
-def _prefixes(count: int, families: dict[tuple[int, ...], list[int]], device: torch.device | None) -> Prefixes | None:
+def _find_prefixes(
+    count: int, families: dict[tuple[int, ...], list[int]], device: torch.device | None
+) -> Prefixes | None:
     if len(families) == count or () in families:
         return None
     groups = np.zeros(count, np.int64)
@@ -95,71 +96,71 @@ def _prefixes(count: int, families: dict[tuple[int, ...], list[int]], device: to
     lengths = [len(prefix) for prefix in families]
     tensors = [torch.from_numpy(array).to(device) for array in (token_ids, np.array(lengths), groups)]
     num_runs = 1 + sum(len(a) != len(b) for a, b in pairwise(families.values()))
-    are_worth_it = num_runs * RUN_TOKENS <= count * token_ids.shape[1]
-    runs = runs_of(groups.tolist(), lengths) if are_worth_it else None
+    runs_pay_off = num_runs * RUN_OVERHEAD_TOKENS <= count * token_ids.shape[1]
+    runs = find_prefix_runs(groups.tolist(), lengths) if runs_pay_off else None
     return Prefixes(tensors[0], tensors[1], tensors[2], runs)
 
 
-def stems_of(prompts: Sequence[tuple[int, ...]], width: int, device: torch.device | None) -> Stems | None:
-    """Returns what prompts begin with, up to where computing that once leaves the fewest tokens; None: it saves little.
+def find_stems(prompts: Sequence[tuple[int, ...]], width: int, device: torch.device | None) -> Stems | None:
+    """Returns the shared beginnings of prompts, of the length that saves most tokens; None if it saves too little.
 
-    The last token of every prompt is behind its stem, so that whatever is predicted from prompts is, too.
+    A stem ends before the last token of every prompt, so every feature that predicts a token is computed after it.
 
-    Example: prompts a a a a b b c, a a a a d and e e e e b, 8 tokens wide: 3 x 8 = 24 tokens; with stems of 4 tokens
-        2 x 4 + 3 x 4 = 20 (which is worth it where there are more of them).
+    Example: prompts a a a a b b c, a a a a d and e e e e b, padded to 8 tokens: 3 x 8 = 24 tokens; with stems of 4
+        tokens 2 x 4 + 3 x 4 = 20 (a saving that counts only with more rows).
 
     Args:
         prompts: Each row's tokens before the first trained one.
-        width: Tokens of the rows.
-        device: Where the tensors are put.
+        width: Tokens of the padded rows.
+        device: Device of the tensors.
     """
     longest = min(map(len, prompts)) - 1
-    if longest < 1 or len(prompts) * width <= WORTH_TOKENS:
+    if longest < 1 or len(prompts) * width <= PASS_OVERHEAD_TOKENS:
         return None
     token_ids = np.array([prompt[:longest] for prompt in prompts], np.int64)
     order = sorted(range(len(prompts)), key=lambda row: token_ids[row].tobytes())
     differ = token_ids[order[1:]] != token_ids[order[:-1]]
-    alike = np.where(differ.any(axis=1), differ.argmax(axis=1), longest)  # first tokens shared with the row before
+    shared = np.where(differ.any(axis=1), differ.argmax(axis=1), longest)  # leading tokens equal to the row before
     lengths = np.arange(1, longest + 1)
-    counts = 1 + np.bincount(alike, minlength=longest).cumsum()[:longest]  # rows that begin anew within so many tokens
+    counts = 1 + np.bincount(shared, minlength=longest).cumsum()[:longest]  # different beginnings of each length
     whole = len(prompts) * width
     saved = (len(prompts) - counts) * lengths
     length = int(lengths[saved.argmax()])
-    if saved.max() < WORTH_TOKENS or whole - saved.max() > WORTH * whole:
+    if saved.max() < PASS_OVERHEAD_TOKENS or whole - saved.max() > MAX_SHARED_FRACTION * whole:
         return None
-    begins = np.concatenate(([True], alike < length))
+    begins = np.concatenate(([True], shared < length))
     groups = np.zeros(len(prompts), np.int64)
     groups[order] = begins.cumsum() - 1
     stems = token_ids[np.array(order)[begins], :length]
     return Stems(torch.from_numpy(stems).to(device), torch.from_numpy(groups).to(device))
 
 
-def _families(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
-    """Returns the samples' indices by their prefixes."""
+def _group_by_prefix(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
+    """Returns the samples' indices by prefix."""
     families: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
-        families.setdefault(prefix_of(sample), []).append(index)
+        families.setdefault(get_prefix(sample), []).append(index)
     return families
 
 
-def prefix_of(sample: TrainingSample) -> tuple[int, ...]:
-    """Returns what stands before a sample's first trained token (everything, if none is)."""
+def get_prefix(sample: TrainingSample) -> tuple[int, ...]:
+    """Returns the tokens before a sample's first trained one (all tokens, if none is trained)."""
     first = int(sample.loss_mask.argmax()) if len(sample) else 0
     return tuple(sample.token_ids[: first if first or sample.num_trained else len(sample)].tolist())
 
 
-def _pairs(samples: Sequence[TrainingSample], device: torch.device | None) -> Tensor | None:
-    pairs = [sorted(unit, key=lambda i: -samples[i].reward) for unit in units_of(samples) if len(unit) > 1]
+def _find_pairs(samples: Sequence[TrainingSample], device: torch.device | None) -> Tensor | None:
+    pairs = [sorted(pair, key=lambda i: -samples[i].reward) for pair in group_pairs(samples) if len(pair) > 1]
     for pair in pairs:
         rewards = [samples[i].reward for i in pair]
         if len(pair) != 2 or rewards[0] == rewards[1]:
             name = samples[pair[0]].pair_id
-            raise TrajectoryError(f'pair "{name}" has to be two samples of different rewards, not {rewards}')
+            raise TrajectoryError(f'pair "{name}" must be two samples with different rewards, but has {rewards}')
     return torch.tensor(pairs, device=device) if pairs else None
 
 
-def plain_sample(token_ids: Sequence[int]) -> TrainingSample:
-    """Returns tokens as a sample that looks at every token but the first, at temperature 1."""
+def make_plain_sample(token_ids: Sequence[int]) -> TrainingSample:
+    """Returns a sample in which every token but the first is trained, at temperature 1."""
     n = len(token_ids)
     return TrainingSample(
         token_ids=np.asarray(token_ids, np.int64),
@@ -171,8 +172,8 @@ def plain_sample(token_ids: Sequence[int]) -> TrainingSample:
     )
 
 
-def units_of(samples: Sequence[TrainingSample]) -> list[list[int]]:
-    """Returns the samples' indices by what must be computed together: the two of a pair, or one alone.
+def group_pairs(samples: Sequence[TrainingSample]) -> list[list[int]]:
+    """Returns the samples' indices in units that must be computed together: a preference pair, or a single sample.
 
     Example: `pair_id` of a, None, a, None -> [[0, 2], [1], [3]].
     """

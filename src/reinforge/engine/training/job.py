@@ -1,18 +1,18 @@
-"""One job: whose weights it may change, and what it can be rolled back to."""
+"""One open job: the adapters that it may change, and snapshots to roll them back."""
 
 from __future__ import annotations
 
 from reinforge.engine.training.learner import Learner
-from reinforge.engine.training.snapshot import Snapshot
+from reinforge.engine.training.snapshot import LearnerSnapshot
 
 
-class Job:
-    """The adapters of one job, and what they were before it.
+class EngineJob:
+    """The adapters of one job, with snapshots from before it.
 
-    open -> ended. What is not published yet can be rolled back, all adapters together.
+    A job is open, then ended. Until the new weights are published it can be rolled back, all adapters together.
 
     Args:
-        adapters: Names of those that it may train.
+        adapters: Names of the adapters that the job may train.
 
     Attributes:
         is_open: True until the job has ended.
@@ -20,26 +20,26 @@ class Job:
 
     def __init__(self, adapters: tuple[str, ...]):
         self.adapters, self.is_open = adapters, True
-        self._before: dict[str, Snapshot] = {}
+        self._snapshots: dict[str, LearnerSnapshot] = {}
 
     def __str__(self) -> str:
         return ", ".join(self.adapters)
 
     @property
     def is_changed(self) -> bool:
-        """True if there is something to put back."""
-        return bool(self._before)
+        """True if a rollback would change anything."""
+        return bool(self._snapshots)
 
-    def keep(self, adapter: str, learner: Learner) -> None:
-        """Keeps an adapter as it is now, unless it was kept before: call it ahead of each change."""
-        if adapter not in self._before:
-            self._before[adapter] = Snapshot(learner)
+    def take_snapshot(self, adapter: str, learner: Learner) -> None:
+        """Takes a snapshot of an adapter before its first change; later calls do nothing."""
+        if adapter not in self._snapshots:
+            self._snapshots[adapter] = LearnerSnapshot(learner)
 
-    def forget(self, adapter: str) -> None:
-        """Gives up what an adapter was: its weights are published."""
-        self._before.pop(adapter, None)
+    def drop_snapshot(self, adapter: str) -> None:
+        """Drops an adapter's snapshot, once its new weights are published."""
+        self._snapshots.pop(adapter, None)
 
     def restore(self) -> None:
-        """Puts every adapter back that was changed."""
-        for snapshot in self._before.values():
+        """Restores every changed adapter."""
+        for snapshot in self._snapshots.values():
             snapshot.restore()

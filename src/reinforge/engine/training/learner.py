@@ -1,4 +1,4 @@
-"""Optimizer steps: samples and a named loss in, moved weights and a report out."""
+"""Optimizer steps: takes samples and a loss, updates the weights and returns a report."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.crash import crash_point
-from reinforge.engine.losses.base import Loss, LossOutput, find_loss, output_of
+from reinforge.engine.losses.base import Loss, LossOutput, as_loss_output, find_loss
 from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model.activation_checkpointing import layers_of, recomputed
+from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import PREFIX, ValueHead
+from reinforge.engine.model.value_head import CRITIC_PREFIX, ValueHead
 from reinforge.engine.token_batch import TokenBatch
-from reinforge.engine.training.collate import collate, units_of
+from reinforge.engine.training.collate import collate, group_pairs
 from reinforge.engine.training.logprobs import token_logprobs
-from reinforge.engine.training.micro_batches import cut
-from reinforge.engine.training.optimizer_step import Mover, refused
+from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer, log_skipped_step
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport, are_finite
 from reinforge.types.seeding import stable_random
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Which part of the run a job is.
+class JobProgress:
+    """The part of the run that a job covers.
 
     Attributes:
         start, end: Shares of the run done before and after the job, in [0, 1].
-        epoch: The epoch, from 0; orders of samples derive from it.
+        epoch: The epoch, from 0; it seeds the order of samples.
     """
 
     start: float
@@ -49,8 +49,8 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Sums:
-    """Sums over the trained tokens of steps, or over their samples."""
+class MetricSums:
+    """Sums of metrics over the trained tokens or the samples of a step."""
 
     totals: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -58,28 +58,28 @@ class Sums:
     def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
         """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, `[B]`, or one number."""
         for name, values in metrics.items():
-            read = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
-            self.totals[name] = self.totals.get(name, 0.0) + read.sum().item()
-            self.counts[name] = self.counts.get(name, 0) + read.numel()
+            selected = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
+            self.totals[name] = self.totals.get(name, 0.0) + selected.sum().item()
+            self.counts[name] = self.counts.get(name, 0) + selected.numel()
 
     def means(self) -> dict[str, float]:
         """Returns the mean of each metric over the tokens or samples that have it."""
         return {name: total / self.counts[name] for name, total in self.totals.items()}
 
 
-class Learner(Mover):
-    """Makes the gradients of one model and moves it by them.
+class Learner(ScheduledOptimizer):
+    """Computes gradients of one model and makes optimizer steps with them.
 
     Args:
         model: The model.
         config: Optimizer, schedule and batches.
-        seed: Orders of samples derive from it.
-        masks: For prefixes that siblings share; None: each sample is computed whole.
-        critic: The value head, where the algorithm has one.
+        seed: Seed of the order of samples.
+        masks: Attention masks for shared prefixes; None: each sample is computed whole.
+        critic: The value head, if the algorithm has one.
 
     Attributes:
-        micro_batch_tokens: Tokens computed at once; fewer than configured after memory ran out.
-        stopping: Set from any thread to end an update at the next micro-batch, with an error.
+        micro_batch_tokens: Tokens per micro-batch; halved when memory runs out.
+        stopping: Set from any thread to stop an update at the next micro-batch, with an error.
     """
 
     def __init__(
@@ -92,27 +92,26 @@ class Learner(Mover):
     ):
         parameters = model.trained_parameters
         if critic is not None:
-            parameters |= {f"{PREFIX}{name}": p for name, p in critic.named_parameters()}
+            parameters |= {f"{CRITIC_PREFIX}{name}": p for name, p in critic.named_parameters()}
         super().__init__(parameters, config.optimizer, config.schedule, config.critic)
         self.model, self.config, self.seed = model, config, seed
         self.stopping = threading.Event()
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks, self.critic = masks, critic
-        self._recomputed = layers_of(model) if config.activation_checkpointing else None
+        self._checkpointed_layers = find_checkpointable_layers(model) if config.activation_checkpointing else None
 
-    def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: Progress) -> UpdateReport:
-        """Trains on the samples and says what that did.
+    def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: JobProgress) -> UpdateReport:
+        """Trains on the samples and returns a report.
 
-        A step whose credit, log-probs, loss or gradient is not finite is refused: the weights stay as they are, bit
-        by bit.
+        A step whose credit, log-probs, loss or gradient is not finite is skipped: it changes no bit of the weights.
 
         Args:
             samples: The job's samples; those without trained tokens or weight are left out.
             spec: The loss.
-            progress: Which part of the run this is; it moves the learning rate.
+            progress: The part of the run that the job covers; it sets the learning rate.
         """
         loss = partial(find_loss(spec), **spec.params)
-        steps = self.plan(samples, progress.epoch)
+        steps = self.plan_steps(samples, progress.epoch)
         entropy_grad = bool(spec.params.get("entropy_coef"))
         made: list[dict[str, float]] = []
         trained: set[int] = set()
@@ -121,7 +120,7 @@ class Learner(Mover):
         for i, indices in enumerate(steps):
             share = progress.start + (progress.end - progress.start) * i / len(steps)
             metrics = self.step(
-                [samples[index] for index in indices], loss, share, entropy_grad=entropy_grad, compare=not made
+                [samples[index] for index in indices], loss, share, entropy_grad=entropy_grad, measure_mismatch=not made
             )
             if metrics is None:
                 skipped.update(indices)
@@ -134,23 +133,23 @@ class Learner(Mover):
             num_skipped_steps=len(steps) - len(made),
             num_samples=len(trained),
             num_tokens=sum(samples[index].num_trained for index in trained),
-            metrics=_means(made),
+            metrics=_average(made),
             skipped_samples=sorted(skipped),
             skipped_steps=skipped_steps,
         )
 
-    def plan(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
-        """Returns the samples' indices by optimizer step, shuffled anew in each pass; a pair is never parted.
+    def plan_steps(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
+        """Returns the samples' indices for each optimizer step, reshuffled in each iteration; pairs are never split.
 
         Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
         """
         settings = self.config.batch
         usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
-        units = [[usable[i] for i in unit] for unit in units_of([samples[i] for i in usable])]
+        units = [[usable[i] for i in unit] for unit in group_pairs([samples[i] for i in usable])]
         num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
         num_steps = min(num_steps, len(units))
         steps = []
-        for number in range(settings.passes):
+        for number in range(settings.num_iterations):
             order = units.copy()
             stable_random(self.seed, "shuffle", epoch, number).shuffle(order)
             bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
@@ -164,55 +163,62 @@ class Learner(Mover):
         progress: float,
         *,
         entropy_grad: bool = False,
-        compare: bool = False,
+        measure_mismatch: bool = False,
     ) -> dict[str, float] | None:
-        """Makes one optimizer step on all of the samples; returns its metrics, or None if it was refused.
+        """Makes one optimizer step on all of the samples; returns its metrics, or None if it was skipped.
 
-        Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample; where
-        the loss is one number a sample, sum_s w_s l_s / sum_s w_s; where it is one number, that of each micro-batch
-        counts by the weights of its samples.
+        Loss of the step: sum_t w_s l_t / sum_t w_s over all trained tokens t, w_s the weight of their sample. If the
+        loss returns one number per sample: sum_s w_s l_s / sum_s w_s. If it returns a single number, each
+        micro-batch's counts by the weights of its samples.
 
         Args:
-            samples: With trained tokens, and whole pairs; how they are cut does not change the step.
-            loss: `loss(batch, logprobs_BT)` as `find_loss` returns it, its parameters bound, or any other.
-            progress: Share of the run that is done; it moves the learning rate.
+            samples: Samples with trained tokens, and whole pairs; how they are split into micro-batches does not
+                change the step.
+            loss: `loss(batch, logprobs_BT)`, its parameters bound.
+            progress: Share of the run that is done, in [0, 1]; it sets the learning rate.
             entropy_grad: The loss reads `batch.entropies` with gradient.
-            compare: The weights are those that drew the samples: say how far sampler and learner are apart.
+            measure_mismatch: The samples come from the current weights: also report how far sampler and learner differ.
         """
         while True:
             try:
-                with nullcontext() if self._recomputed is None else recomputed(self._recomputed):
-                    return self._try_step(samples, loss, progress, entropy_grad=entropy_grad, compare=compare)
+                layers = self._checkpointed_layers
+                with nullcontext() if layers is None else checkpoint_activations(layers):
+                    return self._try_step(samples, loss, progress, entropy_grad, measure_mismatch)
             except (MemoryError, RuntimeError) as cause:
-                if not is_out_of_memory(cause) or not self._halve(samples):
+                if not is_out_of_memory(cause) or not self._halve_micro_batches(samples):
                     raise
             finally:
                 self.clear_gradients()
 
-    def _halve(self, samples: Sequence[TrainingSample]) -> bool:
-        """Halves the micro-batches from now on, which changes no gradient; False: they hold one sample each already."""
+    def _halve_micro_batches(self, samples: Sequence[TrainingSample]) -> bool:
+        """Halves the micro-batches, which changes no gradient; False if each holds a single sample already."""
         batches = self._micro_batches(samples)
         if max(map(len, batches)) == 1:
             return False
         while self._micro_batches(samples) == batches:
             self.micro_batch_tokens //= 2
-        logger.warning("memory ran out: micro-batches of %d tokens from now on", self.micro_batch_tokens)
+        logger.warning("out of memory: reducing micro-batches to %d tokens", self.micro_batch_tokens)
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
         return True
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
-        return cut(samples, self.micro_batch_tokens, share=self.masks is not None)
+        return make_micro_batches(samples, self.micro_batch_tokens, share=self.masks is not None)
 
     def _try_step(
-        self, samples: Sequence[TrainingSample], loss: Loss, progress: float, *, entropy_grad: bool, compare: bool
+        self,
+        samples: Sequence[TrainingSample],
+        loss: Loss,
+        progress: float,
+        entropy_grad: bool,
+        measure_mismatch: bool,
     ) -> dict[str, float] | None:
         if not are_finite(samples):
-            refused("credit or log-probs that a sample brought are")
+            log_skipped_step("the credit or the log-probs of a sample are")
             return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
-        step_loss, sums = 0.0, Sums()
+        step_loss, sums = 0.0, MetricSums()
         for indices in self._micro_batches(samples):
             if self.stopping.is_set():
                 raise EngineError("the engine is closed")
@@ -220,27 +226,27 @@ class Learner(Mover):
             logprobs_BT, batch.entropies = token_logprobs(
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
-            output = output_of(loss(batch, logprobs_BT))
-            part = share_of(output, batch, token_weight, sample_weight)
+            output = as_loss_output(loss(batch, logprobs_BT))
+            part = scale_loss(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
-                refused("the loss or the log-probs are")
+                log_skipped_step("the loss or the log-probs are")
                 return None
             part.backward()
             self.take_gradients()
             crash_point("step.after_backward")
             step_loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
-            if compare:
-                sums.add(*_mismatch(batch, logprobs_BT.detach()))
-        moved = self.move(progress)
-        return None if moved is None else {"loss": step_loss, **moved, **sums.means()}
+            if measure_mismatch:
+                sums.add(*_compute_mismatch(batch, logprobs_BT.detach()))
+        metrics = self.optimizer_step(progress)
+        return None if metrics is None else {"loss": step_loss, **metrics, **sums.means()}
 
 
-def share_of(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
-    """Returns what a micro-batch adds to the loss of its step.
+def scale_loss(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
+    """Returns a micro-batch's share of the loss of its step.
 
     Raises:
-        EngineError: The loss has another shape than a loss has.
+        EngineError: The loss has an unexpected shape.
     """
     loss = output.loss
     if loss.ndim == 0:
@@ -251,25 +257,25 @@ def share_of(output: LossOutput, batch: TokenBatch, token_weight: float, sample_
         weights_BT = batch.weights[:, None] * batch.loss_mask / token_weight
         return (torch.where(batch.loss_mask, loss, 0.0) * weights_BT).sum()
     shapes = f"[B, T] = {list(batch.loss_mask.shape)}, [B], or one number"
-    raise EngineError(f"the loss has the shape {list(loss.shape)}; it has to be {shapes}")
+    raise EngineError(f"the loss has the shape {list(loss.shape)}; it must be {shapes}")
 
 
-def _mismatch(batch: TokenBatch, logprobs_BT: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns how far the learner is from the sampler on tokens that the sampler drew, and which tokens those are.
+def _compute_mismatch(batch: TokenBatch, logprobs_BT: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns how far learner and sampler differ on the sampled tokens, and the mask of those tokens.
 
     With d = log p_learner - log p_sampler: |d|, and exp(d) - 1 - d, whose mean estimates KL(sampler, learner).
     """
-    drawn_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
-    if not drawn_BT.any():
-        return {}, drawn_BT
-    d_BT = torch.where(drawn_BT, logprobs_BT - batch.sampling_logprobs, 0.0)
-    return {"mismatch": d_BT.abs(), "mismatch_kl": d_BT.exp() - 1 - d_BT}, drawn_BT
+    sampled_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
+    if not sampled_BT.any():
+        return {}, sampled_BT
+    d_BT = torch.where(sampled_BT, logprobs_BT - batch.sampling_logprobs, 0.0)
+    return {"mismatch": d_BT.abs(), "mismatch_kl": d_BT.exp() - 1 - d_BT}, sampled_BT
 
 
-def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the mean of each metric over the steps that have it."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for metrics in steps:
         for name, value in metrics.items():
-            found.setdefault(name, []).append(value)
-    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+            by_name.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in by_name.items()}

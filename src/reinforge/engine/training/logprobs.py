@@ -1,6 +1,6 @@
-"""Log-probs of given tokens by a plain forward, with gradient where asked; logits are never whole (`head.py`).
+"""Log-probs of given tokens by a forward pass, with or without gradient; logits are never held whole (`lm_head.py`).
 
-Shapes: B samples, T tokens, N trained tokens, H features, V words.
+Shapes: B samples, T tokens, N trained tokens, H features, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.lm_head import Head, chunks
+from reinforge.engine.model.lm_head import ChunkedLMHead, split_tokens
 from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import ValueHead, at_trained
+from reinforge.engine.model.value_head import ValueHead, scatter_to_tokens
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.micro_batches import cut
+from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.shared_prefix import trained_features
 from reinforge.types.sample import FloatArray, TrainingSample
 
@@ -34,35 +34,35 @@ def token_logprobs(
     """Returns log p of each trained token and the entropy of its distribution, `[B, T]` each, 0 elsewhere.
 
     log p(t) = z_t - log sum_v exp z_v and H = log sum_v exp z_v - sum_v p_v z_v, with z the logits divided by the
-    token's temperature (0 counts as 1, as in the sampler) and v the words that the token was drawn from. Where top-p,
-    top-k or min-p kept some only, that is the mask of the sampler applied to any weights ("keep sampling mask" of
-    DeepSeek-V3.2, arXiv:2512.02556): without it the ratio of two policies would compare distributions over
-    different words. Only trained positions go through the head, by chunks of tokens whose logits are computed again in
-    the backward pass.
+    token's temperature (0 counts as 1, as in the sampler) and v over the tokens that the sampling filter kept (top-p,
+    top-k, min-p), or the whole vocabulary. The sampler's filter is reused under any weights ("keep sampling mask" of
+    DeepSeek-V3.2, arXiv:2512.02556): otherwise the ratio of two policies would compare distributions over different
+    tokens. Only trained positions go through the output layer, in chunks whose logits are recomputed in the backward
+    pass.
 
     Args:
         model: The model.
         batch: The tokens.
-        masks: For prefixes that samples share; None: each sample is computed whole.
+        masks: Attention masks for shared prefixes; None: each sample is computed whole.
         entropy_grad: Entropies carry gradient too.
-        critic: Sets `batch.values`, from the same features.
+        critic: Also sets `batch.values`, from the same features.
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
     features_NH = trained_features(model, batch, masks)
     if critic is not None:
-        batch.values = at_trained(batch, critic(features_NH))
+        batch.values = scatter_to_tokens(batch, critic(features_NH))
     targets_N, temperatures_N = batch.token_ids[rows_N, places_N], batch.temperatures[rows_N, places_N]
     scales_N = torch.where(temperatures_N == 0, 1.0, temperatures_N)
     if batch.supports is None and model.has_plain_head:
-        found = Head.apply(features_NH, model.head.weight, targets_N, scales_N, entropy_grad)
+        outputs = ChunkedLMHead.apply(features_NH, model.head.weight, targets_N, scales_N, entropy_grad)
     else:
-        found = _by_logits(model, batch, features_NH, targets_N, scales_N, entropy_grad)
-    empty = found[0].new_zeros(batch.token_ids.shape)
-    logprobs_BT, entropies_BT = (empty.index_put((rows_N, places_N), values_N) for values_N in found)
+        outputs = _compute_from_logits(model, batch, features_NH, targets_N, scales_N, entropy_grad)
+    empty = outputs[0].new_zeros(batch.token_ids.shape)
+    logprobs_BT, entropies_BT = (empty.index_put((rows_N, places_N), values_N) for values_N in outputs)
     return logprobs_BT, entropies_BT
 
 
-def _by_logits(
+def _compute_from_logits(
     model: CausalModel,
     batch: TokenBatch,
     features_NH: Tensor,
@@ -70,16 +70,16 @@ def _by_logits(
     scales_N: Tensor,
     entropy_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probs and entropies by the model's own logits, whatever it makes them of and whatever is left out."""
+    """Returns log-probs and entropies from the model's own logits: for other output layers and sampling filters."""
 
     def head(
         features_nH: Tensor, targets_n: Tensor, scales_n: Tensor, kept_m: Tensor | None, counts_n: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         logits_nV = factors_nV = model.logits(features_nH) / scales_n[:, None]
         if kept_m is not None and counts_n is not None:
-            outside_nV = _outside(kept_m, counts_n, logits_nV.shape[-1])
-            logits_nV = logits_nV.masked_fill(outside_nV, -torch.inf)
-            factors_nV = factors_nV.masked_fill(outside_nV, 0.0)  # of probabilities 0, which times -inf is no number
+            removed_nV = _mask_removed(kept_m, counts_n, logits_nV.shape[-1])
+            logits_nV = logits_nV.masked_fill(removed_nV, -torch.inf)
+            factors_nV = factors_nV.masked_fill(removed_nV, 0.0)  # 0 * -inf would be NaN
         sums_n = logits_nV.logsumexp(dim=-1)
         logprobs_n = logits_nV.gather(1, targets_n[:, None])[:, 0] - sums_n
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
@@ -87,10 +87,10 @@ def _by_logits(
         return logprobs_n, entropies_n
 
     parts = []
-    cuts = chunks(len(targets_N), model.vocab_size)
-    for n in cuts:
-        part = (features_NH[n], targets_N[n], scales_N[n], *_supports(batch, n.start, n.stop))
-        recompute = torch.is_grad_enabled() and len(cuts) > 1
+    slices = split_tokens(len(targets_N), model.vocab_size)
+    for n in slices:
+        part = (features_NH[n], targets_N[n], scales_N[n], *_get_supports(batch, n.start, n.stop))
+        recompute = torch.is_grad_enabled() and len(slices) > 1
         parts.append(checkpoint(head, *part, use_reentrant=False) if recompute else head(*part))
     if not parts:
         none = features_NH.new_zeros(0, dtype=torch.float32)
@@ -99,34 +99,34 @@ def _by_logits(
     return logprobs_N, entropies_N
 
 
-def _supports(batch: TokenBatch, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the sets of words that trained tokens were drawn from, and the size of each; None where none has one."""
+def _get_supports(batch: TokenBatch, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the kept tokens of some trained tokens and their number for each; None where no filter was used."""
     if batch.supports is None:
         return None, None
     ends = batch.supports.ends[start : stop + 1]
     if ends[0] == ends[-1]:
         return None, None
-    words = batch.supports.words
-    return words[ends[0] : ends[-1]], torch.from_numpy(np.diff(ends)).to(words.device)
+    kept = batch.supports.token_ids
+    return kept[ends[0] : ends[-1]], torch.from_numpy(np.diff(ends)).to(kept.device)
 
 
-def _outside(kept_m: Tensor, counts_n: Tensor, vocab_size: int) -> Tensor:
-    """Returns True for the words that a token could not be, `[n, V]`; a set of no words stands for every word.
+def _mask_removed(kept_m: Tensor, counts_n: Tensor, vocab_size: int) -> Tensor:
+    """Returns a mask of the tokens that the filter removed, `[n, V]`; a count of 0 stands for the whole vocabulary.
 
-    Example: words [1, 0, 2], counts [1, 0, 2], V 3 -> [[T, F, T], [F, F, F], [F, T, F]]
+    Example: kept [1, 0, 2], counts [1, 0, 2], V 3 -> [[T, F, T], [F, F, F], [F, T, F]]
     """
-    outside_nV = (counts_n > 0)[:, None].repeat(1, vocab_size)
+    removed_nV = (counts_n > 0)[:, None].repeat(1, vocab_size)
     rows_m = torch.arange(len(counts_n), device=counts_n.device).repeat_interleave(counts_n, output_size=len(kept_m))
-    return outside_nV.index_put_((rows_m, kept_m), outside_nV.new_zeros(()))
+    return removed_nV.index_put_((rows_m, kept_m), removed_nV.new_zeros(()))
 
 
 @torch.no_grad()
 def sample_logprobs(
     model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
 ) -> list[FloatArray]:
-    """Returns log p of each sample's trained tokens, `[T]` each and 0 elsewhere, in micro-batches of `max_tokens`."""
+    """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere, at most `max_tokens` at a time."""
     logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-    for indices in cut(samples, max_tokens, share=masks is not None):
+    for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
         batch = collate([samples[i] for i in indices], model.device)
         rows = token_logprobs(model, batch, masks=masks)[0].cpu().numpy()
         for i, row in zip(indices, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Cuts samples into micro-batches, so that shared prefixes are computed once."""
+"""Splits samples into micro-batches so that shared prefixes are computed once."""
 
 from __future__ import annotations
 
@@ -6,56 +6,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from reinforge.engine.training.collate import WORTH, WORTH_TOKENS, prefix_of, units_of
+from reinforge.engine.training.collate import MAX_SHARED_FRACTION, PASS_OVERHEAD_TOKENS, get_prefix, group_pairs
 from reinforge.types.sample import TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Siblings that share a forward: `prefix` tokens once, `suffix` at most for each member."""
+    """Siblings that go through one forward pass: `prefix` tokens once, at most `suffix` tokens for each member."""
 
     prefix: int
     suffix: int
     members: list[int]
 
 
-def cut(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = True) -> list[list[int]]:
-    """Returns indices in micro-batches of at most `max_tokens` tokens, padding included.
+def make_micro_batches(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = True) -> list[list[int]]:
+    """Returns the samples' indices in micro-batches of at most `max_tokens` tokens, padding included.
 
-    Siblings stay together where their common prefix is worth sharing, and are cut only where they are too many for
-    one batch. All others go with them where that leaves fewer tokens, else as rows, with rows of like length; one that
-    is too long goes alone. The two samples of a preference pair are never parted, even where they are too long
-    together.
+    Siblings stay together where sharing their prefix saves enough, and are split only if they do not fit one batch.
+    The other samples join them where that computes fewer tokens; else they are batched with samples of similar length.
+    A sample longer than `max_tokens` is a batch of its own. The two samples of a preference pair are never split, even
+    where they exceed the limit together.
 
-    Example: three samples of a prefix of 6 tokens, each with 2 more, and one of 9: 12 tokens shared, 24 as rows
-        => [[3], [0, 1, 2]] with max_tokens 12
+    Example: three samples that share a prefix of 6 tokens, each with 2 more, and one of 9 tokens. Sharing computes 12
+        tokens, plain rows 24 => [[3], [0, 1, 2]] with max_tokens 12
     """
     families: dict[tuple[int, ...], list[list[int]]] = {}
     alone: list[list[int]] = []
-    for together in units_of(samples):
-        prefixes = {prefix_of(samples[i]) for i in together}
-        (families.setdefault(prefixes.pop(), []) if len(prefixes) == 1 else alone).append(together)
-    units: list[_Unit] = []
-    others: list[_Unit] = []
-    apart: list[list[int]] = []
+    for pair in group_pairs(samples):
+        prefixes = {get_prefix(samples[i]) for i in pair}
+        (families.setdefault(prefixes.pop(), []) if len(prefixes) == 1 else alone).append(pair)
+    shared: list[_Unit] = []
+    unshared: list[_Unit] = []
+    plain: list[list[int]] = []
     for prefix, members in families.items():
         suffixes = [len(samples[i]) - len(prefix) for i in chain(*members)]
         total, size = sum(suffixes), max(1, (max_tokens - len(prefix)) // max(suffixes))
-        parts = [_Unit(len(prefix), max(suffixes), part) for part in _parts(members, size)]
-        if share and len(prefix) + total <= WORTH * (len(prefix) * len(suffixes) + total):
-            units += parts
+        units = [_Unit(len(prefix), max(suffixes), part) for part in _split_members(members, size)]
+        if share and len(prefix) + total <= MAX_SHARED_FRACTION * (len(prefix) * len(suffixes) + total):
+            shared += units
         else:
-            others += parts
-            apart += members
-    rows, batches = _rows(samples, alone + apart, max_tokens), _batches(units, max_tokens)
-    if units and others:
-        left, joint = _rows(samples, alone, max_tokens), _batches(units + others, max_tokens)
-        if _computed(samples, left, joint) <= _computed(samples, rows, batches):
-            rows, batches = left, joint
+            unshared += units
+            plain += members
+    rows, batches = _pack_plain(samples, alone + plain, max_tokens), _pack_units(shared, max_tokens)
+    if shared and unshared:
+        fewer_rows, joint = _pack_plain(samples, alone, max_tokens), _pack_units(shared + unshared, max_tokens)
+        if _count_cost(samples, fewer_rows, joint) <= _count_cost(samples, rows, batches):
+            rows, batches = fewer_rows, joint
     return rows + [[i for unit in batch for i in unit.members] for batch in batches]
 
 
-def _batches(units: Sequence[_Unit], max_tokens: int) -> list[list[_Unit]]:
+def _pack_units(units: Sequence[_Unit], max_tokens: int) -> list[list[_Unit]]:
     batches: list[list[_Unit]] = []
     suffix = num_rows = 0
     for unit in sorted(units, key=lambda unit: (unit.prefix, unit.suffix, unit.members)):
@@ -67,45 +67,47 @@ def _batches(units: Sequence[_Unit], max_tokens: int) -> list[list[_Unit]]:
     return batches
 
 
-def _rows(samples: Sequence[TrainingSample], units: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    lengths = [max(len(samples[i]) for i in together) for together in units]
-    batches = micro_batches(lengths, max_tokens, list(map(len, units)))
-    return [[i for number in batch for i in units[number]] for batch in batches]
+def _pack_plain(samples: Sequence[TrainingSample], pairs: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    lengths = [max(len(samples[i]) for i in pair) for pair in pairs]
+    batches = pack_rows(lengths, max_tokens, list(map(len, pairs)))
+    return [[i for number in batch for i in pairs[number]] for batch in batches]
 
 
-def _computed(samples: Sequence[TrainingSample], rows: Sequence[list[int]], batches: Sequence[list[_Unit]]) -> int:
-    """Returns the tokens of rows and of batches that share, padding included, and what their passes cost besides."""
+def _count_cost(samples: Sequence[TrainingSample], rows: Sequence[list[int]], batches: Sequence[list[_Unit]]) -> int:
+    """Returns the tokens computed for plain rows and shared batches, plus the overhead of each forward pass."""
     padded = sum(len(batch) * max(len(samples[i]) for i in batch) for batch in rows)
-    return padded + sum(map(_num_tokens, batches)) + WORTH_TOKENS * (len(rows) + 2 * len(batches))
+    return padded + sum(map(_count_tokens, batches)) + PASS_OVERHEAD_TOKENS * (len(rows) + 2 * len(batches))
 
 
-def _parts(members: Sequence[list[int]], size: int) -> list[list[int]]:
-    """Returns members in parts of at most `size`; what must stay together does.
+def _split_members(members: Sequence[list[int]], size: int) -> list[list[int]]:
+    """Returns members in parts of at most `size`, never splitting a pair.
 
     Example: [[0, 3], [1], [2, 4]] in parts of 3 -> [[0, 3, 1], [2, 4]]; in parts of 1 -> [[0, 3], [1], [2, 4]].
     """
     parts: list[list[int]] = []
-    for together in members:
-        if not parts or len(parts[-1]) + len(together) > size:
+    for pair in members:
+        if not parts or len(parts[-1]) + len(pair) > size:
             parts.append([])
-        parts[-1] += together
+        parts[-1] += pair
     return parts
 
 
-def _num_tokens(units: Sequence[_Unit]) -> int:
+def _count_tokens(units: Sequence[_Unit]) -> int:
     num_rows = sum(len(unit.members) for unit in units)
     return len(units) * max(unit.prefix for unit in units) + num_rows * max(unit.suffix for unit in units)
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int, counts: Sequence[int] | None = None) -> list[list[int]]:
-    """Returns indices in batches of at most `max_tokens` tokens, padding included; a longer one goes alone.
+def pack_rows(lengths: Sequence[int], max_tokens: int, counts: Sequence[int] | None = None) -> list[list[int]]:
+    """Returns indices, by length, in batches of at most `max_tokens` tokens, padding included.
 
-    Example: lengths [3, 9, 4, 8], 16 tokens -> [[0, 2], [3], [1]] by length; with 20 tokens -> [[0, 2], [3, 1]].
+    An item longer than `max_tokens` is a batch of its own.
+
+    Example: lengths [3, 9, 4, 8], 16 tokens -> [[0, 2], [3], [1]]; with 20 tokens -> [[0, 2], [3, 1]].
 
     Args:
-        lengths: Tokens of the longest row of each.
-        max_tokens: Of one batch.
-        counts: Rows of each; None: one.
+        lengths: Tokens of the longest row of each item.
+        max_tokens: Limit of one batch.
+        counts: Rows of each item; None: one each.
     """
     batches: list[list[int]] = []
     num_rows = 0

@@ -1,4 +1,7 @@
-"""What the weights, the reference and the critic say of given tokens; called in the sampler's thread."""
+"""Log-probs and values of given tokens under the policy, the reference and the critic.
+
+Runs in the sampler's thread.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ import torch
 
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import ValueHead, sample_values
+from reinforge.engine.model.value_head import ValueHead, compute_values
 from reinforge.engine.training.logprobs import sample_logprobs
-from reinforge.engine.training.reply_logprobs import Replies, score_replies
+from reinforge.engine.training.reply_logprobs import ReplyLogprobs, score_replies
 from reinforge.errors import EngineError
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, TrainingSample
 
 
-class Scorer:
-    """Scores in micro-batches of bounded size.
+class LogprobScorer:
+    """Scores samples and replies in micro-batches.
 
     Args:
-        model: The model that is trained, by the adapter that is set.
-        masks: For prefixes that siblings share; None: this family cannot share them.
+        model: The trained model; it scores with its active adapter.
+        masks: Attention masks for shared prefixes; None: each sample is computed whole.
         max_tokens: Most tokens of a micro-batch, padding included.
-        keeps_reference: There is one: `reference`, or with adapters the model without them.
-        reference: A frozen copy of the weights that were loaded.
+        keeps_reference: True if there is a reference: `reference`, or the model without its adapters.
+        reference: A frozen copy of the loaded weights.
         critic: The value head; None: there is none.
     """
 
@@ -43,7 +46,7 @@ class Scorer:
         self.keeps_reference, self.reference, self.critic = keeps_reference, reference, critic
 
     def require(self, *, reference: bool, values: bool) -> None:
-        """Makes sure that what is asked for is there.
+        """Checks that the engine has what is needed.
 
         Raises:
             EngineError: There is no reference, or no critic.
@@ -58,25 +61,27 @@ class Scorer:
         return sample_logprobs(self.model, samples, self.max_tokens, self.masks)
 
     def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns the same by the reference."""
+        """Returns the same under the reference model."""
         with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
             return sample_logprobs(reference, samples, self.max_tokens, self.masks)
 
     def values(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns the critic's value before each trained token, `[T]` each, 0 elsewhere."""
-        assert self.critic is not None  # `require` was asked before
-        return sample_values(self.model, self.critic, samples, self.max_tokens, self.masks)
+        assert self.critic is not None  # the caller has called `require`
+        return compute_values(self.model, self.critic, samples, self.max_tokens, self.masks)
 
-    def replies(self, said: Sequence[TokenLogprobs], *, reference: bool, values: bool, grad: bool) -> Replies:
-        """Returns log-probs of given replies as rows.
+    def reply_logprobs(
+        self, replies: Sequence[TokenLogprobs], *, reference: bool, values: bool, grad: bool
+    ) -> ReplyLogprobs:
+        """Returns log-probs of given replies, one row per reply.
 
         Args:
-            said: Prompt, tokens and temperature of each.
-            reference: By the reference.
-            values: By the critic too.
-            grad: With gradient.
+            replies: Prompt, tokens and temperature of each.
+            reference: Score with the reference model.
+            values: Add the critic's values.
+            grad: Compute with gradient.
         """
-        lent = self.model.without_adapters() if reference and self.reference is None else nullcontext()
-        with lent, torch.set_grad_enabled(grad):
+        context = self.model.without_adapters() if reference and self.reference is None else nullcontext()
+        with context, torch.set_grad_enabled(grad):
             model = self.reference if reference and self.reference else self.model
-            return score_replies(model, said, self.max_tokens, self.masks, self.critic if values else None)
+            return score_replies(model, replies, self.max_tokens, self.masks, self.critic if values else None)

@@ -1,4 +1,4 @@
-"""What one learner can be put back to."""
+"""Snapshots of a learner, for rollback and reset."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from reinforge.engine.training.learner import Learner
 
 
-class Snapshot:
-    """The weights of one learner, its critic's too, and its optimizer as they are when this is made."""
+class LearnerSnapshot:
+    """A copy of a learner's weights, including its critic's, and of its optimizer state."""
 
     @torch.no_grad()
     def __init__(self, learner: Learner):
@@ -18,7 +18,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts everything back, in place."""
+        """Restores the weights and the optimizer state in place."""
         for name, parameter in self._learner.parameters.items():
             parameter.copy_(self._weights[name])
         self._learner.restore(self._moments, self._num_steps)

@@ -1,4 +1,4 @@
-"""Evaluators: each looks at an answer and returns a score. Importing this registers them."""
+"""Evaluators: each scores an agent's answer. Importing this package registers them."""
 
 from reinforge.evaluation.evaluators import (
     contains,

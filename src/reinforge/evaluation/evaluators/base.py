@@ -1,4 +1,4 @@
-"""The one place where a score is checked: a number, or missing with the reason."""
+"""Calls evaluators and validates their scores: a finite number, or a missing score with the reason."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float | None = None) -> EvalOutputItem:
     """Returns the evaluator's score of one example as a finite float.
 
-    An evaluator that raises, hangs, or gives None, NaN, infinity or no number, makes the score missing: `score=None`
-    with the reason in `error`. It is never 0.0, which would be a judgement that nobody made.
+    If the evaluator raises, times out, or returns None, NaN, infinity or something that is not a number, the score is
+    missing: `score=None` with the reason in `error`. It is never 0.0, since no evaluator gave that score.
 
     Args:
-        evaluator: Scores.
+        evaluator: The evaluator.
         item: The example with the agent's output.
-        timeout_s: Seconds that it may take; None: any.
+        timeout_s: Time limit in seconds; None: no limit.
     """
     clock = asyncio.timeout(timeout_s)
     try:
@@ -33,27 +33,29 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return missing(item, "the evaluator cancelled itself")
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's evaluator raises: missing, with the reason
+        return missing_score(item, "the evaluator cancelled itself")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's evaluator may raise anything
         late = isinstance(error, TimeoutError) and clock.expired()
-        return missing(item, f"the evaluator did not answer within {timeout_s:g} s" if late else describe_error(error))
+        return missing_score(item, f"the evaluator timed out after {timeout_s:g} s" if late else describe_error(error))
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
     if result.error is not None:
-        return missing(item, result.error, result.reasoning)
-    score = as_score(result.score)
+        return missing_score(item, result.error, result.reasoning)
+    score = to_score(result.score)
     if score is None:
-        return missing(item, f"the evaluator returned {_shown(result.score)}, not a finite number", result.reasoning)
+        return missing_score(
+            item, f"the evaluator returned {_describe(result.score)}, not a finite number", result.reasoning
+        )
     return EvalOutputItem(id=item.id, score=score, reasoning=result.reasoning)
 
 
-def missing(item: EvalInputItem, why: str, reasoning: Any = None) -> EvalOutputItem:
-    """Returns a missing score with its reason."""
-    return EvalOutputItem(id=item.id, score=None, reasoning=reasoning, error=why)
+def missing_score(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
+    """Returns a missing score with the reason."""
+    return EvalOutputItem(id=item.id, score=None, reasoning=reasoning, error=reason)
 
 
-def as_score(value: Any) -> float | None:
-    """Returns a finite float for a number or a truth value; None for anything else."""
+def to_score(value: Any) -> float | None:
+    """Returns a number or bool as a finite float; None for anything else."""
     if not isinstance(value, Real | np.bool_):
         return None
     try:
@@ -63,12 +65,12 @@ def as_score(value: Any) -> float | None:
     return score if math.isfinite(score) else None
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if value is None or isinstance(value, Real):
         return str(value)[:40]
     return f'"{value[:40]}"' if isinstance(value, str) else type(value).__name__
 
 
-def text_of(value: Any) -> str:
-    """Returns an output or an expected output as text; empty for None."""
+def to_text(value: Any) -> str:
+    """Returns an output or an expected output as a string; empty for None."""
     return "" if value is None else str(value)

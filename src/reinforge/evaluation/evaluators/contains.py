@@ -1,4 +1,4 @@
-"""1.0 where the output contains certain texts, else 0.0."""
+"""Scores 1.0 if the output contains the given texts, else 0.0."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import missing, text_of
-from reinforge.interfaces import Evaluator
+from reinforge.evaluation.evaluators.base import missing_score, to_text
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class ContainsConfig(EvaluatorConfig, name="contains"):
-    """Which texts the output must contain."""
+    """Scores 1.0 if the output contains the given texts, else 0.0."""
 
     texts: list[str] | None = Field(
-        default=None, description="The texts, or one of them; null: the expected output (a text or a list of texts)."
+        default=None, description="A text or a list of texts; null: the example's expected output."
     )
-    mode: Literal["all", "any"] = Field(default="all", description="Whether each of the texts is needed, or one.")
-    ignore_case: bool = Field(default=False, description="Capitals do not count.")
+    mode: Literal["all", "any"] = Field(default="all", description="Whether all of the texts are required, or any one.")
+    ignore_case: bool = Field(default=False, description="Ignore upper and lower case.")
 
     @field_validator("texts", mode="before")
     @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
+    def _wrap_single_text(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
     @field_validator("texts")
     @classmethod
-    def _say_something(cls, value: list[str] | None) -> list[str] | None:
+    def _check_not_empty(cls, value: list[str] | None) -> list[str] | None:
         if value is not None and (not value or not all(value)):
-            raise ValueError("an empty text is in every output; give at least one text, none of them empty")
+            raise ValueError("every output contains an empty text; give at least one text, none of them empty")
         return value
 
 
 class Contains(Evaluator):
-    """Looks for texts in the output; an example without any to look for is missing."""
+    """Searches the output for texts; an example without a text to search for gets no score."""
 
     def __init__(self, config: ContainsConfig):
         self.config = config
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0 or 0.0, and which texts are not there."""
+        """Returns 1.0 or 0.0, and the texts that were not found."""
         texts = self.config.texts
         if texts is None:
             expected = item.expected_output_obj
-            texts = [text_of(each) for each in (expected if isinstance(expected, list) else [expected])]
+            texts = [to_text(each) for each in (expected if isinstance(expected, list) else [expected])]
             if not texts or not all(texts):
-                return missing(item, "the example has no expected output to look for")
-        output = self._folded(text_of(item.output_obj))
-        absent = [text for text in texts if self._folded(text) not in output]
+                return missing_score(item, "the example has no expected output to search for")
+        output = self._normalize(to_text(item.output_obj))
+        absent = [text for text in texts if self._normalize(text) not in output]
         found = not absent if self.config.mode == "all" else len(absent) < len(texts)
-        reason = f"not there: {', '.join(repr(text[:80]) for text in absent)}" if absent else "all texts are there"
+        reason = f"not found: {', '.join(repr(text[:80]) for text in absent)}" if absent else "found all texts"
         return EvalOutputItem(id=item.id, score=float(found), reasoning=reason)
 
-    def _folded(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         return text.casefold() if self.config.ignore_case else text
 
 
 @register_evaluator(config_type=ContainsConfig)
-async def contains(config: ContainsConfig, builder: Any) -> AsyncIterator[Contains]:
+async def contains(config: ContainsConfig, builder: Builder) -> AsyncIterator[Contains]:
     """Yields the evaluator."""
     yield Contains(config)

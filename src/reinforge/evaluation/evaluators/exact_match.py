@@ -1,4 +1,4 @@
-"""1.0 where the output is the expected one, else 0.0."""
+"""Scores 1.0 if the output equals the expected output, else 0.0."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import missing, text_of
-from reinforge.interfaces import Evaluator
+from reinforge.evaluation.evaluators.base import missing_score, to_text
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class ExactMatchConfig(EvaluatorConfig, name="exact_match"):
-    """How two texts are compared."""
+    """Scores 1.0 if the output equals the expected output, else 0.0."""
 
-    strip: bool = Field(default=True, description="White space at both ends does not count.")
-    ignore_case: bool = Field(default=False, description="Capitals do not count.")
-    collapse_space: bool = Field(default=False, description="Any white space between words counts as one space.")
-    any_of: bool = Field(default=False, description="The expected output is a list of right answers; one is enough.")
+    strip: bool = Field(default=True, description="Ignore white space at both ends.")
+    ignore_case: bool = Field(default=False, description="Ignore upper and lower case.")
+    collapse_space: bool = Field(default=False, description="Treat any run of white space as one space.")
+    any_of: bool = Field(
+        default=False, description="The expected output is a list of correct answers; matching one is enough."
+    )
 
 
 class ExactMatch(Evaluator):
-    """Compares as text; outputs that are not text compare as values first, so `[1, 2]` equals `[1, 2]`.
+    """Compares values first, so that `[1, 2]` equals `[1, 2]`, and then their text.
 
-    Where an object or a list is expected and the output is text, the JSON that the text holds is compared.
+    If an object or a list is expected and the output is a string, the string is also parsed as JSON.
 
-    An agent that returned nothing gets 0.0: it ran and gave no answer. An example without expected output is missing.
+    An agent that returns None gets 0.0: it ran and gave no answer. An example without an expected output gets no score.
     """
 
     def __init__(self, config: ExactMatchConfig):
@@ -38,10 +40,11 @@ class ExactMatch(Evaluator):
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns 1.0 or 0.0."""
         if item.expected_output_obj is None:
-            return missing(item, "the example has no expected output")
+            return missing_score(item, "the example has no expected output")
         expected = item.expected_output_obj
         if self.config.any_of and not isinstance(expected, list):
-            return missing(item, f"any_of: the expected output is {type(expected).__name__}, not a list")
+            kind = type(expected).__name__
+            return missing_score(item, f"any_of needs a list as the expected output, but the example has {kind}")
         answers = expected if self.config.any_of else [expected]
         same = item.output_obj is not None and any(self._equal(item.output_obj, answer) for answer in answers)
         reason = f"output {self._text(item.output_obj)[:200]!r}, expected {self._text(expected)[:200]!r}"
@@ -58,13 +61,13 @@ class ExactMatch(Evaluator):
             return False
 
     def _text(self, value: Any) -> str:
-        text = text_of(value)
+        text = to_text(value)
         text = " ".join(text.split()) if self.config.collapse_space else text
         text = text.strip() if self.config.strip else text
         return text.casefold() if self.config.ignore_case else text
 
 
 @register_evaluator(config_type=ExactMatchConfig)
-async def exact_match(config: ExactMatchConfig, builder: Any) -> AsyncIterator[ExactMatch]:
+async def exact_match(config: ExactMatchConfig, builder: Builder) -> AsyncIterator[ExactMatch]:
     """Yields the evaluator."""
     yield ExactMatch(config)

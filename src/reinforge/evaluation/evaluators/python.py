@@ -1,9 +1,9 @@
-"""A function of the user's own.
+"""Scores with a user's function.
 
 def reward(item):               # item.input_obj, item.expected_output_obj, item.output_obj, item.full_dataset_entry
     return 1.0 if item.output_obj == item.expected_output_obj else 0.0
 
-def reward(output, expected):   # or just the two
+def reward(output, expected):   # or only these two
     return output == expected
 """
 
@@ -19,74 +19,75 @@ from pydantic import Field, field_validator
 from reinforge.config.imports import import_object
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError
-from reinforge.interfaces import Evaluator
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
-from reinforge.rollout.threads import in_daemon_thread
+from reinforge.rollout.threads import run_in_daemon_thread
 from reinforge.types.evaluation import EvalInputItem
 
-CONTRACT = "write reward(item) or reward(output, expected), async or plain"
+CONTRACT = "write reward(item) or reward(output, expected), as a plain or an async function"
 
 
 class PythonEvaluatorConfig(EvaluatorConfig, name="python"):
-    """A function that returns a number, a truth value, an `EvalOutputItem`, or None where it cannot tell."""
+    """A function that returns a number, a bool, an `EvalOutputItem`, or None if there is no score."""
 
-    function: Any = Field(description="`module:name` below the project's folder; from Python, the callable itself.")
+    function: Any = Field(description="`module:name` in the project's folder; from Python, the callable itself.")
 
     @field_validator("function")
     @classmethod
-    def _is_named_or_callable(cls, value: Any) -> Any:
+    def _check_function(cls, value: Any) -> Any:
         if not isinstance(value, str) and not callable(value):
             raise ValueError(f'expected "module:name", found {type(value).__name__}; {CONTRACT}')
         return value
 
 
 class PythonEvaluator(Evaluator):
-    """Calls the user's function; a plain one runs on a thread, so that one that hangs is left behind.
+    """Calls the user's function; several answers are scored concurrently.
 
-    Several answers are scored side by side.
+    A plain function runs in a daemon thread, so that one that hangs does not block the run.
 
     Args:
-        function: One parameter without default: it is given the item. Two: output and expected output.
+        function: With one required parameter it gets the item; with two, the output and the expected output.
 
     Raises:
-        ConfigError: It cannot be called so.
+        ConfigError: The function takes other parameters.
     """
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
-        self.takes_item = _num_required(function) == 1
+        self.takes_item = _count_parameters(function) == 1
         called = function if inspect.isroutine(function) else type(function).__call__
         self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
     async def evaluate(self, item: EvalInputItem) -> Any:
-        """Returns what the function returned; `score_item` says what of it is a score."""
+        """Returns the function's result; `score_item` validates it."""
         arguments = (item,) if self.takes_item else (item.output_obj, item.expected_output_obj)
         if self.is_async:
             return await self.function(*arguments)
-        result = await in_daemon_thread(lambda: self.function(*arguments), "evaluator")
+        result = await run_in_daemon_thread(lambda: self.function(*arguments), "evaluator")
         return await result if inspect.isawaitable(result) else result
 
 
-def _num_required(function: Callable[..., Any]) -> int:
+def _count_parameters(function: Callable[..., Any]) -> int:
+    """Returns the number of required positional parameters, 1 or 2."""
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function) or inspect.isclass(function):
         raise ConfigError(f"the evaluator's function {name} is not a function; {CONTRACT}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        raise ConfigError(f"the evaluator's function {name} hides its parameters; {CONTRACT}") from None
+        raise ConfigError(f"cannot read the parameters of the evaluator's function {name}; {CONTRACT}") from None
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     count = len(required) or min(len(positional), 1)
     if keywords or count not in (1, 2):
-        raise ConfigError(f"the evaluator's function {name}{inspect.signature(function)} cannot be called; {CONTRACT}")
+        raise ConfigError(f"the evaluator's function {name}{inspect.signature(function)} does not fit; {CONTRACT}")
     return count
 
 
 @register_evaluator(config_type=PythonEvaluatorConfig)
-async def python_evaluator(config: PythonEvaluatorConfig, builder: Any) -> AsyncIterator[PythonEvaluator]:
-    """Yields the user's own function as an evaluator."""
+async def python_evaluator(config: PythonEvaluatorConfig, builder: Builder) -> AsyncIterator[PythonEvaluator]:
+    """Yields the user's function as an evaluator."""
     function = config.function
     if isinstance(function, str):
         root: Path = builder.project_root

@@ -1,39 +1,43 @@
-"""1.0 where a regular expression matches the output, else 0.0."""
+"""Scores 1.0 if a regular expression matches the output, else 0.0."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import text_of
-from reinforge.interfaces import Evaluator
+from reinforge.evaluation.evaluators.base import to_text
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class RegexConfig(EvaluatorConfig, name="regex"):
-    """The expression, in Python's syntax, and where it must match."""
+    """Scores 1.0 if a regular expression matches the output, else 0.0."""
 
-    pattern: str = Field(min_length=1, description="Python's syntax; flags stand in front: (?i) (?m) (?s).")
-    mode: Literal["search", "fullmatch"] = Field(default="search", description="Anywhere in the output, or all of it.")
-    max_chars: int = Field(default=20_000, ge=1, description="Longer outputs score 0.0, since matching could hang.")
+    pattern: str = Field(min_length=1, description="In Python's syntax; flags go in front: (?i) (?m) (?s).")
+    mode: Literal["search", "fullmatch"] = Field(
+        default="search", description="search: match anywhere in the output; fullmatch: match all of it."
+    )
+    max_chars: int = Field(
+        default=20_000, ge=1, description="Longer outputs score 0.0, since matching them could take forever."
+    )
 
     @field_validator("pattern")
     @classmethod
-    def _compiles(cls, pattern: str) -> str:
+    def _check_pattern(cls, pattern: str) -> str:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"not a regular expression: {error}") from None
+            raise ValueError(f"invalid regular expression: {error}") from None
         return pattern
 
 
 class Regex(Evaluator):
-    """Matches the output as text; an agent that returned nothing gave the empty text."""
+    """Matches the output as text; None counts as the empty string."""
 
     def __init__(self, config: RegexConfig):
         self.config = config
@@ -41,10 +45,10 @@ class Regex(Evaluator):
         self._match = pattern.search if config.mode == "search" else pattern.fullmatch
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0 or 0.0, and what matched."""
-        output = text_of(item.output_obj)
+        """Returns 1.0 or 0.0, and the matched text."""
+        output = to_text(item.output_obj)
         if len(output) > self.config.max_chars:
-            reason = f"{len(output)} characters, more than max_chars"
+            reason = f"the output has {len(output)} characters, more than max_chars ({self.config.max_chars})"
             return EvalOutputItem(id=item.id, score=0.0, reasoning=reason)
         match = self._match(output)
         reason = f"matched {match[0][:200]!r}" if match else "no match"
@@ -52,6 +56,6 @@ class Regex(Evaluator):
 
 
 @register_evaluator(config_type=RegexConfig)
-async def regex(config: RegexConfig, builder: Any) -> AsyncIterator[Regex]:
+async def regex(config: RegexConfig, builder: Builder) -> AsyncIterator[Regex]:
     """Yields the evaluator."""
     yield Regex(config)

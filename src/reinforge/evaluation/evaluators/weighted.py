@@ -1,7 +1,7 @@
-"""Several evaluators weighted into one score, the parts kept.
+"""Scores by a weighted sum of other evaluators.
 
-weights: {correct: 0.8, short: 0.2};  correct 1.0, short 0.5   =>  0.9
-                                      correct 1.0, short missing  =>  missing: half a reward is no reward
+weights: {correct: 0.8, short: 0.2};  correct 1.0, short 0.5      =>  0.9
+                                      correct 1.0, short missing  =>  missing, since part of a reward is not a reward
 """
 
 from __future__ import annotations
@@ -14,61 +14,63 @@ from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
-from reinforge.evaluation.evaluators.base import missing, score_item
-from reinforge.interfaces import Evaluator
+from reinforge.evaluation.evaluators.base import missing_score, score_item
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class WeightedConfig(EvaluatorConfig, name="weighted"):
-    """The sum of weight times score; weights are not normalised, and a negative one punishes."""
+    """The weighted sum of other evaluators' scores; weights are not normalised, and a negative one is a penalty."""
 
-    weights: dict[str, float] = Field(min_length=1, description="Entries of eval.evaluators -> weight.")
+    weights: dict[str, float] = Field(min_length=1, description="Name of an entry of eval.evaluators -> weight.")
 
     @field_validator("weights")
     @classmethod
-    def _count(cls, weights: dict[str, float]) -> dict[str, float]:
+    def _check_weights(cls, weights: dict[str, float]) -> dict[str, float]:
         for name, weight in weights.items():
             if not math.isfinite(weight) or weight == 0:
-                raise ValueError(f"the weight of {name} is {weight:g}; leave the part out, or give it a finite weight")
+                raise ValueError(
+                    f"the weight of {name} is {weight:g}; give it a finite weight other than 0, or remove it"
+                )
         return weights
 
 
 class Weighted(Evaluator):
-    """Adds up the scores of its parts.
+    """Adds up the weighted scores of its parts.
 
     Args:
         parts: Evaluators by name.
-        weights: Weights by name.
+        weights: Weight of each part.
     """
 
     def __init__(self, parts: Mapping[str, Evaluator], weights: Mapping[str, float]):
         self.parts, self.weights = dict(parts), dict(weights)
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Scores every part and returns the sum; a run scores the parts itself, once, and calls `combine`."""
+        """Scores every part and returns the weighted sum; a run scores each part once itself and calls `combine`."""
         return self.combine(item, {name: await score_item(part, item) for name, part in self.parts.items()})
 
     def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
-        """Returns the weighted sum of scores that are known already; missing where one of them is.
+        """Returns the weighted sum of the given scores; missing if one of them is.
 
         Args:
             item: The example.
-            scores: Score by part.
+            scores: Score of each part.
         """
-        told = {
+        reasoning = {
             name: {"score": scores[name].score, "weight": weight, "reasoning": scores[name].reasoning}
             for name, weight in self.weights.items()
         }
-        lacking = [f"{name}: {scores[name].error}" for name in self.weights if scores[name].error is not None]
-        if lacking:
-            return missing(item, f"a part is missing: {'; '.join(lacking)}", told)
+        errors = [f"{name}: {scores[name].error}" for name in self.weights if scores[name].error is not None]
+        if errors:
+            return missing_score(item, f"no score for {'; '.join(errors)}", reasoning)
         total = math.fsum(weight * float(scores[name].score) for name, weight in self.weights.items())
-        return EvalOutputItem(id=item.id, score=total, reasoning=told)
+        return EvalOutputItem(id=item.id, score=total, reasoning=reasoning)
 
 
-def _refuse_bad_names(config: WeightedConfig, entries: Mapping[str, Any]) -> None:
-    """Raises for parts that are no entries, and for a part that contains the whole."""
+def _check_parts(config: WeightedConfig, entries: Mapping[str, Any]) -> None:
+    """Raises a `ConfigError` for parts that do not exist and for circular references."""
     for name in config.weights:
         if name not in entries:
             hint = did_you_mean(name, entries)
@@ -76,19 +78,20 @@ def _refuse_bad_names(config: WeightedConfig, entries: Mapping[str, Any]) -> Non
             raise ConfigError(Problem(f"weights.{name}", message))
     own = [name for name, entry in entries.items() if entry is config]
 
-    def reach(name: str, way: tuple[str, ...]) -> None:
-        if name in way:
-            circle = " -> ".join([*way[way.index(name) :], name])
-            raise ConfigError(Problem("weights", f"{circle} goes in a circle", "weight each part only below the whole"))
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            cycle = " -> ".join([*path[path.index(name) :], name])
+            fix = "remove one of these parts from the weights that name it"
+            raise ConfigError(Problem("weights", f"circular reference: {cycle}", fix))
         for part in getattr(entries.get(name), "weights", None) or {}:
-            reach(part, (*way, name))
+            visit(part, (*path, name))
 
     for name in own:
-        reach(name, ())
+        visit(name, ())
 
 
 @register_evaluator(config_type=WeightedConfig)
-async def weighted(config: WeightedConfig, builder: Any) -> AsyncIterator[Weighted]:
-    """Yields the sum of entries of `eval.evaluators`."""
-    _refuse_bad_names(config, builder.config.eval.evaluators)
+async def weighted(config: WeightedConfig, builder: Builder) -> AsyncIterator[Weighted]:
+    """Yields the weighted sum of entries of `eval.evaluators`."""
+    _check_parts(config, builder.config.eval.evaluators)
     yield Weighted({name: await builder.get_evaluator(name) for name in config.weights}, config.weights)

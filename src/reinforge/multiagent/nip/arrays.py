@@ -1,10 +1,10 @@
-"""`NestedArrayDict`: numpy arrays under nested names, which share the first dimensions.
+"""`NestedArrayDict`: numpy arrays under nested names that share their first dimensions.
 
     NestedArrayDict({"round": [B, R], "agents": {"reward": [B, R, A]}}, batch_size=(B, R))
-    nd["agents", "reward"]    the array          nd["agents"]    what is below, with the same batch size
+    nd["agents", "reward"]    the array          nd["agents"]    a nested dict, with the same batch size
     nd[0]                     batch size (R,)    nd[:, -1]       batch size (B,)
 
-It is how data of the reference comes in and how ours is looked at; what is trained on are trajectories (`rollouts.py`).
+The data type of neural-interactive-proofs, for rollouts in both directions; training uses trajectories (`rollouts.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Array = NDArray[Any]
 
 
 class NestedArrayDict:
-    """Arrays by nested names; keys read a name, anything else indexes along the batch.
+    """Arrays by nested names. A string or a tuple of strings selects a name; any other index selects along the batch.
 
     Args:
-        source: Arrays, mappings of arrays, or of mappings.
-        batch_size: The dimensions that every array begins with.
+        source: Arrays by name; values may be nested mappings.
+        batch_size: The first dimensions, shared by all arrays.
 
     Raises:
-        TrajectoryError: An array begins with other dimensions.
+        TrajectoryError: An array has other first dimensions.
     """
 
     def __init__(self, source: Mapping[str, Any] | NestedArrayDict, batch_size: Sequence[int] | int):
@@ -45,39 +45,39 @@ class NestedArrayDict:
             first, *rest = key
             found = self._entries[first]
             return found[tuple(rest)] if rest else found
-        return self._indexed(key)
+        return self._index(key)
 
     def __setitem__(self, key: Key, value: Any) -> None:
         path = (key,) if isinstance(key, str) else key
         if not _is_path(path):
-            raise TypeError(f"only names can be set, not {key!r}")
+            raise TypeError(f"an item can only be set by name, not by {key!r}")
         first, *rest = path
         if rest:
             below = self._entries.setdefault(first, NestedArrayDict({}, self.batch_size))
             if not isinstance(below, NestedArrayDict):
-                raise TrajectoryError(f"{first} is an array, so there is nothing below it")
+                raise TrajectoryError(f"{first} is an array and cannot hold nested names")
             below[tuple(rest)] = value
         elif isinstance(value, Mapping | NestedArrayDict):
             self._entries[first] = NestedArrayDict(value, self.batch_size)
         else:
-            self._entries[first] = self._checked(first, np.asarray(value))
+            self._entries[first] = self._check_shape(first, np.asarray(value))
 
-    def _checked(self, name: str, array: Array) -> Array:
+    def _check_shape(self, name: str, array: Array) -> Array:
         if array.shape[: len(self.batch_size)] != self.batch_size:
-            raise TrajectoryError(f"{name} has the shape {array.shape}, which does not begin with {self.batch_size}")
+            raise TrajectoryError(f"{name} has the shape {array.shape}, which does not start with {self.batch_size}")
         return array
 
-    def _indexed(self, index: Any) -> Self:
-        """Returns every array at the same place of the batch."""
-        places = index if isinstance(index, tuple) else (index,)
-        if any(place is ... for place in places):
-            raise TypeError("... stands for dimensions of the batch or of the arrays; write each as :")
-        kept = np.empty(self.batch_size, np.bool_)[places].shape  # refuses what goes beyond the batch
-        return type(self)(self._mapped(lambda array: array[*places, ...]), kept)  # ...: an object stays in its array
+    def _index(self, index: Any) -> Self:
+        """Returns every array at the given index of the batch."""
+        indices = index if isinstance(index, tuple) else (index,)
+        if any(each is ... for each in indices):
+            raise TypeError("... is ambiguous between dimensions of the batch and of the arrays; write : for each")
+        shape = np.empty(self.batch_size, np.bool_)[indices].shape  # raises IndexError beyond the batch dimensions
+        return type(self)(self._map(lambda array: array[*indices, ...]), shape)  # ...: an object stays in its array
 
-    def _mapped(self, change: Callable[[Array], Array]) -> dict[str, Any]:
+    def _map(self, change: Callable[[Array], Array]) -> dict[str, Any]:
         return {
-            name: value._mapped(change) if isinstance(value, NestedArrayDict) else change(value)
+            name: value._map(change) if isinstance(value, NestedArrayDict) else change(value)
             for name, value in self._entries.items()
         }
 
@@ -85,12 +85,12 @@ class NestedArrayDict:
         return key in self.keys(nested=True) or key in self._entries
 
     def __len__(self) -> int:
-        """The first dimension of the batch."""
+        """Returns the first dimension of the batch."""
         return self.batch_size[0]
 
     def __iter__(self) -> Iterator[Self]:
-        """Each place along the first dimension of the batch."""
-        return (self[place] for place in range(len(self)))
+        """Yields each element along the first dimension of the batch."""
+        return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NestedArrayDict) or self.batch_size != other.batch_size:
@@ -98,14 +98,14 @@ class NestedArrayDict:
         names = self.keys(nested=True)
         return names == other.keys(nested=True) and all(_are_equal(self[name], other[name]) for name in names)
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
         shapes = {".".join(name): self[name].shape for name in sorted(self.keys(nested=True))}
         return f"NestedArrayDict({shapes}, batch_size={self.batch_size})"
 
     def keys(self, *, nested: bool = False) -> set[Any]:
-        """Returns the names; nested: the path of every array."""
+        """Returns the names, or with `nested` the path of every array."""
         if not nested:
             return set(self._entries)
         found: set[Any] = set()
@@ -115,60 +115,60 @@ class NestedArrayDict:
         return found
 
     def items(self) -> list[tuple[str, Any]]:
-        """Returns names and what is under each."""
+        """Returns each name with its array or nested dict."""
         return list(self._entries.items())
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """Returns what is under a name, or the default."""
+        """Returns the array or nested dict under a name, or the default."""
         try:
             return self[key]
         except KeyError:
             return default
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain dicts of arrays."""
-        return self._mapped(lambda array: array)
+        """Returns the arrays as plain nested dicts."""
+        return self._map(lambda array: array)
 
     def reshape(self, *sizes: int) -> Self:
-        """Returns the same with another batch size of as many places; one of the sizes may be -1."""
+        """Returns the arrays with another batch size of the same number of elements; one size may be -1."""
         shape = np.empty(self.batch_size, np.bool_).reshape(sizes).shape
         depth = len(self.batch_size)
-        return type(self)(self._mapped(lambda array: array.reshape(*shape, *array.shape[depth:])), shape)
+        return type(self)(self._map(lambda array: array.reshape(*shape, *array.shape[depth:])), shape)
 
 
 def stack_nested_array_dicts(parts: Sequence[NestedArrayDict], dim: int = 0) -> NestedArrayDict:
-    """Returns dicts of the same names and shapes as one, along a new dimension of the batch.
+    """Stacks dicts of the same names and shapes along a new dimension of the batch.
 
     Example: two of batch size (4,) -> batch size (2, 4).
     """
-    return _joined(parts, dim, np.stack)
+    return _join(parts, dim, np.stack)
 
 
 def concatenate_nested_array_dicts(parts: Sequence[NestedArrayDict], dim: int = 0) -> NestedArrayDict:
-    """Returns dicts of the same names one after the other, along a dimension of the batch that they have.
+    """Concatenates dicts of the same names along an existing dimension of the batch.
 
     Example: batch sizes (4,) and (3,) -> (7,).
     """
-    return _joined(parts, dim, np.concatenate)
+    return _join(parts, dim, np.concatenate)
 
 
-def _joined(parts: Sequence[NestedArrayDict], dim: int, join: Callable[..., Array]) -> NestedArrayDict:
-    """Returns several dicts as one.
+def _join(parts: Sequence[NestedArrayDict], dim: int, join: Callable[..., Array]) -> NestedArrayDict:
+    """Joins several dicts into one.
 
     Raises:
-        TrajectoryError: There are none, or their names differ.
+        TrajectoryError: There are no dicts, or their names differ.
     """
     if not parts:
-        raise TrajectoryError("there is nothing to join")
+        raise TrajectoryError("no dicts to join")
     names = [part.keys(nested=True) for part in parts]
     if any(each != names[0] for each in names):
         missing = sorted({".".join(path) for each in names for path in set.union(*names) - each})
-        raise TrajectoryError(f"{len(parts)} dicts cannot be joined: not all of them have {', '.join(missing)}")
+        raise TrajectoryError(f"cannot join {len(parts)} dicts: not all of them have {', '.join(missing)}")
     shape = join([np.empty(part.batch_size, np.bool_) for part in parts], axis=dim).shape
-    made = NestedArrayDict({}, shape)
+    joined = NestedArrayDict({}, shape)
     for path in names[0]:
-        made[path] = join([part[path] for part in parts], axis=dim % len(shape))
-    return made
+        joined[path] = join([part[path] for part in parts], axis=dim % len(shape))
+    return joined
 
 
 def _is_path(key: Any) -> bool:

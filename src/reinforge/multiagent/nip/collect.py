@@ -1,4 +1,4 @@
-"""Dialogues of agents whose models are shared-model groups, for loops of one's own.
+"""Collects rollouts of agents whose models are shared-model groups, for your own training loop.
 
 rollouts = await collect_rollouts([provers, verifiers], rows)
 earned = rollouts["next", "agents", "reward"].sum(1)          [dialogue, agent]
@@ -17,7 +17,8 @@ from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.nip.adapter_group import AdapterSharedModelGroup
 from reinforge.multiagent.nip.arrays import NestedArrayDict
-from reinforge.multiagent.nip.rollouts import rollouts_of
+from reinforge.multiagent.nip.parameters import EPISODES_PER_WORKER
+from reinforge.multiagent.nip.rollouts import build_rollouts
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -25,11 +26,9 @@ from reinforge.types.request import ModelReply, ModelRequest
 
 logger = logging.getLogger(__name__)
 
-EPISODES_OF_A_WORKER = 16
-
 
 class GroupModel:
-    """A group as a model that agents ask; they say how their replies are drawn."""
+    """A group as the model of its agents, which set their own sampling parameters."""
 
     is_policy = False
 
@@ -38,11 +37,11 @@ class GroupModel:
 
     @property
     def model_name(self) -> str:
-        """The model that serves."""
+        """The model that is served."""
         return self.group.model_name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply."""
+        """Samples one reply."""
         return await self.group.sample(request)
 
 
@@ -53,27 +52,28 @@ async def collect_rollouts(
     iteration: int = 0,
     num_dialogues: int = 1,
 ) -> NestedArrayDict:
-    """Returns what the agents of some groups said about examples, batch size (dialogue, round).
+    """Runs dialogues on examples and returns their rollouts, batch size (dialogue, round).
 
-    Equal arguments give equal dialogues as long as the models are the same. What the world made fail is left out and
-    said; a dialogue in which an agent gave no valid reply is there, with a reward for that agent alone.
+    Equal arguments give equal dialogues while the models are the same. Dialogues that fail for reasons outside the
+    agents, such as an unreachable endpoint, are left out with a warning. A dialogue in which an agent gave no valid
+    reply is kept; only that agent has a reward in it.
 
     Args:
-        groups: Of one experiment; together they have all agents of its protocol.
+        groups: Groups of one experiment, which together contain all agents of its protocol.
         rows: Examples, such as `{"id": "1", "question": ..., "answer": "accept"}`.
-        iteration: Draws derive from it.
-        num_dialogues: Of each example.
+        iteration: Seeds derive from it.
+        num_dialogues: Dialogues per example.
 
     Raises:
-        ConfigError: Agents are missing, or rows cannot be examples.
-        EvaluationError: There is not one dialogue.
+        ConfigError: Agents are missing, or rows are not valid examples.
+        EvaluationError: No dialogue finished.
     """
     params, settings = groups[0].hyper_params, groups[0].settings
     handler = groups[0].protocol_handler
-    agents = {name: _spoken_by(agent, group) for group in groups for name, agent in group.agent_wholes.items()}
+    agents = {name: _with_group_model(agent, group) for group in groups for name, agent in group.agent_wholes.items()}
     if missing := [name for name in handler.agent_names if name not in agents]:
-        message = f"the protocol needs the agents {', '.join(missing)} too"
-        raise ConfigError(Problem("groups", message, "give the groups that they are in"))
+        message = f"agents of the protocol are missing: {', '.join(missing)}"
+        raise ConfigError(Problem("groups", message, "pass their groups too"))
     workflow = ProtocolWorkflow(handler, {name: agents[name] for name in handler.agent_names})
     runner = EpisodeRunner(
         bind_workflow(workflow, groups[0].group_name),
@@ -82,7 +82,7 @@ async def collect_rollouts(
         limits=LimitsConfig(),
         outcomes=OutcomesConfig(),
         run_seed=params.seed,
-        max_concurrency=EPISODES_OF_A_WORKER * settings.num_rollout_workers,
+        max_concurrency=EPISODES_PER_WORKER * settings.num_rollout_workers,
     )
     items = ListDataset(rows).load()
     keys = [
@@ -90,24 +90,24 @@ async def collect_rollouts(
         for item in items
         for number in range(num_dialogues)
     ]
-    records = await runner.run(keys, _unscored, lambda record: None)
-    whole = [record for record in records if isinstance(record.item.output_obj, dict)]
+    records = await runner.run(keys, _skip_scoring, lambda record: None)
+    finished = [record for record in records if isinstance(record.item.output_obj, dict)]
     lost = [record for record in records if not isinstance(record.item.output_obj, dict)]
     if lost:
-        logger.warning("%d of %d dialogues are missing: %s", len(lost), len(records), lost[0].reason)
-    if not whole:
-        raise EvaluationError(f"none of {len(records)} dialogues came to an end: {lost[0].reason}")
-    entries = [record.item.full_dataset_entry for record in whole]
-    return rollouts_of([record.item.output_obj for record in whole], handler, entries)
+        logger.warning("%d of %d dialogues failed and are left out: %s", len(lost), len(records), lost[0].reason)
+    if not finished:
+        raise EvaluationError(f"none of {len(records)} dialogues finished: {lost[0].reason}")
+    entries = [record.item.full_dataset_entry for record in finished]
+    return build_rollouts([record.item.output_obj for record in finished], handler, entries)
 
 
-def _spoken_by(agent: PureTextWholeAgent, group: AdapterSharedModelGroup) -> PureTextWholeAgent:
-    """Returns an agent that speaks by its group's model."""
+def _with_group_model(agent: PureTextWholeAgent, group: AdapterSharedModelGroup) -> PureTextWholeAgent:
+    """Returns a copy of an agent that uses its group's model."""
     name = group.group_name
     return PureTextWholeAgent(
         agent.name, agent.parameters, llm=name, is_trainable=not group.is_frozen(agent.name), model_group=name
     )
 
 
-async def _unscored(record: EpisodeRecord) -> None:
-    """Leaves an episode as it is: what each agent earned is in its output."""
+async def _skip_scoring(record: EpisodeRecord) -> None:
+    """Does nothing: the agents' rewards are in the episode's output."""

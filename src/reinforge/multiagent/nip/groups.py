@@ -1,4 +1,4 @@
-"""The shared-model groups that there are: over the engine in this process, and over OpenAI's fine-tuning service."""
+"""The shared-model groups: one trains with the engine in this process, one with OpenAI's fine-tuning API."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from typing import Any
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.adapters.openai_config import OpenAIAdapterConfig
-from reinforge.algorithms.samples import balanced
+from reinforge.algorithms.samples import balance_agents
+from reinforge.config.loader import with_current_keys
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import StorageError
-from reinforge.files import MANIFEST, damage
+from reinforge.files import MANIFEST, find_damage
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.adapter_group import ALGORITHMS, AdapterSharedModelGroup
 from reinforge.multiagent.nip.job_files import JobRecord
 from reinforge.multiagent.nip.parameters import (
     ExperimentSettings,
     HyperParameters,
-    refuse_what_services_choose,
+    reject_service_chosen_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
-from reinforge.rollout.openai_config import endpoint_of
+from reinforge.rollout.openai_config import resolve_endpoint
 from reinforge.types.job import TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
 
 
 class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
-    """A group whose model is trained and asked in this process.
+    """A group whose model is trained and served in this process.
 
-    A job's model is a folder, which `switch_to_next_model` loads: until then the model before it serves, replies in
-    flight included. With `lora_rank` the folder holds an adapter in PEFT's layout.
+    A job's model is a folder. `switch_to_next_model` loads it; until then the previous model is served, also for
+    replies in flight. With `lora_rank` the folder holds an adapter in PEFT's layout.
 
     Args:
-        hyper_params: The experiment's.
-        settings: Of its run.
-        protocol_handler: What the agents talk by.
+        hyper_params: The experiment.
+        settings: Settings of its run.
+        protocol_handler: The protocol.
         agent_wholes: The agents.
-        group_name: Names the group.
-        finetuning: Further settings as in the `finetuning` section: `policy`, `device`, `deterministic`.
+        group_name: The group's name.
+        finetuning: Further keys of the `finetuning` section: `policy`, `device`, `deterministic`.
     """
 
     def __init__(
@@ -58,54 +59,54 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
         super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
 
     def _make_adapter(self) -> tuple[LocalAdapter, FinetuneConfig]:
-        params, given = self.shared_agent_params, dict(self._finetuning)
-        policy = dict(given.pop("policy", {}))
+        params, section = self.shared_agent_params, dict(self._finetuning)
+        policy = with_current_keys({"finetuning": {"policy": section.pop("policy", {})}})["finetuning"]["policy"]
         policy["optimizer"] = {"learning_rate": self.rl_learning_rate, **policy.get("optimizer", {})}
-        policy["batch"] = {"passes": self.num_epochs, **policy.get("batch", {})}
+        policy["batch"] = {"num_iterations": self.num_epochs, **policy.get("batch", {})}
         if params.lora_rank is not None:
-            policy["lora"] = {"rank": params.lora_rank, "alpha": self.lora_alpha, **(policy.get("lora") or {})}
+            policy["lora"] = {"r": params.lora_rank, "lora_alpha": self.lora_alpha, **(policy.get("lora") or {})}
         policy["model"] = self.base_model_name
         seed = stable_seed(self.hyper_params.seed, self.group_name)
-        config = FinetuneConfig(**{"seed": seed, **given, "policy": policy})
+        config = FinetuneConfig(**{"seed": seed, **section, "policy": policy})
         adapter = LocalAdapterConfig(fine_tune_from_scratch=params.fine_tune_from_scratch)
-        return LocalAdapter(adapter, ALGORITHMS["dpo"], folder_of=self._folder_of), config
+        return LocalAdapter(adapter, ALGORITHMS["dpo"], job_folder=self._model_folder), config
 
-    def _folder_of(self, job_key: str) -> Path:
+    def _model_folder(self, job_key: str) -> Path:
         return self.files.jobs / job_key / "model"
 
-    def _id_of(self, job: JobRecord) -> str:
+    def _backend_job_id(self, job: JobRecord) -> str:
         return job.name
 
-    def _forgets(self, job: JobRecord) -> bool:
-        begins_here = self.shared_agent_params.fine_tune_from_scratch or job.starts_from == self.model_name
-        return begins_here or damage(self._folder_of(job.name)) is None
+    def _needs_resubmission(self, job: JobRecord) -> bool:
+        can_restart = self.shared_agent_params.fine_tune_from_scratch or job.starts_from == self.model_name
+        return can_restart or find_damage(self._model_folder(job.name)) is None
 
-    def _made_by(self, job: JobRecord, status: TrainingJobStatus) -> str:
-        return str(self._folder_of(job.name))
+    def _trained_model_name(self, job: JobRecord, status: TrainingJobStatus) -> str:
+        return str(self._model_folder(job.name))
 
     async def _serve(self, model_name: str) -> None:
         version, folder = self._policy().version + 1, Path(model_name)
         if model_name == self.base_model_name:
             await self.adapter.reset(version)
             return
-        if (folder / MANIFEST).is_file() and (reason := damage(folder)) is not None:
-            raise StorageError(f"{folder} is damaged and not served: {reason}")
+        if (folder / MANIFEST).is_file() and (reason := find_damage(folder)) is not None:
+            raise StorageError(f"cannot serve {folder}, it is damaged: {reason}")
         await self.adapter.restore(folder, version)
 
 
 class OpenAISharedModelGroup(AdapterSharedModelGroup):
-    """A group whose model is trained and asked at a service that speaks OpenAI's API.
+    """A group whose model is trained and served by a service with OpenAI's API.
 
-    The service takes no weights of rows, so rows of agents that have more than their share are left out of a job.
+    The service does not support row weights, so rows of agents with more than their share are left out of a job.
 
     Args:
-        hyper_params: The experiment's.
-        settings: Of its run.
-        protocol_handler: What the agents talk by.
+        hyper_params: The experiment.
+        settings: Settings of its run.
+        protocol_handler: The protocol.
         agent_wholes: The agents.
-        group_name: Names the group.
-        service: Settings of the trainer adapter `_type: openai`, such as `base_url` and `api_key`; those of the
-            environment by default.
+        group_name: The group's name.
+        service: Settings of the trainer adapter `_type: openai`, such as `base_url` and `api_key`; default: those of
+            the environment.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
         super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
 
     def _make_adapter(self) -> tuple[OpenAIAdapter, FinetuneConfig]:
-        refuse_what_services_choose(self.hyper_params.rl, self.shared_agent_params)
+        reject_service_chosen_fields(self.hyper_params.rl, self.shared_agent_params)
         config = OpenAIAdapterConfig(
             **{
                 "n_epochs": self.num_epochs,
@@ -133,36 +134,36 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
             }
         )
         run = FinetuneConfig(seed=stable_seed(self.hyper_params.seed, self.group_name))
-        return OpenAIAdapter(config, ALGORITHMS["supervised"], *endpoint_of(config)), run
+        return OpenAIAdapter(config, ALGORITHMS["supervised"], *resolve_endpoint(config)), run
 
-    def _prepare(self, job: JobRecord) -> None:
-        super()._prepare(job)
+    def _configure_adapter(self, job: JobRecord) -> None:
+        super()._configure_adapter(job)
         policy = self.adapter.policy()
-        policy.stage(policy.served_model)  # a job begins with what serves, whatever was waited for before
+        policy.stage(policy.served_model)  # a job starts from the served model, whatever was staged before
         if job.job_name is not None:
             update = {"suffix": job.job_name[:64]}
             self.adapter.adapter_config = self.adapter.adapter_config.model_copy(update=update)
 
-    def _id_of(self, job: JobRecord) -> str:
+    def _backend_job_id(self, job: JobRecord) -> str:
         return str(((job.ref or {}).get("metadata") or {}).get("job_id", job.name))
 
-    def _forgets(self, job: JobRecord) -> bool:
+    def _needs_resubmission(self, job: JobRecord) -> bool:
         return False
 
-    def _made_by(self, job: JobRecord, status: TrainingJobStatus) -> str:
+    def _trained_model_name(self, job: JobRecord, status: TrainingJobStatus) -> str:
         return str((status.metadata or {})["fine_tuned_model"])
 
-    def _foreign(self, job_id: str) -> JobRecord | None:
+    def _adopt_job(self, job_id: str) -> JobRecord | None:
         name = f"given-{hashlib.sha256(job_id.encode()).hexdigest()[:16]}"
         ref = {"run_id": self.settings.run_id, "backend": "openai", "metadata": {"job_id": job_id}}
         return JobRecord(name, "supervised", None, self.model_name, ref)
 
-    async def _written(self, groups: Sequence[Sequence[Trajectory]]) -> TrajectoryCollection:
-        kept = balanced(groups, self.hyper_params.seed)
+    async def _build_collection(self, groups: Sequence[Sequence[Trajectory]]) -> TrajectoryCollection:
+        kept = balance_agents(groups, self.hyper_params.seed)
         if len(kept) < len(groups):
-            told = "%s: %d of %d rows are left out, so that each agent has its share"
-            self.logger.info(told, self.group_name, len(groups) - len(kept), len(groups))
-        return await super()._written(kept)
+            message = "%s: %d of %d rows are left out, so that each agent has its share"
+            self.logger.info(message, self.group_name, len(groups) - len(kept), len(groups))
+        return await super()._build_collection(kept)
 
     async def _serve(self, model_name: str) -> None:
         policy = self.adapter.policy()

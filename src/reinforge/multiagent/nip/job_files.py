@@ -1,10 +1,10 @@
-"""What a group keeps on disk, so that a job goes on after a kill and is never created twice.
+"""The files of a shared-model group: a killed process resumes its job, and no job is created twice.
 
 GROUPS_DIR/RUN_ID/GROUP/
-  state.json                      fine_tune_job_id, fine_tuned_model_name, and the job that was created last
-  jobs/JOB/trajectories.json      what it trains on, written before anybody is asked to train
-  jobs/JOB/job.json               what it is, and how the backend names it once it has taken it
-  jobs/JOB/model/                 what it made, where the model is trained here
+  state.json                      fine_tune_job_id, fine_tuned_model_name, and the last job
+  jobs/JOB/trajectories.json      the job's training data, written before the job is submitted
+  jobs/JOB/job.json               the job, and its reference at the backend once that has accepted it
+  jobs/JOB/model/                 the trained model, if it is trained in this process
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from reinforge.errors import StorageError, boundary
-from reinforge.files import to_json, write_json, writing
-from reinforge.runs.episode_json import tokens_json, tokens_of
+from reinforge.files import storage_boundary, to_json, write_json
+from reinforge.runs.episode_json import dump_tokens, parse_tokens
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -29,13 +29,13 @@ class JobRecord:
     """One job of a group.
 
     Attributes:
-        name: Names it here: a hash of what it trains on and how, and which attempt it is.
-        method: How it trains.
-        job_name: What the caller calls it.
-        starts_from: The model that served when it was created.
-        ref: How the backend names it; None: nobody knows whether it was told.
-        failed: Why no model came of it, once that is known.
-        cancelled: It was cancelled, rather than failed.
+        name: Hash of the training data and settings, and the number of the attempt.
+        method: Supervised or DPO.
+        job_name: The caller's name for it.
+        starts_from: The model that was served when the job was created.
+        ref: The backend's reference to it; None if it is not known whether the backend received the job.
+        failed: Why the job produced no model, once that is known.
+        cancelled: The job was cancelled, not failed.
     """
 
     name: str
@@ -48,11 +48,11 @@ class JobRecord:
 
     @property
     def training_ref(self) -> TrainingJobRef | None:
-        """The reference for the adapter."""
+        """The job's reference for the trainer adapter."""
         return None if self.ref is None else TrainingJobRef(**self.ref)
 
-    def but(self, **changes: Any) -> Self:
-        """Returns the same with some fields changed."""
+    def with_changes(self, **changes: Any) -> Self:
+        """Returns a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -61,7 +61,7 @@ class GroupFiles:
     """The folder of one group.
 
     Args:
-        folder: It is made when something is written.
+        folder: Created on the first write.
     """
 
     folder: Path
@@ -71,85 +71,85 @@ class GroupFiles:
         self.jobs = self.folder / "jobs"
 
     def read_state(self) -> dict[str, Any]:
-        """Returns what `write_state` wrote last; empty where nothing was."""
-        return _read(self.folder / "state.json") or {}
+        """Returns what `write_state` wrote last, or an empty dict."""
+        return _read_json(self.folder / "state.json") or {}
 
     def write_state(self, **state: Any) -> None:
-        """Writes where the group stands.
+        """Writes the group's state.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The file cannot be written.
         """
         self._write(self.folder / "state.json", state)
 
     def read_job(self, name: str) -> JobRecord | None:
-        """Returns a job, or None where there is none of that name."""
-        found = _read(self.jobs / name / "job.json")
-        return None if found is None else JobRecord(**found)
+        """Returns a job, or None if there is none of that name."""
+        data = _read_json(self.jobs / name / "job.json")
+        return None if data is None else JobRecord(**data)
 
     def write_job(self, job: JobRecord) -> None:
-        """Writes what is known of a job.
+        """Writes a job.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The file cannot be written.
         """
         self._write(self.jobs / job.name / "job.json", asdict(job))
 
     def write_trajectories(self, name: str, collection: TrajectoryCollection) -> None:
-        """Writes what a job trains on.
+        """Writes a job's training data.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The file cannot be written.
         """
         data = {
             **collection.model_dump(exclude={"trajectories"}),
-            "trajectories": [[_trajectory_json(each) for each in siblings] for siblings in collection.trajectories],
+            "trajectories": [[_dump_trajectory(each) for each in siblings] for siblings in collection.trajectories],
         }
         self._write(self.jobs / name / "trajectories.json", data)
 
     def read_trajectories(self, name: str) -> TrajectoryCollection | None:
-        """Returns what a job trains on, or None where that is not there."""
-        found = _read(self.jobs / name / "trajectories.json")
-        if found is None:
+        """Returns a job's training data, or None if it is missing."""
+        data = _read_json(self.jobs / name / "trajectories.json")
+        if data is None:
             return None
-        siblings = [[_trajectory_of(each) for each in siblings] for siblings in found.pop("trajectories")]
-        return TrajectoryCollection(trajectories=siblings, **found)
+        groups = [[_parse_trajectory(each) for each in siblings] for siblings in data.pop("trajectories")]
+        return TrajectoryCollection(trajectories=groups, **data)
 
     def _write(self, path: Path, value: Any) -> None:
-        with writing(path):
+        with storage_boundary(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, value)
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     with boundary(StorageError, f"read {path}"):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _trajectory_json(trajectory: Trajectory) -> dict[str, Any]:
+def _dump_trajectory(trajectory: Trajectory) -> dict[str, Any]:
     """Returns a trajectory with its tokens or prompts, ready for JSON."""
     data = trajectory.model_dump(exclude={"episode"})
-    data["episode"] = [_item_json(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    data["episode"] = [_dump_item(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
     return dict(json.loads(to_json(data)))
 
 
-def _item_json(item: EpisodeItem) -> dict[str, Any]:
+def _dump_item(item: EpisodeItem) -> dict[str, Any]:
     return {
         "role": item.role.value,
         "content": item.content,
         "trained": item.trained,
-        "tokens": None if item.tokens is None else tokens_json(item.tokens),
+        "tokens": None if item.tokens is None else dump_tokens(item.tokens),
         "prompt": None if item.prompt is None else asdict(item.prompt),
     }
 
 
-def _trajectory_of(data: dict[str, Any]) -> Trajectory:
+def _parse_trajectory(data: dict[str, Any]) -> Trajectory:
     items = []
     for item in data.pop("episode"):
         tokens, prompt = item.pop("tokens"), item.pop("prompt")
-        known: TokenLogprobs | ChatPrompt | None = None if tokens is None else tokens_of(tokens)
+        known: TokenLogprobs | ChatPrompt | None = None if tokens is None else parse_tokens(tokens)
         if prompt is not None and known is None:
             tools = prompt.pop("tools")
             messages = tuple(prompt.pop("messages"))

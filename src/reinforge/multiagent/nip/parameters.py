@@ -1,4 +1,4 @@
-"""What an experiment of the reference is described by: `HyperParameters`, `ExperimentSettings` and their blocks.
+"""`HyperParameters` and `ExperimentSettings`: an experiment in the terms of neural-interactive-proofs.
 
     HyperParameters(
         scenario="cells",
@@ -8,8 +8,8 @@
         rl={"num_iterations": 8},
     )
 
-Names and defaults are the reference's; a block may be given as a dict. What is not honoured is refused by name as soon
-as it is set to something else than its default: `refuse_unhonoured`.
+Names and defaults are those of neural-interactive-proofs; a block may be a dict. Setting an unsupported field to
+anything but its default is an error (`reject_unsupported_fields`).
 """
 
 from __future__ import annotations
@@ -26,44 +26,46 @@ from reinforge.errors import ConfigError, Problem
 
 Trainer = Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"]
 
-_CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+EPISODES_PER_WORKER = 16
+"""Episodes that run at the same time, per rollout worker."""
+
+_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class _Parameters:
     """Base of the blocks.
 
     Attributes:
-        UNHONOURED: Fields that nothing here reads, and what does the same instead.
+        UNSUPPORTED: Fields that reinforge does not support, each with what to use instead.
     """
 
-    UNHONOURED: ClassVar[Mapping[str, str]] = {}
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class PureTextAgentParameters(_Parameters):
     """One agent.
 
     Attributes:
         model_name: Folder, hub id or `bundled:NAME`; with a fine-tuning service, the name of its base model.
-        shared_model_group: Agents that name the same group speak by one model; None: one of its own.
-        temperature: How its replies are drawn; of agents that are trained, the same for all. None: 1.
-        top_p: The same.
-        fine_tune_from_scratch: Each job begins from the base model, not from the model of the job before.
-        freeze_agent: What it says is never trained, whatever model it shares.
-        max_response_words: Put into its role prompt as $max_response_words.
-        max_tokens_per_message: Longest reply; None: what the context leaves.
-        num_invalid_generation_retries: Replies drawn anew if they are invalid.
-        use_dummy_api: Not honoured.
-        lora_rank: Of the group's adapter, which all its agents share; None: all weights are trained.
-        lora_alpha_factor: The adapter's alpha is this times its rank.
+        shared_model_group: Agents that name the same group share a model; None: the agent has its own.
+        temperature: Sampling temperature; the same for all trained agents. None: 1.
+        top_p: Nucleus sampling; the same for all trained agents. None: 1.
+        fine_tune_from_scratch: Each job starts from the base model, not from the previous job's model.
+        freeze_agent: Its replies are never trained, even if its model is.
+        max_response_words: Filled in as $max_response_words in its role prompt.
+        max_tokens_per_message: Longest reply; None: all the context allows.
+        num_invalid_generation_retries: Retries after an invalid reply.
+        use_dummy_api: Not supported.
+        lora_rank: Rank of the group's adapter, which all its agents share; None: all weights are trained.
+        lora_alpha_factor: The adapter's alpha divided by its rank.
         prompt: Role prompt, as under `workflow.agents`.
-        prompt_file: File with the role prompt instead.
-        agent_weight: What its data counts against that of the other agents of its group; equal by default, however
-            much each of them says.
+        prompt_file: File that holds the role prompt instead.
+        agent_weight: Weight of its data relative to the group's other agents, at any length of their replies.
     """
 
-    UNHONOURED: ClassVar[Mapping[str, str]] = {
-        "use_dummy_api": "script a policy server of your own (tests/doubles.py is one)"
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "use_dummy_api": "write a scripted policy server (tests/doubles.py has one)"
     }
 
     model_name: str
@@ -84,24 +86,24 @@ class PureTextAgentParameters(_Parameters):
 
     @property
     def lora_alpha(self) -> int | None:
-        """Alpha of the group's adapter; None where all weights are trained."""
+        """Alpha of the group's adapter; None if all weights are trained."""
         return None if self.lora_rank is None else round(self.lora_rank * self.lora_alpha_factor)
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class RlParameters(_Parameters):
-    """How much is collected, and how it is trained on.
+    """How much data is collected, and how it is trained on.
 
     Attributes:
-        rollouts_per_iteration: Episodes of an iteration; None: one of each training example.
-        num_iterations: Times to collect and train.
+        rollouts_per_iteration: Episodes per iteration; None: one per training example.
+        num_iterations: Number of iterations, each of which collects and trains.
         num_epochs: Passes over an iteration's data, with `pure_text_grpo`.
-        lr: Peak learning rate; the reference's default suits models from scratch.
-        num_test_iterations: Not honoured.
+        lr: Peak learning rate; the default of neural-interactive-proofs suits models trained from scratch.
+        num_test_iterations: Not supported.
     """
 
-    UNHONOURED: ClassVar[Mapping[str, str]] = {
-        "num_test_iterations": "the verdict draws finetuning.gate.draws episodes of each held-out example"
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "num_test_iterations": "set finetuning.gate.num_samples, the verdict's episodes per held-out example"
     }
 
     rollouts_per_iteration: int | None = None
@@ -111,18 +113,18 @@ class RlParameters(_Parameters):
     num_test_iterations: int = 10
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class TextRlParameters(_Parameters):
-    """What text trainers share.
+    """What the text trainers share.
 
     Attributes:
-        fine_tune_on_all_previous_rollouts: An iteration trains on what those before collected too.
-        verifier_guess_replacement_proportion: Share of rollouts whose last verifier message becomes the truth.
+        fine_tune_on_all_previous_rollouts: Each iteration also trains on the rollouts of all earlier iterations.
+        verifier_guess_replacement_proportion: Share of rollouts in which the truth replaces the verifier's decision.
         verifier_guess_replacement_annealing: How that share falls with the iterations.
-        verifier_guess_replacement_annealing_rate: How fast.
-        save_transcripts: Write what was said as files a person can read.
-        transcript_format: Of these files.
-        test_scheme: Which iterations are validated; the base model and the last one always are.
+        verifier_guess_replacement_annealing_rate: How fast it falls.
+        save_transcripts: Write the dialogues to readable files.
+        transcript_format: Format of these files.
+        test_scheme: Which iterations are validated; the base model and the last iteration always are.
         num_epochs: Passes of a fine-tuning job over its data.
     """
 
@@ -136,17 +138,17 @@ class TextRlParameters(_Parameters):
     num_epochs: int = 1
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class PureTextEiParameters(_Parameters):
     """Which rollouts expert iteration imitates.
 
     Attributes:
-        rollout_selection_method: All that reach a reward, or a sample weighted by reward.
-        reward_threshold: threshold: the least reward.
-        weighting_sample_size_factor: weighted_sampling: rollouts drawn, as a share of those collected.
-        weighting_minimum: weighted_sampling: lower rewards count as this one; None: as they are.
-        weighting_use_replacement: weighted_sampling: a rollout may be drawn more than once.
-        weighting_epsilon: weighted_sampling: share of the weight that is spread evenly.
+        rollout_selection_method: All rollouts that reach a reward, or a sample weighted by reward.
+        reward_threshold: For threshold: the lowest reward.
+        weighting_sample_size_factor: For weighted_sampling: size of the sample, as a share of the rollouts collected.
+        weighting_minimum: For weighted_sampling: lower rewards count as this one; None: the agent's lowest.
+        weighting_use_replacement: For weighted_sampling: a rollout may be sampled more than once.
+        weighting_epsilon: For weighted_sampling: added to each normalized weight.
     """
 
     rollout_selection_method: Literal["threshold", "weighted_sampling"] = "threshold"
@@ -157,31 +159,31 @@ class PureTextEiParameters(_Parameters):
     weighting_epsilon: float = 0.01
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class PureTextMaltParameters(_Parameters):
     """The trees of MALT.
 
     Attributes:
-        num_responses_per_timestep: Replies of each round.
+        num_responses_per_timestep: Replies per turn.
     """
 
     num_responses_per_timestep: int = 2
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class PureTextGrpoParameters(_Parameters):
-    """Multi-agent GRPO; this block is ours.
+    """Multi-agent GRPO, an addition of reinforge.
 
     Attributes:
-        num_generations: Episodes of each example, whose rewards are compared for each agent by itself.
+        num_generations: Episodes per example; advantages are relative to the same agent's rewards in them.
     """
 
     num_generations: int = 8
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class ProtocolCommonParameters(_Parameters):
-    """What decisions are worth; see `workflow` of the protocols."""
+    """Rewards of decisions; see `workflow` of the protocols."""
 
     verifier_first: bool = True
     randomize_prover_stance: bool = False
@@ -193,39 +195,39 @@ class ProtocolCommonParameters(_Parameters):
     shared_reward: bool = False
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class NipProtocolParameters(_Parameters):
-    """How long a protocol of rounds is."""
+    """Length of a protocol."""
 
     max_message_rounds: int = 8
     min_message_rounds: int = 1
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class DebateProtocolParameters(NipProtocolParameters):
-    """How a debate goes; `randomize_channel_order` is honoured by protocols of several channels."""
+    """Order of speakers in a debate."""
 
     sequential: bool = False
     randomize_channel_order: bool = True
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class MnipProtocolParameters(DebateProtocolParameters):
-    """How a protocol of several provers goes."""
+    """Order of speakers with several provers."""
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class HyperParameters(_Parameters):
     """One experiment.
 
     Attributes:
-        scenario: What it is about, for people; the role prompts are the agents'.
+        scenario: Description for readers; the agents have the role prompts.
         trainer: `pure_text_ei` is expert iteration, `pure_text_malt` MALT, `pure_text_grpo` multi-agent GRPO.
-        dataset: A file of examples, as `reinforge.finetune` takes it.
+        dataset: A file of examples, as for `reinforge.finetune`.
         interaction_protocol: The `_type` of a protocol.
         seed: Every random choice derives from it.
-        test_size: Share of the examples that the verdict is on.
-        agents: Parameters of each agent of the protocol, by its name.
+        test_size: Share of the examples for the verdict.
+        agents: Parameters of each agent of the protocol, by name.
     """
 
     scenario: str
@@ -246,22 +248,22 @@ class HyperParameters(_Parameters):
     mnip_protocol: MnipProtocolParameters = Field(default_factory=MnipProtocolParameters)
 
 
-@dataclass(config=_CHECKED)
+@dataclass(config=_STRICT)
 class ExperimentSettings(_Parameters):
-    """How an experiment is run, which changes nothing of what it finds.
+    """How an experiment is run, without influence on its result.
 
     Attributes:
-        run_id: Names the run folder; the same name goes on with what is there.
-        num_rollout_workers: Sixteen episodes run at the same time for each.
-        num_api_generation_timeouts: Not honoured.
-        num_api_connection_errors: Further attempts of a call to a fine-tuning service.
-        logger: Where a group says what its jobs do; None: the module's own.
-        test_run: Run everything once, as small as it can be.
+        run_id: Name of the run folder; an unfinished run of the same name is resumed.
+        num_rollout_workers: Each runs 16 episodes at the same time.
+        num_api_generation_timeouts: Not supported.
+        num_api_connection_errors: Retries of a call to a fine-tuning service.
+        logger: Logger for the jobs of a group; None: the module's own.
+        test_run: Run everything once, as small as possible.
         output_dir: Folder of the run folders.
-        groups_dir: Folder in which shared-model groups that are used by themselves keep their jobs.
+        groups_dir: Folder for the jobs of shared-model groups that are used without a run.
     """
 
-    UNHONOURED: ClassVar[Mapping[str, str]] = {
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "num_api_generation_timeouts": "use finetuning.limits.episode_timeout_s and outcomes.retries"
     }
 
@@ -275,78 +277,78 @@ class ExperimentSettings(_Parameters):
     groups_dir: Path = Path(".reinforge/groups")
 
 
-def refuse_unhonoured(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:
-    """Looks for values that nothing would read.
+def reject_unsupported_fields(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:
+    """Checks that no unsupported field is set.
 
     Raises:
-        ConfigError: With each of them, by name.
+        ConfigError: Names every unsupported field that is set.
     """
-    problems = [*_unread("hyper_params", hyper_params), *_unread("settings", settings)]
-    for name, owner in _OF_TRAINERS.items():
+    problems = [*_find_unsupported("hyper_params", hyper_params), *_find_unsupported("settings", settings)]
+    for name, owner in _TRAINER_BLOCKS.items():
         if hyper_params.trainer != owner:
-            problems += _changed(
-                hyper_params, name, f"belongs to the trainer {owner}, and this is a run of another one"
-            )
-    for name, protocol in _OF_PROTOCOLS.items():
+            problems += _find_set_fields(hyper_params, name, f"only applies to the trainer {owner}")
+    for name, protocol in _PROTOCOL_BLOCKS.items():
         if hyper_params.interaction_protocol != protocol:
-            problems += _changed(hyper_params, name, f"belongs to the protocol {protocol}, and another one is spoken")
+            problems += _find_set_fields(hyper_params, name, f"only applies to the protocol {protocol}")
     if problems:
         raise ConfigError(problems)
 
 
-def refuse_what_services_choose(rl: RlParameters, agent: PureTextAgentParameters) -> None:
-    """Looks for values that a fine-tuning service decides itself.
+def reject_service_chosen_fields(rl: RlParameters, agent: PureTextAgentParameters) -> None:
+    """Checks that no field is set that a fine-tuning service chooses itself.
 
     Raises:
-        ConfigError: With each of them, by name.
+        ConfigError: Names every such field that is set.
     """
     problems = []
-    if "lr" in changed_fields(rl):
-        fix = "leave it out, or set learning_rate_multiplier of the adapter `_type: openai`"
-        problems.append(Problem("hyper_params.rl.lr", f"is {rl.lr}; the service chooses its learning rate", fix))
+    if "lr" in get_changed_fields(rl):
+        fix = "remove it, or set learning_rate_multiplier of the adapter `_type: openai`"
+        message = f"is {rl.lr}, but the service chooses its own learning rate"
+        problems.append(Problem("hyper_params.rl.lr", message, fix))
     for name in ("lora_rank", "lora_alpha_factor"):
-        if name in changed_fields(agent):
-            message = f"is {getattr(agent, name)}; the service does not say how it trains"
-            problems.append(Problem(f"hyper_params.agents.*.{name}", message, "leave it out"))
+        if name in get_changed_fields(agent):
+            message = f"is {getattr(agent, name)}, but the service chooses how it trains"
+            problems.append(Problem(f"hyper_params.agents.*.{name}", message, "remove it"))
     if problems:
         raise ConfigError(problems)
 
 
-_OF_TRAINERS = {name: name for name in ("pure_text_ei", "pure_text_malt", "pure_text_grpo")}
-_OF_PROTOCOLS = {f"{name}_protocol": name for name in ("nip", "debate", "mnip")}
+_TRAINER_BLOCKS = {name: name for name in ("pure_text_ei", "pure_text_malt", "pure_text_grpo")}
+_PROTOCOL_BLOCKS = {f"{name}_protocol": name for name in ("nip", "debate", "mnip")}
 
 
-def changed_fields(block: Any) -> dict[str, Any]:
-    """Returns the fields of a block that do not have their defaults, by name."""
-    found = {}
+def get_changed_fields(block: Any) -> dict[str, Any]:
+    """Returns the fields of a block that differ from their defaults, by name."""
+    changed = {}
     for each in fields(block):
-        default = _default_of(type(block), each.name)
+        default = _get_default(type(block), each.name)
         if (value := getattr(block, each.name)) != default:
-            found[each.name] = value
-    return found
+            changed[each.name] = value
+    return changed
 
 
-def _default_of(block: type, name: str) -> Any:
+def _get_default(block: type, name: str) -> Any:
     return block.__pydantic_fields__[name].get_default(call_default_factory=True)  # type: ignore[attr-defined]
 
 
-def _unread(path: str, block: Any) -> list[Problem]:
-    """Returns the problems of a block and of those below it."""
-    problems, changed = [], changed_fields(block)
-    for name, instead in block.UNHONOURED.items():
+def _find_unsupported(path: str, block: Any) -> list[Problem]:
+    """Returns the unsupported fields that are set in a block or in a nested one."""
+    problems, changed = [], get_changed_fields(block)
+    for name, instead in block.UNSUPPORTED.items():
         if name in changed:
-            problems.append(Problem(f"{path}.{name}", f"is {changed[name]!r}, and nothing here reads it", instead))
+            message = f"is {changed[name]!r}, but this field is not supported"
+            problems.append(Problem(f"{path}.{name}", message, instead))
     for name, value in vars(block).items():
-        below = value.items() if isinstance(value, dict) else [("", value)]
-        for key, each in below:
+        nested = value.items() if isinstance(value, dict) else [("", value)]
+        for key, each in nested:
             if is_dataclass(each) and isinstance(each, _Parameters):
-                problems += _unread(f"{path}.{name}.{key}".rstrip("."), each)
+                problems += _find_unsupported(f"{path}.{name}.{key}".rstrip("."), each)
     return problems
 
 
-def _changed(hyper_params: HyperParameters, name: str, why: str) -> list[Problem]:
+def _find_set_fields(hyper_params: HyperParameters, name: str, reason: str) -> list[Problem]:
     block = getattr(hyper_params, name)
     return [
-        Problem(f"hyper_params.{name}.{field}", f"is {value!r}, and {why}", "leave it out")
-        for field, value in changed_fields(block).items()
+        Problem(f"hyper_params.{name}.{field}", f"is {value!r}, but {reason}", "remove it")
+        for field, value in get_changed_fields(block).items()
     ]

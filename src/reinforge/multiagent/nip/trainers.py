@@ -1,14 +1,14 @@
-"""The reference's trainers, as presets of the one loop: a description of an experiment becomes a configuration.
+"""The trainers of neural-interactive-proofs, as presets: an experiment becomes a configuration of the training loop.
 
-    pure_text_ei     algorithm expert_iteration   dialogues; what is good enough is imitated
-    pure_text_malt   algorithm malt               trees; pairs at every decision of every trained agent
-    pure_text_grpo   algorithm grpo               several dialogues of an example, compared for each agent by itself
+    pure_text_ei     algorithm expert_iteration   dialogues; those with a high reward are imitated
+    pure_text_malt   algorithm malt               trees; a preference pair at every turn of every trained agent
+    pure_text_grpo   algorithm grpo               several dialogues per example; advantages within each agent
 
     summary = run_experiment(hyper_params, ExperimentSettings(run_id="first"))
-    print(yaml.safe_dump(experiment_config(hyper_params, settings)))      # the same as a file, for `reinforge finetune`
+    print(yaml.safe_dump(experiment_config(hyper_params, settings)))      # as a file for `reinforge finetune`
 
-Run folder, journal, resume and gate are those of every run. Agents of one shared-model group speak by one LoRA adapter
-of the model, and are trained in it together.
+Run folder, journal, resume and gate work as in every run. The agents of a shared-model group use and train one LoRA
+adapter of the model.
 """
 
 from __future__ import annotations
@@ -17,33 +17,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.loader import build_config
+from reinforge.config.loader import build_config, with_current_keys
 from reinforge.errors import ConfigError, Problem
 from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.parameters import (
+    EPISODES_PER_WORKER,
     ExperimentSettings,
     HyperParameters,
     PureTextAgentParameters,
-    changed_fields,
-    refuse_unhonoured,
-    refuse_what_services_choose,
+    get_changed_fields,
+    reject_service_chosen_fields,
+    reject_unsupported_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, Registry
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.summary import RunSummary
-from reinforge.trainer.api import Rows, dataset_block, run_anywhere, sections
-from reinforge.trainer.run import RunOptions
+from reinforge.trainer.api import Rows, build_dataset_block, build_sections, run_blocking
+from reinforge.trainer.options import RunOptions
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}
-EPISODES_OF_A_WORKER = 16
 SELECT_SHARE = 0.15
-"""Of the examples that the verdict is not on, what the best checkpoint is chosen by."""
-SHARED = ("model_name", "temperature", "top_p", "fine_tune_from_scratch", "lora_rank", "lora_alpha_factor")
-"""Parameters in which all trained agents of a run agree."""
-SPOKEN = ("max_response_words", "max_tokens_per_message", "num_invalid_generation_retries", "prompt", "prompt_file")
-"""Parameters of an agent that the protocol's configuration has under the same names."""
+"""Share of the examples outside the verdict on which the best checkpoint is selected."""
+RUN_WIDE_FIELDS = ("model_name", "temperature", "top_p", "fine_tune_from_scratch", "lora_rank", "lora_alpha_factor")
+"""Agent parameters that must be equal for all trained agents of a run."""
+PROTOCOL_FIELDS = (
+    "max_response_words",
+    "max_tokens_per_message",
+    "num_invalid_generation_retries",
+    "prompt",
+    "prompt_file",
+)
+"""Agent parameters that the protocol's configuration has under the same names."""
 
 
 def run_experiment(
@@ -53,34 +59,34 @@ def run_experiment(
     *,
     overrides: Mapping[str, Any] | None = None,
     progress: RunProgress | None = None,
-    registry: Registry = REGISTRY,
+    registry: Registry | None = None,
 ) -> RunSummary:
-    """Trains the agents of an experiment and says, with an interval, whether they got better.
+    """Trains the agents of an experiment and returns the verdict with a confidence interval.
 
-    A run of the same `run_id` that was stopped goes on.
+    An unfinished run with the same `run_id` is resumed.
 
     Args:
         hyper_params: The experiment.
         settings: How it is run.
-        dataset: Replaces the experiment's: a file, or rows.
-        overrides: Further keys of any section, as a file has them; they win. `{"trainer_adapters": {"adapter":
+        dataset: Replaces the experiment's dataset: a file, or rows.
+        overrides: Further keys of any section, as in a file; they take precedence. `{"trainer_adapters": {"adapter":
             {"_type": "openai"}}}` trains through a fine-tuning service.
-        progress: What a person sees; None: chosen by the terminal.
-        registry: Where component types are looked up.
+        progress: Progress display; None: chosen for the terminal.
+        registry: Where component types are looked up; None: everything that is installed.
 
     Returns:
-        The summary, as `summary.json` holds it, with `folder`.
+        The summary, as in `summary.json`, with `folder`.
 
     Raises:
-        ConfigError: Something was wrong that could be seen before any work started, with every problem.
-        ReinforgeError: The run failed; its folder holds a summary with the reason.
+        ConfigError: The validation of the run failed; lists every problem.
+        ReinforgeError: The run failed; its folder has a summary with the reason.
     """
     loaded = build_config(experiment_config(hyper_params, settings, dataset, overrides=overrides), registry=registry)
     options = RunOptions(settings.run_id, progress or default_progress(), smoke=settings.test_run)
     folder = Path(loaded.config.finetuning.output_dir, settings.run_id)
     if not settings.test_run and (folder / "run.sqlite").is_file():
         options.resume = folder
-    return run_anywhere(loaded, options, registry)
+    return run_blocking(loaded, options, registry)
 
 
 def experiment_config(
@@ -95,104 +101,103 @@ def experiment_config(
     Args:
         hyper_params: The experiment.
         settings: How it is run.
-        dataset: Replaces the experiment's.
-        overrides: Further keys of any section; they win.
+        dataset: Replaces the experiment's dataset.
+        overrides: Further keys of any section; they take precedence.
 
     Raises:
-        ConfigError: Values cannot be honoured, or do not fit each other; each is named.
+        ConfigError: Lists values that are not supported or do not fit each other.
     """
-    refuse_unhonoured(hyper_params, settings)
-    trained = trained_params(hyper_params)
+    reject_unsupported_fields(hyper_params, settings)
+    trained = find_trained_params(hyper_params)
     workers, evaluator = settings.num_rollout_workers, {"_type": "verifier_accuracy"}
-    rows = dataset_block(hyper_params.dataset if dataset is None else dataset)
+    rows = build_dataset_block(hyper_params.dataset if dataset is None else dataset)
     is_grpo = hyper_params.trainer == "pure_text_grpo"
     scratch = {} if is_grpo else {"fine_tune_from_scratch": trained.fine_tune_from_scratch}
-    finetuning = _finetuning(hyper_params, trained)
+    finetuning = _build_finetuning(hyper_params, trained)
     adapter = {"_type": "local", **scratch}
-    if _wanted_adapter(overrides or {}) == "openai":
-        refuse_what_services_choose(hyper_params.rl, trained)
+    if _find_adapter_type(overrides or {}) == "openai":
+        reject_service_chosen_fields(hyper_params.rl, trained)
         adapter = {"_type": "openai", "n_epochs": hyper_params.text_rl.num_epochs, **scratch}
         finetuning["policy"] = {"model": trained.model_name}
-    made = sections(
-        llms=_llms(hyper_params),
-        workflow=_workflow(hyper_params),
+    config = build_sections(
+        llms=_build_llms(hyper_params),
+        workflow=_build_workflow(hyper_params),
         evaluation={
-            "general": {"max_concurrency": EPISODES_OF_A_WORKER * workers, "dataset": rows},
+            "general": {"max_concurrency": EPISODES_PER_WORKER * workers, "dataset": rows},
             "evaluators": {"accuracy": evaluator},
         },
-        builder=_builder(hyper_params),
+        builder=_build_trajectory_builder(hyper_params),
         adapter=adapter,
         finetuning={**finetuning, "output_dir": str(settings.output_dir)},
     )
-    return _merged(made, overrides or {})
+    return _merge(config, with_current_keys(overrides or {}))
 
 
-def trained_params(hyper_params: HyperParameters) -> PureTextAgentParameters:
-    """Returns the parameters of the first trained agent, with whom all others agree where a run has one value.
+def find_trained_params(hyper_params: HyperParameters) -> PureTextAgentParameters:
+    """Returns the parameters of the first trained agent, after checking that the others have equal run-wide values.
 
     Raises:
-        ConfigError: None is trained, or they differ.
+        ConfigError: No agent is trained, or the values differ.
     """
-    found = {name: params for name, params in hyper_params.agents.items() if not params.freeze_agent}
-    if not found:
-        raise ConfigError(
-            Problem("hyper_params.agents", "no agent can be trained", "leave one with freeze_agent false")
-        )
+    trained = {name: params for name, params in hyper_params.agents.items() if not params.freeze_agent}
+    if not trained:
+        message, fix = "no agent can be trained", "set freeze_agent to false for at least one"
+        raise ConfigError(Problem("hyper_params.agents", message, fix))
     problems = []
-    for field in SHARED:
-        values = {name: getattr(params, field) for name, params in found.items()}
+    for field in RUN_WIDE_FIELDS:
+        values = {name: getattr(params, field) for name, params in trained.items()}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{name} {value!r}" for name, value in values.items())
-            fix = "give all trained agents the same value"
-            problems.append(Problem(f"hyper_params.agents.*.{field}", f"a run has one for all it trains: {told}", fix))
+            listing = ", ".join(f"{name} {value!r}" for name, value in values.items())
+            message = f"must be equal for all trained agents of a run: {listing}"
+            problems.append(Problem(f"hyper_params.agents.*.{field}", message, "set the same value for all"))
     if problems:
         raise ConfigError(problems)
-    return next(iter(found.values()))
+    return next(iter(trained.values()))
 
 
-def protocol_of(hyper_params: HyperParameters, registry: Registry = REGISTRY) -> ProtocolHandler:
+def build_protocol(hyper_params: HyperParameters, registry: Registry | None = None) -> ProtocolHandler:
     """Returns the handler of an experiment's protocol.
 
     Raises:
-        ConfigError: There is no such protocol, or its settings do not fit.
+        ConfigError: The protocol is unknown, or its settings are invalid.
     """
-    block = _workflow(hyper_params)
-    component = registry.get("workflow", block.pop("_type"), "hyper_params.interaction_protocol")
+    block = _build_workflow(hyper_params)
+    component = (registry or REGISTRY).get("workflow", block.pop("_type"), "hyper_params.interaction_protocol")
     handler = getattr(component.factory, "handler", None)
     if handler is None:
         name = hyper_params.interaction_protocol
-        raise ConfigError(Problem("hyper_params.interaction_protocol", f"{name} is no protocol", "such as nip, debate"))
+        raise ConfigError(Problem("hyper_params.interaction_protocol", f"{name} is not a protocol", "such as nip"))
     return handler(component.config_type(**block))
 
 
-def agents_of(hyper_params: HyperParameters, project_root: str | Path = ".") -> dict[str, PureTextWholeAgent]:
-    """Returns the agents of an experiment by name, for groups that are used by themselves.
+def build_agents(hyper_params: HyperParameters, project_root: str | Path = ".") -> dict[str, PureTextWholeAgent]:
+    """Returns the agents of an experiment by name, for shared-model groups that are used without a run.
 
     Args:
         hyper_params: The experiment.
-        project_root: Folder below which `prompt_file` is looked up.
+        project_root: Folder that `prompt_file` is relative to.
     """
-    found = {}
-    for name, given in _workflow(hyper_params)["agents"].items():
-        params = AgentParameters(**given)
+    agents = {}
+    for name, block in _build_workflow(hyper_params)["agents"].items():
+        params = AgentParameters(**block)
         if params.prompt_file is not None:
             text = Path(project_root, params.prompt_file).read_text(encoding="utf-8")
             params = params.model_copy(update={"prompt": text})
-        group = group_of(name, hyper_params.agents[name])
-        found[name] = PureTextWholeAgent(name, params, llm=group, model_group=group)
-    return found
+        group = get_group_name(name, hyper_params.agents[name])
+        agents[name] = PureTextWholeAgent(name, params, llm=group, model_group=group)
+    return agents
 
 
-def group_of(name: str, params: PureTextAgentParameters) -> str:
-    """Returns the shared-model group of an agent, which is its own where it names none."""
+def get_group_name(name: str, params: PureTextAgentParameters) -> str:
+    """Returns the shared-model group of an agent; an agent that names none is a group of its own."""
     return params.shared_model_group or name
 
 
-def _llms(hyper_params: HyperParameters) -> dict[str, dict[str, Any]]:
-    """Returns an entry for each group: a policy where somebody of it is trained, else a model that stays as it is."""
+def _build_llms(hyper_params: HyperParameters) -> dict[str, dict[str, Any]]:
+    """Returns an entry for each group: a policy if any of its agents is trained, else a fixed model."""
     groups: dict[str, list[PureTextAgentParameters]] = {}
     for name, params in hyper_params.agents.items():
-        groups.setdefault(group_of(name, params), []).append(params)
+        groups.setdefault(get_group_name(name, params), []).append(params)
     trained = [group for group, params in groups.items() if not all(each.freeze_agent for each in params)]
     entries: dict[str, dict[str, Any]] = {}
     for group, members in groups.items():
@@ -203,35 +208,35 @@ def _llms(hyper_params: HyperParameters) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def _workflow(hyper_params: HyperParameters) -> dict[str, Any]:
-    """Returns the protocol with its agents; fields at their defaults are left to the protocol's own."""
+def _build_workflow(hyper_params: HyperParameters) -> dict[str, Any]:
+    """Returns the protocol with its agents; fields at their defaults keep the protocol's own defaults."""
     name = hyper_params.interaction_protocol
-    block: dict[str, Any] = {"_type": name, **changed_fields(hyper_params.protocol_common)}
+    block: dict[str, Any] = {"_type": name, **get_changed_fields(hyper_params.protocol_common)}
     if (own := getattr(hyper_params, f"{name}_protocol", None)) is not None:
-        block |= changed_fields(own)
+        block |= get_changed_fields(own)
     if hyper_params.trainer == "pure_text_malt":
         block["num_responses"] = hyper_params.pure_text_malt.num_responses_per_timestep
-    block["agents"] = {name: _agent(name, params) for name, params in hyper_params.agents.items()}
+    block["agents"] = {name: _build_agent_block(name, params) for name, params in hyper_params.agents.items()}
     return block
 
 
-def _agent(name: str, params: PureTextAgentParameters) -> dict[str, Any]:
-    drawn = ("temperature", "top_p") if params.freeze_agent else ()
-    given = {field: getattr(params, field) for field in (*SPOKEN, *drawn)}
-    known = {field: value for field, value in given.items() if value is not None}
-    return {"llm": group_of(name, params), "freeze_agent": params.freeze_agent, **known}
+def _build_agent_block(name: str, params: PureTextAgentParameters) -> dict[str, Any]:
+    sampling_fields = ("temperature", "top_p") if params.freeze_agent else ()
+    values = {field: getattr(params, field) for field in (*PROTOCOL_FIELDS, *sampling_fields)}
+    set_values = {field: value for field, value in values.items() if value is not None}
+    return {"llm": get_group_name(name, params), "freeze_agent": params.freeze_agent, **set_values}
 
 
-def _builder(hyper_params: HyperParameters) -> dict[str, Any]:
-    """Returns how an iteration is collected.
+def _build_trajectory_builder(hyper_params: HyperParameters) -> dict[str, Any]:
+    """Returns the trajectory builder that collects an iteration.
 
     Raises:
-        ConfigError: Rollouts of an iteration do not make whole groups.
+        ConfigError: The rollouts of an iteration are not a whole number of groups.
     """
     text, count = hyper_params.text_rl, hyper_params.rl.rollouts_per_iteration
     siblings = hyper_params.pure_text_grpo.num_generations if hyper_params.trainer == "pure_text_grpo" else 1
     if count is not None and count % siblings:
-        message = f"{count} dialogues are no whole number of groups of pure_text_grpo.num_generations, {siblings}"
+        message = f"{count} is not a multiple of pure_text_grpo.num_generations, {siblings}"
         raise ConfigError(Problem("hyper_params.rl.rollouts_per_iteration", message, f"use a multiple of {siblings}"))
     block: dict[str, Any] = {"_type": "agents", "num_generations": siblings}
     if count is not None:
@@ -240,32 +245,32 @@ def _builder(hyper_params: HyperParameters) -> dict[str, Any]:
     if weights:
         block["agent_weights"] = weights
     names = ("fine_tune_on_all_previous_rollouts", *(n for n in vars(text) if n.startswith("verifier_guess_")))
-    return block | {name: value for name, value in changed_fields(text).items() if name in names}
+    return block | {name: value for name, value in get_changed_fields(text).items() if name in names}
 
 
-def _finetuning(hyper_params: HyperParameters, trained: PureTextAgentParameters) -> dict[str, Any]:
+def _build_finetuning(hyper_params: HyperParameters, trained: PureTextAgentParameters) -> dict[str, Any]:
     rl, text = hyper_params.rl, hyper_params.text_rl
     is_grpo = hyper_params.trainer == "pure_text_grpo"
     policy: dict[str, Any] = {
         "model": trained.model_name,
         "optimizer": {"learning_rate": rl.lr},
-        "batch": {"passes": rl.num_epochs if is_grpo else text.num_epochs},
+        "batch": {"num_iterations": rl.num_epochs if is_grpo else text.num_epochs},
     }
     if trained.lora_rank is not None:
-        policy["lora"] = {"rank": trained.lora_rank, "alpha": trained.lora_alpha}
+        policy["lora"] = {"r": trained.lora_rank, "lora_alpha": trained.lora_alpha}
     algorithm = {"_type": ALGORITHMS[hyper_params.trainer]}
     if hyper_params.trainer == "pure_text_ei":
-        algorithm |= changed_fields(hyper_params.pure_text_ei)
-    drawn = {"temperature": trained.temperature, "top_p": trained.top_p}
-    seen = 1 - hyper_params.test_size
+        algorithm |= get_changed_fields(hyper_params.pure_text_ei)
+    sampling = {"temperature": trained.temperature, "top_p": trained.top_p}
+    rest = 1 - hyper_params.test_size
     return {
         "num_epochs": rl.num_iterations,
         "policy": policy,
         "algorithm": algorithm,
-        "sampling": {name: value for name, value in drawn.items() if value is not None},
+        "sampling": {name: value for name, value in sampling.items() if value is not None},
         "splits": {
-            "train": seen * (1 - SELECT_SHARE),
-            "select": seen * SELECT_SHARE,
+            "train": rest * (1 - SELECT_SHARE),
+            "select": rest * SELECT_SHARE,
             "confirm": hyper_params.test_size,
         },
         "run_configuration": {"validation_interval": 1 if text.test_scheme == "all" else rl.num_iterations},
@@ -274,21 +279,21 @@ def _finetuning(hyper_params: HyperParameters, trained: PureTextAgentParameters)
     }
 
 
-def _wanted_adapter(overrides: Mapping[str, Any]) -> str:
+def _find_adapter_type(overrides: Mapping[str, Any]) -> str:
     """Returns the `_type` of the trainer adapter."""
     return str(overrides.get("trainer_adapters", {}).get("adapter", {}).get("_type", "local"))
 
 
-def _merged(made: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns two trees of keys as one; where both have a value the second one wins.
+def _merge(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges two configurations; the values of the second take precedence.
 
-    A component of another `_type` replaces the whole block: settings of one type mean nothing to another.
+    A component with another `_type` replaces the whole block, since settings of one type do not apply to another.
     """
-    merged = dict(made)
+    merged = dict(config)
     for key, value in overrides.items():
-        old, merged[key] = made.get(key), value
+        old, merged[key] = config.get(key), value
         if not (isinstance(value, Mapping) and isinstance(old, Mapping)):
             continue
         if value.get("_type", old.get("_type")) == old.get("_type"):
-            merged[key] = _merged(old, value)
+            merged[key] = _merge(old, value)
     return merged

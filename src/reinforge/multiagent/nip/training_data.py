@@ -1,9 +1,9 @@
-"""What a job of a shared-model group trains on: the views of its agents, in groups of siblings.
+"""Training data of a shared-model group's jobs: views of its agents, in groups of siblings.
 
-    supervised    {"prover": rollouts, "verifier": rollouts}  =>  one trajectory a group, every reply learned
-    preferences   {"prover": [a, b]} over {"prover": [x, y]}  =>  [a (1), x (0)], [b (1), y (0)]
+    build_supervised    {"prover": rollouts, "verifier": rollouts}  =>  one trajectory per group, every reply trained
+    build_preferences   {"prover": [a, b]} over {"prover": [x, y]}  =>  [a (1), x (0)], [b (1), y (0)]
 
-Data comes as arrays of the reference or as trajectories. What frozen agents said is left out.
+Data is given as nested arrays or as trajectories. Replies of frozen agents are left out.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from reinforge.errors import ConfigError, Problem, TrajectoryError, did_you_mean
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.dialogue import DECISIONS
 from reinforge.multiagent.nip.arrays import NestedArrayDict
-from reinforge.multiagent.nip.rollouts import Views, dialogues_of, with_true_guess
+from reinforge.multiagent.nip.rollouts import ViewBuilder, decode_dialogues, replace_guess_with_truth
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
-Given = Mapping[str, NestedArrayDict | Sequence[Trajectory]]
+DataByAgent = Mapping[str, NestedArrayDict | Sequence[Trajectory]]
 
 TRUTH = "truth"
-"""Where the metadata of a verifier's trajectory says what the right decision is."""
+"""Key of the right decision in the metadata of a verifier's trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """Makes siblings of data by agent.
+    """Builds groups of siblings from data by agent.
 
     Attributes:
         group_name: The group.
         handler: The protocol of its agents.
-        agents: All of them by name.
-        trained: Those that are not frozen.
-        weights: What the data of each of these counts.
+        agents: All its agents, by name.
+        trained: The agents that are not frozen.
+        weights: The weight of each trained agent's data.
     """
 
     group_name: str
@@ -44,108 +44,114 @@ class TrainingData:
     trained: Mapping[str, PureTextWholeAgent]
     weights: Mapping[str, float]
 
-    def supervised(self, rollouts: Given, guess_replaced: Given) -> list[list[Trajectory]]:
+    def build_supervised(self, rollouts: DataByAgent, guess_replaced: DataByAgent) -> list[list[Trajectory]]:
         """Returns a group of one for each rollout of each agent.
 
         Args:
-            rollouts: What is imitated.
-            guess_replaced: What is imitated once the verifier's last guess is the truth.
+            rollouts: Rollouts to imitate.
+            guess_replaced: Rollouts to imitate after the verifier's last guess is replaced by the truth.
 
         Raises:
-            ConfigError: An agent is not of this group.
-            TrajectoryError: The data contradicts itself.
+            ConfigError: An agent is not in this group.
+            TrajectoryError: The data is inconsistent.
         """
-        self._refuse_unknown(rollouts, guess_replaced)
-        found = [each for name in self.trained if name in rollouts for each in self._whole(name, rollouts[name])]
+        self._check_agent_names(rollouts, guess_replaced)
+        views = [view for name in self.trained if name in rollouts for view in self._build_views(name, rollouts[name])]
         for name in self.trained:
             if name in guess_replaced:
-                found += self._with_truth(name, guess_replaced[name])
-        return [[trajectory] for trajectory in found]
+                views += self._build_corrected_views(name, guess_replaced[name])
+        return [[trajectory] for trajectory in views]
 
-    def preferences(self, preferred: Given, other: Given, timesteps: Given | None = None) -> list[list[Trajectory]]:
-        """Returns pairs: the preferred reply with reward 1, the other one with reward 0.
+    def build_preferences(
+        self, preferred: DataByAgent, rejected: DataByAgent, timesteps: DataByAgent | None = None
+    ) -> list[list[Trajectory]]:
+        """Returns pairs: the preferred reply with reward 1, the rejected one with reward 0.
 
         Args:
-            preferred: Of each agent.
-            other: The same, in the same order.
-            timesteps: What they answer; looked at for its length alone.
+            preferred: Preferred replies of each agent.
+            rejected: Rejected replies of each agent, in the same order.
+            timesteps: What they answer; only its length is checked.
 
         Raises:
-            ConfigError: An agent is not of this group.
-            TrajectoryError: There is not one of each.
+            ConfigError: An agent is not in this group.
+            TrajectoryError: The numbers of preferred and rejected replies differ.
         """
-        self._refuse_unknown(preferred, other, timesteps or {})
+        self._check_agent_names(preferred, rejected, timesteps or {})
         pairs = []
         for name in self.trained:
             sides = [
-                self._last(name, given[name], reward)
-                for given, reward in ((preferred, 1.0), (other, 0.0))
-                if name in given
+                self._build_last_replies(name, data[name], reward)
+                for data, reward in ((preferred, 1.0), (rejected, 0.0))
+                if name in data
             ]
             lengths = [*map(len, sides), *([len(timesteps[name])] if timesteps and name in timesteps else [])]
             if len(sides) == 1 or len(set(lengths)) > 1:
-                told = " and ".join(map(str, lengths if len(sides) == 2 else [len(sides[0]), 0]))
-                raise TrajectoryError(f"{name}: a preference is one reply over another, and there are {told} of them")
+                counts = " and ".join(map(str, lengths if len(sides) == 2 else [len(sides[0]), 0]))
+                raise TrajectoryError(f"{name}: preferred and rejected replies must be paired, but there are {counts}")
             pairs += [list(pair) for pair in zip(*sides, strict=True)]
         return pairs
 
-    def _refuse_unknown(self, *given: Given) -> None:
-        names = dict.fromkeys(name for each in given for name in each if name not in self.agents)
-        there = ", ".join(self.agents)
-        if names:
+    def _check_agent_names(self, *datasets: DataByAgent) -> None:
+        unknown = dict.fromkeys(name for data in datasets for name in data if name not in self.agents)
+        fix = f"its agents: {', '.join(self.agents)}"
+        if unknown:
             raise ConfigError(
-                Problem(name, f"the group {self.group_name} has no such agent{did_you_mean(name, self.agents)}", there)
-                for name in names
+                Problem(name, f"the group {self.group_name} has no such agent{did_you_mean(name, self.agents)}", fix)
+                for name in unknown
             )
 
-    def _views(self, name: str) -> Views:
-        return Views(self.agents[name], self.handler, self.group_name, self.weights[name])
+    def _view_builder(self, name: str) -> ViewBuilder:
+        return ViewBuilder(self.agents[name], self.handler, self.group_name, self.weights[name])
 
-    def _whole(self, name: str, given: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
-        if not isinstance(given, NestedArrayDict):
-            return [self._own(name, trajectory, place) for place, trajectory in enumerate(given)]
-        views = self._views(name)
-        found = [views.whole(d, f"{name}/{place}") for place, d in enumerate(dialogues_of(given, self.handler))]
-        return [trajectory for trajectory in found if trajectory is not None]
+    def _build_views(self, name: str, data: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
+        if not isinstance(data, NestedArrayDict):
+            return [self._assign_to_group(name, trajectory, index) for index, trajectory in enumerate(data)]
+        builder, dialogues = self._view_builder(name), decode_dialogues(data, self.handler)
+        views = [builder.build_view(dialogue, f"{name}/{index}") for index, dialogue in enumerate(dialogues)]
+        return [view for view in views if view is not None]
 
-    def _last(self, name: str, given: NestedArrayDict | Sequence[Trajectory], reward: float) -> list[Trajectory]:
-        if not isinstance(given, NestedArrayDict):
-            return [self._own(name, each, place, reward=reward) for place, each in enumerate(given)]
-        views = self._views(name)
+    def _build_last_replies(
+        self, name: str, data: NestedArrayDict | Sequence[Trajectory], reward: float
+    ) -> list[Trajectory]:
+        if not isinstance(data, NestedArrayDict):
+            return [self._assign_to_group(name, each, index, reward=reward) for index, each in enumerate(data)]
+        builder = self._view_builder(name)
         return [
-            views.last(dialogue, reward, f"{name}/{place}")
-            for place, dialogue in enumerate(dialogues_of(given, self.handler))
+            builder.build_last_reply(dialogue, reward, f"{name}/{index}")
+            for index, dialogue in enumerate(decode_dialogues(data, self.handler))
         ]
 
-    def _with_truth(self, name: str, given: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
+    def _build_corrected_views(self, name: str, data: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
+        """Returns a verifier's views with the truth as its last guess."""
         if name not in self.handler.verifier_names:
-            raise TrajectoryError(f"{name} is no verifier, so it has no guess that the truth could replace")
-        if not isinstance(given, NestedArrayDict):
-            return [self._told_truth(self._own(name, each, place)) for place, each in enumerate(given)]
-        views, found = self._views(name), list[Trajectory]()
-        for place, dialogue in enumerate(dialogues_of(given, self.handler)):
-            right = with_true_guess(dialogue, self.handler)
-            if right is None:
-                raise TrajectoryError(f"{name}/{place}: y does not say what is right, so nothing can replace the guess")
-            trajectory = views.whole(right, f"{name}/truth/{place}")
-            assert trajectory is not None  # it decides
-            found.append(trajectory)
-        return found
+            raise TrajectoryError(f"{name} is not a verifier, so it has no guess to replace")
+        if not isinstance(data, NestedArrayDict):
+            return [self._correct_guess(self._assign_to_group(name, each, index)) for index, each in enumerate(data)]
+        builder, views = self._view_builder(name), list[Trajectory]()
+        for index, dialogue in enumerate(decode_dialogues(data, self.handler)):
+            corrected = replace_guess_with_truth(dialogue, self.handler)
+            if corrected is None:
+                raise TrajectoryError(f"{name}/{index}: y is unknown, so the guess cannot be replaced by the truth")
+            view = builder.build_view(corrected, f"{name}/truth/{index}")
+            assert view is not None  # it has a decision
+            views.append(view)
+        return views
 
-    def _told_truth(self, trajectory: Trajectory) -> Trajectory:
-        """Returns a verifier's trajectory whose last reply is the truth that its metadata tells."""
+    def _correct_guess(self, trajectory: Trajectory) -> Trajectory:
+        """Returns a verifier's trajectory with the truth in its metadata as its last reply."""
         truth = (trajectory.metadata or {}).get(TRUTH)
         if truth not in DECISIONS[:2] or not trajectory.turns:
             raise TrajectoryError(f"{trajectory.episode_id}: metadata {TRUTH!r} is {truth!r}; write accept or reject")
-        last = max(place for place, item in enumerate(trajectory.episode) if item in trajectory.turns)
-        right = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content=self.handler.decision_text(truth), trained=True)
-        episode = [*trajectory.episode[:last], right]
+        last = max(index for index, item in enumerate(trajectory.episode) if item in trajectory.turns)
+        text = self.handler.format_decision(truth)
+        decision = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content=text, trained=True)
+        episode = [*trajectory.episode[:last], decision]
         return trajectory.model_copy(update={"episode": episode, "episode_id": f"{trajectory.episode_id}/truth"})
 
-    def _own(self, name: str, trajectory: Trajectory, place: int, **changes: Any) -> Trajectory:
-        """Returns a given trajectory as this group's: by itself in its group, unless it is one of a pair."""
+    def _assign_to_group(self, name: str, trajectory: Trajectory, index: int, **changes: Any) -> Trajectory:
+        """Returns a given trajectory as data of this group's agent; trajectories with the same index are siblings."""
         if trajectory.agent not in (None, name):
-            raise TrajectoryError(f"{trajectory.episode_id} is {trajectory.agent}'s view, and is given as {name}'s")
+            raise TrajectoryError(f"{trajectory.episode_id} is {trajectory.agent}'s view but is passed as {name}'s")
         fields = {"agent": name, "model_group": self.group_name, "agent_weight": self.weights[name]}
-        fields |= {"group_id": f"{name}/{place}", "episode_id": trajectory.episode_id or f"{name}/{place}"}
+        fields |= {"group_id": f"{name}/{index}", "episode_id": trajectory.episode_id or f"{name}/{index}"}
         return trajectory.model_copy(update={**fields, **changes})

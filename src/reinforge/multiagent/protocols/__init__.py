@@ -1,4 +1,4 @@
-"""The protocols, a file each; importing this registers them."""
+"""The built-in protocols, one per file; importing this package registers them."""
 
 from reinforge.multiagent.protocols.adp import ADP, ADPConfig
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig

@@ -1,9 +1,9 @@
 """Abstract decision problem (`adp`), the protocol of prover-verifier games (arXiv:2108.12099).
 
-The prover sends one message, and the verifier, which has not said anything, decides; the prover is paid for `accept`.
+The prover sends one message, then the verifier decides; the prover is rewarded for `accept`.
 
-Differs from the paper: the message is text and is drawn, not a vector that gradients pass through; stances may be drawn
-(`randomize_prover_stance`), where the paper's prover always argues for the same answer.
+Differs from the paper: the message is sampled text, not a vector that gradients pass through; the stance may be random
+(`randomize_prover_stance`), whereas the paper's prover always argues for the same answer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from reinforge.multiagent.registration import register_protocol
 
 
 class ADPConfig(ProtocolConfig, name="adp"):
-    """The prover says one thing, then the verifier decides."""
+    """The prover sends one message, then the verifier decides."""
 
-    verifier_first: Literal[False] = Field(default=False, description="The verifier only decides.")
-    max_message_rounds: Literal[2] = Field(default=2, description="One message and one decision.")
+    verifier_first: Literal[False] = Field(default=False, description="Fixed: the verifier only decides.")
+    max_message_rounds: Literal[2] = Field(default=2, description="Fixed: one message and one decision.")
 
 
 @register_protocol(ADPConfig)

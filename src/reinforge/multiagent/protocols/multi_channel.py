@@ -1,12 +1,12 @@
-"""Agents over several channels, who sees which, and who speaks when: all of it from the configuration.
+"""A protocol defined entirely in the configuration: agents, channels, who sees which, and who speaks when.
 
     channels: {table: [alice, bob, judge], aside: [alice, judge]}
     rounds: [[alice@table, bob@table], [judge@aside]]
     provers: [alice, bob]
     verifiers: [judge]
 
-It is for trying a protocol out. One that needs more than this (evidence, rewards of its own, other names) is thirty
-lines of Python (docs/multiagent.md).
+Use it to try out a protocol. One that needs more (evidence, custom rewards, other names) takes about thirty lines of
+Python (docs/multiagent.md).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from reinforge.multiagent.registration import register_protocol
 
 
 class MultiChannelConfig(ProtocolConfig, name="multi_channel"):
-    """Agents, channels and turns as they are written here; `verifier_first` is what the rounds say."""
+    """Agents, channels and turns; the order of `rounds` replaces `verifier_first`."""
 
-    channels: dict[str, list[str]] = Field(min_length=1, description="Agents that see each channel.")
+    channels: dict[str, list[str]] = Field(min_length=1, description="The agents that see each channel.")
     rounds: list[list[str]] = Field(
-        min_length=1, description="Who speaks in each round, as agent@channel; then from the first again."
+        min_length=1, description="Turns of each round, as agent@channel; rounds repeat in this order."
     )
-    provers: list[str] = Field(default_factory=list, description="Agents that argue and are paid if they convince.")
-    verifiers: list[str] = Field(min_length=1, description="Agents that decide; the first one's decision counts.")
+    provers: list[str] = Field(default_factory=list, description="Agents that argue; each has a stance.")
+    verifiers: list[str] = Field(min_length=1, description="Agents that decide; the decision of the first one counts.")
 
     @field_validator("rounds")
     @classmethod
     def _are_turns(cls, rounds: list[list[str]]) -> list[list[str]]:
-        for said in (turn for round_ in rounds for turn in round_):
-            if not all(said.partition("@")):
-                raise ValueError(f'"{said}" does not say who speaks where; write agent@channel')
+        for turn in (turn for round_ in rounds for turn in round_):
+            if not all(turn.partition("@")):
+                raise ValueError(f'"{turn}" is not a turn; write agent@channel')
         return rounds
 
 
 @register_protocol(MultiChannelConfig)
 class MultiChannel(ProtocolHandler):
-    """What the configuration says."""
+    """The configured protocol."""
 
     config: MultiChannelConfig
 
@@ -56,8 +56,8 @@ class MultiChannel(ProtocolHandler):
 
     def turns(self) -> Sequence[Sequence[Turn]]:
         """Returns the configured rounds."""
-        return [[(agent, channel) for agent, _, channel in map(_parted, round_)] for round_ in self.config.rounds]
+        return [[(agent, channel) for agent, _, channel in map(_split_turn, round_)] for round_ in self.config.rounds]
 
 
-def _parted(said: str) -> tuple[str, str, str]:
-    return said.partition("@")
+def _split_turn(turn: str) -> tuple[str, str, str]:
+    return turn.partition("@")

@@ -1,6 +1,6 @@
 """Neural interactive proofs (`nip`, arXiv:2412.08897): a verifier questions one prover until it decides.
 
-Differs from the paper: what each agent earns comes from the configuration; zero-knowledge terms are left out.
+Differs from the paper: rewards come from the configuration; the zero-knowledge terms are left out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from reinforge.multiagent.registration import register_protocol
 
 
 class NIPConfig(ProtocolConfig, name="nip"):
-    """A verifier and a prover speak in turn; the verifier decides."""
+    """A verifier and a prover alternate; the verifier decides."""
 
 
 @register_protocol(NIPConfig)
 class NIP(ProtocolHandler):
-    """Verifier and prover in turn."""
+    """Verifier and prover alternate."""
 
     provers = ("prover",)
     verifiers = ("verifier",)
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns a round of the verifier and one of the prover."""
+        """Returns the verifier's round and the prover's."""
         rounds: list[list[Turn]] = [[("verifier", "main")], [("prover", "main")]]
         return rounds if self.config.verifier_first else rounds[::-1]

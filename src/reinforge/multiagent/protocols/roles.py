@@ -1,14 +1,14 @@
-"""A team: roles that speak one after the other, and an answer that is scored.
+"""A team: roles speak one after the other, and an evaluator scores the answer.
 
     roles: [planner, worker, critic]     in this order, `passes` times
-    hears: {critic: [worker]}            the critic is not told the plan; who is not named here hears everybody
-    answer: worker                       its last message is the team's answer
+    hears: {critic: [worker]}            the critic does not see the plan; roles not listed here hear all others
+    answer: worker                       the worker's last message is the team's answer
     evaluator: solved                    an entry of eval.evaluators scores it
-    role_rewards: {critic: 0.5}          the critic earns half of that, the others all of it
+    role_rewards: {critic: 0.5}          the critic earns half of the score, the other roles all of it
 
 The team of MALT (arXiv:2412.01928) is `roles: [generator, verifier, refiner]` with `num_responses: 3`.
 
-Differs from the paper: the mean score of the answers that follow from a reply is not rounded to right or wrong.
+Differs from the paper: a reply's value, the mean score of the answers that follow from it, is not rounded to 0 or 1.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from pydantic import Field, model_validator
 
 from reinforge.errors import ConfigError, EvaluationError, Problem, did_you_mean
 from reinforge.evaluation.evaluators.base import score_item
-from reinforge.interfaces import Evaluator
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.multiagent.dialogue import Dialogue, Step
 from reinforge.multiagent.protocol import DialogueConfig, ProtocolHandler, Turn
 from reinforge.multiagent.registration import register_protocol
 
 
 class RolesConfig(DialogueConfig, name="roles"):
-    """A team of roles whose last answer is scored by an evaluator."""
+    """A team of roles whose answer is scored by an evaluator."""
 
-    roles: list[str] = Field(min_length=1, description="Who speaks, in order; a role may speak more than once.")
+    roles: list[str] = Field(min_length=1, description="The roles in speaking order; a role may occur more than once.")
     hears: dict[str, list[str]] = Field(
-        default_factory=dict, description="Roles that a role hears; a role that is not named here hears all."
+        default_factory=dict, description="The roles that a role hears; roles not listed here hear all others."
     )
     passes: int = Field(default=1, ge=1, description="How often the order is gone through.")
-    answer: str | None = Field(default=None, description="Role whose last message is the answer; null: the last one.")
+    answer: str | None = Field(default=None, description="Role whose last message is the answer; null: the last role.")
     evaluator: str = Field(description="Entry of eval.evaluators that scores the answer.")
     role_rewards: dict[str, float] = Field(
-        default_factory=dict, description="What a role earns of the score, as a factor; 1 where it is not named."
+        default_factory=dict, description="Factor of the score that a role earns; default 1."
     )
 
     @model_validator(mode="after")
@@ -48,16 +48,16 @@ class RolesConfig(DialogueConfig, name="roles"):
             for name in names:
                 if name not in self.roles:
                     hint = did_you_mean(name, self.roles) or ";"
-                    raise ValueError(f'{key}: there is no role "{name}"{hint} roles: {", ".join(self.roles)}')
+                    raise ValueError(f'{key}: unknown role "{name}"{hint} roles: {", ".join(self.roles)}')
         return self
 
 
 @register_protocol(RolesConfig)
 class Roles(ProtocolHandler):
-    """A team; its roles are the configuration's."""
+    """A team with the configured roles."""
 
-    config: RolesConfig  # type: ignore[assignment]  # nobody decides here, so it has none of the settings for that
-    tells_channels = False
+    config: RolesConfig  # type: ignore[assignment]  # a team has no decision, so none of its settings
+    labels_channels = False
 
     def __init__(self, config: RolesConfig):
         super().__init__(config)  # type: ignore[arg-type]
@@ -65,25 +65,25 @@ class Roles(ProtocolHandler):
         self._evaluator: Evaluator | None = None
         self._timeout_s: float | None = None
 
-    async def prepare(self, builder: Any) -> None:
+    async def setup(self, builder: Builder) -> None:
         """Gets the evaluator.
 
         Raises:
-            ConfigError: It is not there.
+            ConfigError: It is not configured.
         """
         known, name = builder.config.eval.evaluators, self.config.evaluator
         if name not in known:
             message = f'"{name}" is not under eval.evaluators{did_you_mean(name, known)}'
-            raise ConfigError(Problem("evaluator", message, f"there: {', '.join(known) or 'none'}"))
+            raise ConfigError(Problem("evaluator", message, f"available: {', '.join(known) or 'none'}"))
         self._evaluator = await builder.get_evaluator(name)
         self._timeout_s = builder.config.finetuning.limits.evaluator_timeout_s
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns a round for each role; each speaks in a channel of its own."""
+        """Returns one round per role; each role speaks in its own channel."""
         return [[(role, role)] for role in self.config.roles]
 
     def channels(self) -> Mapping[str, Sequence[str]]:
-        """Returns for each role who hears it."""
+        """Returns the roles that hear each role."""
         hears = self.config.hears
         return {
             role: [name for name in self.others if name == role or role in hears.get(name, self.others)]
@@ -91,25 +91,25 @@ class Roles(ProtocolHandler):
         }
 
     def step_interaction_protocol(self, dialogue: Dialogue) -> Step:
-        """Returns whether everybody has spoken; what it was worth is settled then."""
+        """Returns whether all rounds are over; `settle_rewards` scores the answer then."""
         return Step(done=dialogue.round >= self.max_message_rounds)
 
     def answer(self, dialogue: Dialogue) -> str:
-        """Returns the last message of the role that answers."""
+        """Returns the last message of the answering role."""
         role = self.config.answer or self.config.roles[-1]
         return next(message.text for message in reversed(dialogue.messages) if message.agent == role)
 
-    async def settle(self, dialogue: Dialogue, item: Any) -> Mapping[str, float]:
+    async def settle_rewards(self, dialogue: Dialogue, item: Any) -> Mapping[str, float]:
         """Returns each role's share of the answer's score.
 
         Raises:
-            EvaluationError: The evaluator gave no score, so that the episode is missing.
+            EvaluationError: The evaluator returned no score, which makes the episode missing.
         """
-        assert self._evaluator is not None, "prepare() was not called"
+        assert self._evaluator is not None, "setup() was not called"
         answered = item.copy_with_updates(output_obj=self.answer(dialogue))
         output = await score_item(self._evaluator, answered, self._timeout_s)
         if output.error is not None:
-            raise EvaluationError(f"the evaluator {self.config.evaluator} gave no score: {output.error}")
+            raise EvaluationError(f"the evaluator {self.config.evaluator} returned no score: {output.error}")
         return {role: float(output.score) * self.config.role_rewards.get(role, 1.0) for role in self.others}
 
     @property
@@ -119,9 +119,9 @@ class Roles(ProtocolHandler):
 
     @property
     def min_message_rounds(self) -> int:
-        """Rounds before which it is not."""
+        """The same: a team always uses all rounds."""
         return self.max_message_rounds
 
     def reward_mid_point_estimate(self, agent_name: str) -> float:
-        """Returns a role's share of half the score, where scores go from 0 to 1."""
+        """Returns a role's share of a score of 0.5, the middle of scores from 0 to 1."""
         return 0.5 * self.config.role_rewards.get(agent_name, 1.0)

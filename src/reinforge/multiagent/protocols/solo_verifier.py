@@ -1,6 +1,6 @@
-"""The verifier alone (arXiv:2412.08897): what it can tell without anybody's help, the measure of all other protocols.
+"""The verifier alone (arXiv:2412.08897): the baseline for all other protocols.
 
-Differs from the paper: it may be given several rounds (`max_message_rounds`), in which it talks to itself.
+Differs from the paper: it may have several rounds (`max_message_rounds`), in which it reads only its own messages.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from reinforge.multiagent.registration import register_protocol
 
 
 class SoloVerifierConfig(ProtocolConfig, name="solo_verifier"):
-    """One verifier, which decides at once."""
+    """One verifier that decides on its own."""
 
-    max_message_rounds: int = Field(default=1, ge=1, description="Rounds, after which it is over undecided.")
+    max_message_rounds: int = Field(default=1, ge=1, description="Rounds after which an undecided dialogue ends.")
 
 
 @register_protocol(SoloVerifierConfig)

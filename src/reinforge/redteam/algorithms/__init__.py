@@ -1,10 +1,12 @@
-"""What is learned from trees of conversations.
+"""Algorithms that train on trees of conversations.
 
-dpo.py    the best sibling against the worst; IPO
-ppo.py    credit along the path by a critic
-grpo.py   credit by comparison with siblings
+dpo.py       DPO and IPO: the best sibling is preferred to the worst
+ppo.py       PPO: advantages along each path, from a critic
+grpo.py      GRPO: advantages relative to the siblings
+siblings.py  the check that a tree has siblings
+padding.py   per-token lists to padded tensors and back
 
-The formulas are the engine's: each step makes a `TokenBatch` of the system's log-probs and calls a named loss.
+The losses are the engine's: each step builds a `TokenBatch` from the system's log-probs and calls a loss by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Preferences among siblings: DPO (arXiv:2305.18290) and IPO (arXiv:2310.12036).
+"""Preferences between siblings: DPO (arXiv:2305.18290) and IPO (arXiv:2310.12036).
 
-At every point of a tree the probe of the highest reward is preferred to that of the lowest.
+At every branching point of a tree, the probe with the highest reward is preferred to the one with the lowest.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from reinforge.algorithms.preference import make_pairs
 from reinforge.engine.losses.base import find_loss
-from reinforge.engine.training.reply_logprobs import batch_of_replies, mean_loss
+from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.redteam.algorithms.siblings import refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph
-from reinforge.redteam.core.system import System, checked_logprobs
+from reinforge.redteam.core.system import System, check_logprobs
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class DPOStep(Generic[StateT, ActionT]):
-    """One preference.
+    """One preference pair.
 
     Attributes:
-        prefix: The conversation.
-        suffix_pos: The probe that is preferred.
-        suffix_neg: The other one.
+        prefix: The conversation so far.
+        suffix_pos: The preferred probe.
+        suffix_neg: The rejected probe.
     """
 
     prefix: StateT
@@ -40,12 +40,12 @@ class DPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class DPOBatch(Generic[StateT, ActionT]):
-    """Preferences together.
+    """A batch of preference pairs, as columns.
 
     Attributes:
-        prefixes: The conversations.
-        suffix_pos: The probes that are preferred.
-        suffix_neg: The others.
+        prefixes: The conversations so far.
+        suffix_pos: The preferred probes.
+        suffix_neg: The rejected probes.
     """
 
     prefixes: Sequence[StateT]
@@ -54,15 +54,16 @@ class DPOBatch(Generic[StateT, ActionT]):
 
 
 class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, ActionT]]):
-    """l = -log sigma(beta (log p / p_baseline of the preferred probe - that of the other)), the mean over pairs.
+    """loss = -log sigma(beta (log p/p_baseline of the preferred probe - that of the rejected one)), mean over pairs.
 
     Example:
         Trainer(TrainingConfiguration(), sampler, DPO(problem, beta=0.2)).train()
 
     Args:
         system: The models.
-        beta: How strongly the baseline holds: 0.01 to 0.5 is usual.
-        min_margin: Least difference of rewards within a pair; above what perplexity alone can make, failures teach.
+        beta: How strongly the tester is kept close to the baseline; 0.01 to 0.5 is usual.
+        min_margin: Smallest reward difference within a pair. Set it above what the perplexity term alone can produce,
+            so that only failures of the target make pairs.
     """
 
     loss: ClassVar[str] = "dpo"
@@ -73,7 +74,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         self.beta, self.min_margin = beta, min_margin
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[DPOStep[StateT, ActionT]]:
-        """Returns one pair of each group of siblings whose rewards and texts differ.
+        """Returns one pair for each group of siblings whose rewards and texts differ.
 
         Example: siblings a, b, c of rewards 0, 1, 0.5 -> (b, a).
 
@@ -91,34 +92,34 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
 
     @staticmethod
     def collate_fn(x: Sequence[DPOStep[Any, Any]]) -> DPOBatch[Any, Any]:
-        """Returns the pairs as columns."""
+        """Returns the pairs as one batch."""
         return DPOBatch([i.prefix for i in x], [i.suffix_pos for i in x], [i.suffix_neg for i in x])
 
     def step(self, batch: DPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the mean loss of the pairs, and margin, accuracy and log-ratios."""
+        """Returns the mean loss over the pairs, and metrics: margin, accuracy and log-ratios."""
         count = len(batch.prefixes)
-        context, said = [*batch.prefixes, *batch.prefixes], [*batch.suffix_pos, *batch.suffix_neg]
-        logprobs = checked_logprobs(self.system.get_tester_logprobs(context, said), 2 * count, "tester")
-        baseline = checked_logprobs(self.system.get_baseline_logprobs(context, said), 2 * count, "baseline")
-        rows = batch_of_replies(
-            self.system.token_mask(context, said, logprobs),
+        context, probes = [*batch.prefixes, *batch.prefixes], [*batch.suffix_pos, *batch.suffix_neg]
+        logprobs = check_logprobs(self.system.get_tester_logprobs(context, probes), 2 * count, "tester")
+        baseline = check_logprobs(self.system.get_baseline_logprobs(context, probes), 2 * count, "baseline")
+        rows = make_reply_batch(
+            self.system.token_mask(context, probes, logprobs),
             ref_logprobs=baseline.detach().to(logprobs.device),
             pairs=[(i, count + i) for i in range(count)],
         )
-        found, metrics = mean_loss(find_loss(LossSpec(self.loss))(rows, logprobs, beta=self.beta), rows)
-        return found, {"loss": found.item(), **metrics}
+        loss, metrics = compute_mean_loss(find_loss(LossSpec(self.loss))(rows, logprobs, beta=self.beta), rows)
+        return loss, {"loss": loss.item(), **metrics}
 
 
 class IPO(DPO[StateT, ActionT]):
-    """l = (log p / p_baseline of the preferred probe - that of the other - 1 / (2 beta))^2: the margin has a target.
+    """loss = (log p/p_baseline of the preferred probe - that of the rejected one - 1/(2 beta))^2, mean over pairs.
 
     Example:
         Trainer(TrainingConfiguration(), sampler, IPO(problem, beta=0.1)).train()
 
     Args:
         system: The models.
-        beta: The margin's target is 1 / (2 beta) nats.
-        min_margin: As for `DPO`.
+        beta: The margin is pulled towards 1 / (2 beta) nats.
+        min_margin: See `DPO`.
     """
 
     loss = "ipo"

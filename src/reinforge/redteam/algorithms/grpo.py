@@ -1,7 +1,7 @@
-"""Credit by comparison with siblings (GRPO, arXiv:2402.03300, without the deviation: arXiv:2503.20783).
+"""Group-relative advantages among siblings (GRPO, arXiv:2402.03300; no division by the std: arXiv:2503.20783).
 
-A probe is worth its own reward and, discounted, the mean worth of what was said after it; its advantage is that less
-the mean of its siblings.
+A probe's return is its own reward plus the discounted mean return of its children; its advantage is that return minus
+the mean return of its siblings.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic
 
-from reinforge.algorithms.advantages import relative_to
+from reinforge.algorithms.advantages import group_relative_advantage
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.engine.losses.base import find_loss
-from reinforge.engine.training.reply_logprobs import batch_of_replies, mean_loss
-from reinforge.redteam.algorithms.rows import as_rows, read_row
+from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
+from reinforge.redteam.algorithms.padding import pad_rows, unpad_row
 from reinforge.redteam.algorithms.siblings import refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
-from reinforge.redteam.core.system import System, checked_logprobs
+from reinforge.redteam.core.system import System, check_logprobs
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ class GRPOStep(Generic[StateT, ActionT]):
     """One probe.
 
     Attributes:
-        prefix: The conversation.
+        prefix: The conversation so far.
         suffix: The probe.
-        advantage: How much better it was than its siblings.
-        logprobs: log p of each of its tokens when it was drawn.
+        advantage: Its return minus the mean return of its siblings.
+        logprobs: log p of each of its tokens when it was sampled.
     """
 
     prefix: StateT
@@ -46,7 +46,7 @@ class GRPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class GRPOBatch(Generic[StateT, ActionT]):
-    """Probes together, as columns of `GRPOStep`."""
+    """A batch of probes: the fields of `GRPOStep` as columns."""
 
     prefix: Sequence[StateT]
     suffix: Sequence[ActionT]
@@ -55,16 +55,16 @@ class GRPOBatch(Generic[StateT, ActionT]):
 
 
 class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[StateT, ActionT]]):
-    """The clipped policy gradient with advantages among siblings; groups of equal worth teach nothing.
+    """Clipped policy gradient with group-relative advantages; groups whose returns are all equal are skipped.
 
     Example:
         Trainer(TrainingConfiguration(lr=1e-4), sampler, GRPO(problem, kl_coef=0.01)).train()
 
     Args:
         system: The models.
-        clip_range: The ratio to the sampling policy counts within 1 +- clip_range.
-        kl_coef: Weight of the penalty for leaving the baseline; 0 asks no baseline.
-        gamma: What the next turn is worth now, in [0, 1]; 0: every probe for itself.
+        clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
+        kl_coef: Weight of the KL penalty against the baseline; 0: the baseline is not called.
+        gamma: Discount of the next turn, in [0, 1]; 0: a probe's return is its own reward.
     """
 
     needs_siblings = True
@@ -76,7 +76,7 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         self.clip_range, self.kl_coef, self.gamma = clip_range, kl_coef, gamma
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[GRPOStep[StateT, ActionT]]:
-        """Returns every probe whose siblings have another worth.
+        """Returns the probes of every group of siblings whose returns differ.
 
         Raises:
             ConfigError: The tree has no siblings.
@@ -84,46 +84,48 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         refuse_single_children(graph, "GRPO")
         chosen: list[tuple[Node[StateT, ActionT], float]] = []
         for group in graph.sibling_groups():
-            worth = [self._worth(node) for node in group]
-            if max(worth) - min(worth) > ZERO_VARIANCE:
-                chosen += [(node, relative_to(value, worth)) for node, value in zip(group, worth, strict=True)]
+            returns = [self._compute_return(node) for node in group]
+            if max(returns) - min(returns) > ZERO_VARIANCE:
+                chosen += [
+                    (node, group_relative_advantage(value, returns)) for node, value in zip(group, returns, strict=True)
+                ]
         if not chosen:
             return []
-        context, said = [node.context for node, _ in chosen], [node.probe for node, _ in chosen]
-        drawn = checked_logprobs(self.system.get_sampling_logprobs(context, said), len(chosen), "sampling").detach()
-        mask = self.system.token_mask(context, said, drawn)
+        context, probes = [node.context for node, _ in chosen], [node.probe for node, _ in chosen]
+        logprobs = check_logprobs(self.system.get_sampling_logprobs(context, probes), len(chosen), "sampling").detach()
+        mask = self.system.token_mask(context, probes, logprobs)
         return [
-            GRPOStep(node.context, node.probe, advantage, read_row(drawn, mask, i))
+            GRPOStep(node.context, node.probe, advantage, unpad_row(logprobs, mask, i))
             for i, (node, advantage) in enumerate(chosen)
         ]
 
-    def _worth(self, node: Node[StateT, ActionT]) -> float:
-        later = fmean(map(self._worth, node.children)) if node.children and self.gamma else 0.0
+    def _compute_return(self, node: Node[StateT, ActionT]) -> float:
+        later = fmean(map(self._compute_return, node.children)) if node.children and self.gamma else 0.0
         return node.reward + self.gamma * later
 
     @staticmethod
     def collate_fn(x: Sequence[GRPOStep[Any, Any]]) -> GRPOBatch[Any, Any]:
-        """Returns the probes as columns."""
+        """Returns the probes as one batch."""
         return GRPOBatch(
             [i.prefix for i in x], [i.suffix for i in x], [i.advantage for i in x], [i.logprobs for i in x]
         )
 
     def step(self, batch: GRPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the mean loss over the probes' tokens, and ratio, share clipped and divergence."""
+        """Returns the mean loss over the probes' tokens, and metrics: ratio, clip fraction and KL."""
         count = len(batch.prefix)
-        logprobs = checked_logprobs(self.system.get_tester_logprobs(batch.prefix, batch.suffix), count, "tester")
+        logprobs = check_logprobs(self.system.get_tester_logprobs(batch.prefix, batch.suffix), count, "tester")
         mask = self.system.token_mask(batch.prefix, batch.suffix, logprobs)
         baseline = None
         if self.kl_coef:
-            found = self.system.get_baseline_logprobs(batch.prefix, batch.suffix)
-            baseline = checked_logprobs(found, count, "baseline").detach().to(logprobs.device)
-        rows = batch_of_replies(
+            baseline = self.system.get_baseline_logprobs(batch.prefix, batch.suffix)
+            baseline = check_logprobs(baseline, count, "baseline").detach().to(logprobs.device)
+        rows = make_reply_batch(
             mask,
-            old_logprobs=as_rows(batch.logprobs, logprobs),
+            old_logprobs=pad_rows(batch.logprobs, logprobs),
             ref_logprobs=baseline,
             advantages=mask * logprobs.new_tensor(list(batch.advantage))[:, None],
         )
         clip = {"clip_low": self.clip_range, "clip_high": self.clip_range}
         output = find_loss(LossSpec("clipped_pg"))(rows, logprobs, **clip, kl_coef=self.kl_coef)
-        loss, metrics = mean_loss(output, rows)
+        loss, metrics = compute_mean_loss(output, rows)
         return loss, {"loss": loss.item(), **metrics}

@@ -1,13 +1,12 @@
-"""Proximal policy optimisation along the path (PPO, arXiv:1707.06347, with advantages of arXiv:1506.02438).
+"""Proximal policy optimization on trees (PPO, arXiv:1707.06347, with GAE, arXiv:1506.02438).
 
-A time step is a token of a probe, a node's reward falls on its last one, and what comes after a node is the mean over
-its children:
+A time step is one token of a probe. A node's reward falls on its last token:
 
     A_t = delta_t + gamma lambda A_{t+1},  delta_t = r_t + gamma V_{t+1} - V_t,  return_t = A_t + V_t
 
-with A_{t+1} and V_{t+1} behind a node's last token the means over its children's first ones, and 0 where there are
-none. So each probe is trained once, also where many branches go through it. Log-probs and values are those of the time
-when the tree was drawn.
+After a node's last token, A_{t+1} and V_{t+1} are the means over the first tokens of its children, or 0 at a leaf. So
+each probe is trained once, however many branches pass through it. Log-probs and values are taken when the tree has
+just been sampled.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from reinforge.algorithms.advantages import batch_normalised
-from reinforge.algorithms.ppo import generalized_advantages
+from reinforge.algorithms.advantages import normalize_over_batch
+from reinforge.algorithms.ppo import compute_gae
 from reinforge.engine.losses.base import find_loss
-from reinforge.engine.training.reply_logprobs import batch_of_replies, mean_loss
+from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.errors import ConfigError, Problem
-from reinforge.redteam.algorithms.rows import as_rows, read_row
+from reinforge.redteam.algorithms.padding import pad_rows, unpad_row
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
-from reinforge.redteam.core.system import System, ValueFunctionSystem, checked_logprobs, checked_values
+from reinforge.redteam.core.system import System, ValueFunctionSystem, check_logprobs, check_values
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class TokenCredit:
-    """What is known of each token of a probe when it was drawn.
+    """What was recorded for each token of a probe when it was sampled.
 
     Attributes:
-        logprobs: log p under the policy that drew it.
-        values: The critic's values before each.
-        advantages: Credit.
-        returns: What the values should have been.
+        logprobs: log p under the policy that sampled it.
+        values: The critic's value before each token.
+        advantages: GAE advantages.
+        returns: The targets of the critic.
     """
 
     logprobs: list[float]
@@ -56,10 +55,11 @@ class PPOStep(Generic[StateT, ActionT]):
     """One probe.
 
     Attributes:
-        prefix: The conversation.
+        prefix: The conversation so far.
         suffix: The probe.
         reward: Its own reward.
-        credit: Of its tokens; None: it is taken for a conversation of one turn, drawn by the policy as it is.
+        credit: Credit of its tokens; None: the probe is treated as a one-turn conversation that the current policy
+            sampled.
     """
 
     prefix: StateT
@@ -70,7 +70,7 @@ class PPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class PPOBatch(Generic[StateT, ActionT]):
-    """Probes together, as columns of `PPOStep`."""
+    """A batch of probes: the fields of `PPOStep` as columns."""
 
     prefix: Sequence[StateT]
     suffix: Sequence[ActionT]
@@ -79,9 +79,9 @@ class PPOBatch(Generic[StateT, ActionT]):
 
 
 class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, ActionT]]):
-    """Credit by a critic; needs no siblings, so that a tree may be a chain.
+    """Clipped policy gradient with a critic. It needs no siblings, so a tree may be a single chain.
 
-    l_t = -min(r_t A_t, clip(r_t, 1 +- clip_range) A_t) + vf_loss_coef (V_t - return_t)^2 / 2
+    loss_t = -min(r_t A_t, clip(r_t, 1 +- clip_range) A_t) + vf_loss_coef (V_t - return_t)^2 / 2
 
     Example:
         chain = ASTSampler(problem, openings, tree_width=1)
@@ -89,12 +89,12 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
 
     Args:
         system: The models, with a value function.
-        clip_range: The ratio to the sampling policy counts within 1 +- clip_range.
-        vf_loss_coef: Weight of the critic's error.
-        gamma: Discount of each token.
-        gae_lambda: 1: credit by what really came; 0: by the critic's next value.
-        normalize_advantages: Mean 0 and deviation 1 over the tokens of a batch.
-        kl_coef: Weight of the penalty for leaving the baseline; 0 asks no baseline.
+        clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
+        vf_loss_coef: Weight of the critic's loss.
+        gamma: Discount per token.
+        gae_lambda: 1: advantages from the rewards that followed; 0: from the critic's next value only.
+        normalize_advantages: Scale advantages to mean 0 and std 1 over the tokens of a batch.
+        kl_coef: Weight of the KL penalty against the baseline; 0: the baseline is not called.
 
     Raises:
         ConfigError: The system has no value function.
@@ -114,7 +114,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         kl_coef: float = 0.0,
     ):
         if not hasattr(system, "value"):
-            message = f"PPO needs values, and {type(system).__name__} has no value function"
+            message = f"PPO needs a critic, but {type(system).__name__} has no value function"
             raise ConfigError(Problem("system", message, "subclass ValueFunctionSystem, or use DPO or GRPO"))
         super().__init__(system)
         self.clip_range, self.vf_loss_coef = clip_range, vf_loss_coef
@@ -122,70 +122,79 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         self.normalize_advantages, self.kl_coef = normalize_advantages, kl_coef
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[PPOStep[StateT, ActionT]]:
-        """Returns every probe of the tree, with its credit."""
+        """Returns every probe of the tree with its credit."""
         import torch
 
         nodes = list(graph.nodes())
         if not nodes:
             return []
-        context, said = [node.context for node in nodes], [node.probe for node in nodes]
-        drawn = checked_logprobs(self.system.get_sampling_logprobs(context, said), len(nodes), "sampling").detach()
+        context, probes = [node.context for node in nodes], [node.probe for node in nodes]
+        logprobs = check_logprobs(self.system.get_sampling_logprobs(context, probes), len(nodes), "sampling").detach()
         with torch.no_grad():
-            values = checked_values(self.system.value(context, said), drawn)
-        mask = self.system.token_mask(context, said, drawn)
+            values = check_values(self.system.value(context, probes), logprobs)
+        mask = self.system.token_mask(context, probes, logprobs)
         place = {id(node): i for i, node in enumerate(nodes)}
-        credit: dict[int, TokenCredit] = {}  # by the node itself: nodes are no keys, and two may be equal
+        credit: dict[int, TokenCredit] = {}  # keyed by id(): nodes are not hashable, and two may be equal
 
-        def give(node: Node[StateT, ActionT]) -> TokenCredit:
-            after = [give(child) for child in node.children]
+        def assign(node: Node[StateT, ActionT]) -> TokenCredit:
+            after = [assign(child) for child in node.children]
             i = place[id(node)]
-            found = self._credit(node.reward, read_row(drawn, mask, i), read_row(values, mask, i), after)
-            return credit.setdefault(id(node), found)
+            computed = self._compute_credit(
+                node.reward, unpad_row(logprobs, mask, i), unpad_row(values, mask, i), after
+            )
+            return credit.setdefault(id(node), computed)
 
         for child in graph.children:
-            give(child)
+            assign(child)
         return [PPOStep(node.context, node.probe, node.reward, credit[id(node)]) for node in nodes]
 
-    def _credit(
+    def _compute_credit(
         self, reward: float, logprobs: list[float], values: list[float], after: Sequence[TokenCredit]
     ) -> TokenCredit:
-        """Returns the credit of one probe's tokens, given that of the probes that follow it."""
+        """Returns the credit of one probe's tokens.
+
+        Args:
+            reward: The probe's own reward.
+            logprobs: log p of its tokens.
+            values: The critic's value before each token.
+            after: Credit of the probe's children.
+        """
         rewards_T, values_T = np.zeros(len(values), np.float32), np.asarray(values, np.float32)
         rewards_T[-1:] = reward
         following = [(c.advantages[0], c.values[0]) for c in after if c.values]
         advantage, value = np.mean(following, axis=0) if following else (0.0, 0.0)
-        advantages_T = generalized_advantages(
+        advantages_T = compute_gae(
             rewards_T, values_T, self.gamma, self.gae_lambda, after=(float(advantage), float(value))
         )
         return TokenCredit(logprobs, values, advantages_T.tolist(), (advantages_T + values_T).tolist())
 
     @staticmethod
     def collate_fn(x: Sequence[PPOStep[Any, Any]]) -> PPOBatch[Any, Any]:
-        """Returns the probes as columns."""
+        """Returns the probes as one batch."""
         return PPOBatch([i.prefix for i in x], [i.suffix for i in x], [i.reward for i in x], [i.credit for i in x])
 
     def step(self, batch: PPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the mean loss over the probes' tokens, and ratio, share clipped and the critic's error."""
+        """Returns the mean loss over the probes' tokens, and metrics: ratio, clip fraction and the critic's error."""
         count = len(batch.prefix)
         logprobs, values = self.system.logprobs_and_values(batch.prefix, batch.suffix)
-        logprobs = checked_logprobs(logprobs, count, "tester")
-        values = checked_values(values, logprobs)
+        logprobs = check_logprobs(logprobs, count, "tester")
+        values = check_values(values, logprobs)
         mask = self.system.token_mask(batch.prefix, batch.suffix, logprobs)
-        credits = self._credits(batch, logprobs.detach(), values.detach(), mask)
+        credits = self._fill_credits(batch, logprobs.detach(), values.detach(), mask)
         advantages = [np.asarray(credit.advantages, np.float32) for credit in credits]
         if self.normalize_advantages:
-            advantages = batch_normalised(advantages)
+            advantages = normalize_over_batch(advantages)
         baseline = None
         if self.kl_coef:
-            found = self.system.get_baseline_logprobs(batch.prefix, batch.suffix)
-            baseline = checked_logprobs(found, count, "baseline").detach().to(logprobs.device)
-        rows = batch_of_replies(
+            baseline = self.system.get_baseline_logprobs(batch.prefix, batch.suffix)
+            baseline = check_logprobs(baseline, count, "baseline").detach().to(logprobs.device)
+        rows = make_reply_batch(
             mask,
-            old_logprobs=as_rows([credit.logprobs for credit in credits], logprobs),
+            old_logprobs=pad_rows([credit.logprobs for credit in credits], logprobs),
             ref_logprobs=baseline,
-            advantages=as_rows([row.tolist() for row in advantages], logprobs),
-            returns=as_rows([credit.returns for credit in credits], values),
-            old_values=as_rows([credit.values for credit in credits], values),
+            advantages=pad_rows([row.tolist() for row in advantages], logprobs),
+            returns=pad_rows([credit.returns for credit in credits], values),
+            old_values=pad_rows([credit.values for credit in credits], values),
             values=values,
         )
         output = find_loss(LossSpec("ppo"))(
@@ -196,15 +205,16 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             value_coef=self.vf_loss_coef,
             kl_coef=self.kl_coef,
         )
-        loss, metrics = mean_loss(output, rows)
+        loss, metrics = compute_mean_loss(output, rows)
         return loss, {"loss": loss.item(), **metrics}
 
-    def _credits(
+    def _fill_credits(
         self, batch: PPOBatch[StateT, ActionT], logprobs: Tensor, values: Tensor, mask: Tensor
     ) -> list[TokenCredit]:
-        """Returns each probe's credit; one that brings none is a conversation of one turn, drawn by the policy now."""
-        brought = batch.credit or [None] * len(batch.prefix)
+        """Returns each probe's credit; where a step has none, it is computed from the current policy and critic."""
+        given = batch.credit or [None] * len(batch.prefix)
         return [
-            credit or self._credit(batch.reward[i], read_row(logprobs, mask, i), read_row(values, mask, i), ())
-            for i, credit in enumerate(brought)
+            credit
+            or self._compute_credit(batch.reward[i], unpad_row(logprobs, mask, i), unpad_row(values, mask, i), ())
+            for i, credit in enumerate(given)
         ]

@@ -1,4 +1,4 @@
-"""What algorithms that compare siblings refuse."""
+"""The check that a tree has siblings, for algorithms that compare them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from reinforge.redteam.core.sampler import Graph
 
 
 def refuse_single_children(graph: Graph[Any, Any], name: str) -> None:
-    """Raises where no point of a tree has two children.
+    """Raises if no branching point of a tree has two children.
 
     Raises:
         ConfigError: The tree is a chain.
     """
     if graph.children and all(len(group) < 2 for group in graph.sibling_groups()):
-        message = f"{name} compares siblings, and every point of this tree has one child"
-        raise ConfigError(Problem("tree_width", message, "write 2 or more, or use PPO, which needs no siblings"))
+        message = f"{name} compares siblings, but every point of this tree has one child"
+        raise ConfigError(Problem("tree_width", message, "set it to 2 or more, or use PPO, which needs no siblings"))

@@ -1,10 +1,10 @@
-"""What an adversarial training is made of; no torch is imported here.
+"""Base classes of adversarial training; nothing here imports torch at module level.
 
-system.py      models and rewards: the one thing a user has to write
+system.py      the models and the reward: the one class that a user has to write
 sampler.py     conversations as trees
-scorer.py      texts to numbers
+scorer.py      texts to scores
 algorithm.py   trees to losses
-evaluator.py   trees to figures
+evaluator.py   trees to metrics
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trees in, losses out."""
+"""The base class of algorithms: trees in, losses out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC, Generic[StateT, ActionT, Step, Batch]):
-    """Says what is learned from a tree.
+    """Turns trees into training steps, and batches of steps into a loss.
 
     Example:
         class Imitate(Algorithm):
@@ -34,7 +34,7 @@ class Algorithm(ABC, Generic[StateT, ActionT, Step, Batch]):
         system: The models.
 
     Attributes:
-        needs_siblings: True if siblings are compared, so that a tree of width 1 teaches nothing.
+        needs_siblings: True if the algorithm compares siblings, so that a tree of width 1 has no training signal.
     """
 
     needs_siblings: bool = False
@@ -44,7 +44,7 @@ class Algorithm(ABC, Generic[StateT, ActionT, Step, Batch]):
 
     @abstractmethod
     def flatten(self, graph: Graph[StateT, ActionT]) -> Sequence[Step]:
-        """Returns what one tree teaches; called before any weight has moved since the tree was drawn."""
+        """Returns the training steps of one tree; called before any optimizer step after the tree was sampled."""
 
     @staticmethod
     @abstractmethod
@@ -53,4 +53,4 @@ class Algorithm(ABC, Generic[StateT, ActionT, Step, Batch]):
 
     @abstractmethod
     def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the loss of a batch, one number with gradient, and what is told of it."""
+        """Returns the loss of a batch, one number with gradient, and metrics to log."""

@@ -1,17 +1,17 @@
-"""Type variables of the adversarial API."""
+"""Type variables of the adversarial training API."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 StateT = TypeVar("StateT")
-"""A conversation so far; text in ours."""
+"""The conversation so far; text in the bundled systems."""
 
 ActionT = TypeVar("ActionT")
-"""What the tester says; text in ours."""
+"""A probe of the tester; text in the bundled systems."""
 
 Step = TypeVar("Step")
-"""What an algorithm makes of a tree."""
+"""One training step that an algorithm builds from a tree."""
 
 Batch = TypeVar("Batch")
-"""Steps together."""
+"""Several steps, collated."""

@@ -1,4 +1,4 @@
-"""Trees in, figures out."""
+"""The base class of evaluators: trees in, metrics out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from reinforge.files import write_json
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Sampler
 
-BATCH = 64
-"""Rollouts that are drawn together."""
+ROLLOUT_BATCH_SIZE = 64
+"""Rollouts sampled together."""
 
 
 @dataclass
 class GraphMetrics:
-    """What one rollout showed.
+    """The metrics of one rollout.
 
     Attributes:
-        overall: Of the whole tree.
-        per_turn: Of each turn, the first one first.
+        overall: Metrics of the whole tree.
+        per_turn: Metrics of each turn, in order.
     """
 
     overall: dict[str, Any]
@@ -31,7 +31,7 @@ class GraphMetrics:
 
 
 class Evaluator(ABC, Generic[StateT, ActionT]):
-    """Rolls out and looks.
+    """Samples rollouts and computes metrics on them.
 
     Example:
         evaluator = ASTEvaluator(sampler, seeds=range(100))
@@ -39,8 +39,8 @@ class Evaluator(ABC, Generic[StateT, ActionT]):
         Evaluator.write_json(metrics, "metrics.json")
 
     Args:
-        env: Rolls out by `eval_rollouts`.
-        seeds: One a rollout: whatever the sampler takes. None: 0, 1, 2, ...
+        env: The sampler; its `eval_rollouts` is called.
+        seeds: One seed per rollout, of any kind that the sampler takes. None: 0, 1, 2, ...
     """
 
     def __init__(self, env: Sampler[StateT, ActionT], seeds: Sequence[Any] | None = None):
@@ -50,34 +50,39 @@ class Evaluator(ABC, Generic[StateT, ActionT]):
         """Returns `aggregate_metrics` over the rollouts.
 
         Args:
-            n_rollouts: How many; None: all seeds.
-            progress: Draw a bar.
+            n_rollouts: Number of rollouts; None: one for each seed.
+            progress: Show a progress bar.
 
         Raises:
-            ConfigError: There are fewer seeds, or no number at all.
+            ConfigError: There are fewer seeds than rollouts, or neither seeds nor a number.
         """
         if self.seeds is None and n_rollouts is None:
-            raise ConfigError("evaluate: say how many rollouts (n_rollouts), or give the evaluator seeds")
+            raise ConfigError(
+                "evaluate: the number of rollouts is unknown; pass n_rollouts, or give the evaluator seeds"
+            )
         seeds = list(range(n_rollouts or 0)) if self.seeds is None else self.seeds
         if not seeds or (n_rollouts is not None and not 0 < n_rollouts <= len(seeds)):
-            raise ConfigError(f"evaluate: {n_rollouts} rollouts of {len(seeds)} seeds")
-        seeds, found = seeds[:n_rollouts], list[GraphMetrics]()
+            raise ConfigError(
+                f"evaluate: n_rollouts is {n_rollouts}; with {len(seeds)} seeds, expected 1 to {len(seeds)}"
+            )
+        seeds, metrics = seeds[:n_rollouts], list[GraphMetrics]()
         from rich.progress import track
 
-        parts = range(0, len(seeds), BATCH)
+        parts = range(0, len(seeds), ROLLOUT_BATCH_SIZE)
         for start in track(parts, "rolling out", disable=not progress):
-            found += [self.compute_metrics(g) for g in self.env.eval_rollouts(seeds[start : start + BATCH])]
-        return self.aggregate_metrics(found)
+            graphs = self.env.eval_rollouts(seeds[start : start + ROLLOUT_BATCH_SIZE])
+            metrics += [self.compute_metrics(graph) for graph in graphs]
+        return self.aggregate_metrics(metrics)
 
     @abstractmethod
     def compute_metrics(self, g: Graph[StateT, ActionT]) -> GraphMetrics:
-        """Returns what one rollout showed."""
+        """Returns the metrics of one rollout."""
 
     @abstractmethod
     def aggregate_metrics(self, all_metrics: list[GraphMetrics]) -> Any:
-        """Returns what all of them showed, as JSON can hold it."""
+        """Returns the metrics over all rollouts, ready for JSON."""
 
     @staticmethod
     def write_json(data: Any, path: str | Path) -> None:
-        """Writes figures as JSON, whole."""
+        """Writes metrics to a JSON file, atomically."""
         write_json(Path(path), data)

@@ -1,4 +1,4 @@
-"""Conversations as trees: at every point the tester says something in several ways, and the target answers each."""
+"""Conversations as trees: at every point the tester samples several probes, and the target answers each of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from reinforge.redteam.core.system import System
 
 @dataclass
 class Node(Generic[StateT, ActionT]):
-    """One probe and what came of it.
+    """One probe, the response to it, and the turns that follow.
 
     Attributes:
-        context: The conversation before it.
+        context: The conversation before the probe.
         probe: What the tester said.
         response: What the target answered.
-        reward: What that is worth to the tester.
-        children: What was said after it, each another way to go on.
+        reward: The tester's reward for this turn.
+        children: The alternative next turns.
     """
 
     context: StateT
@@ -38,15 +38,15 @@ class Graph(Generic[StateT, ActionT]):
     siblings, 4 paths.
 
     Attributes:
-        context: What the conversation opens with.
-        children: The first probes.
+        context: The opening of the conversation.
+        children: The first turns.
     """
 
     context: StateT
     children: Sequence[Node[StateT, ActionT]]
 
     def sibling_groups(self) -> Iterator[Sequence[Node[StateT, ActionT]]]:
-        """Yields the nodes of each branching point, from the opening on, level by level."""
+        """Yields the nodes of each branching point, level by level from the opening."""
         waiting = [self.children]
         while waiting:
             group = waiting.pop(0)
@@ -60,7 +60,7 @@ class Graph(Generic[StateT, ActionT]):
             yield from group
 
     def paths(self) -> Iterator[list[Node[StateT, ActionT]]]:
-        """Yields every conversation from the first probe to the last."""
+        """Yields every path from a first turn to a leaf."""
         waiting = [[node] for node in self.children]
         while waiting:
             path = waiting.pop(0)
@@ -71,7 +71,7 @@ class Graph(Generic[StateT, ActionT]):
 
 
 class Sampler(ABC, Generic[StateT, ActionT]):
-    """Makes trees with a system.
+    """Samples trees with a system.
 
     Example:
         class OneTurn(Sampler):
@@ -94,18 +94,18 @@ class Sampler(ABC, Generic[StateT, ActionT]):
         """Returns one tree to train on.
 
         Args:
-            seed: The same tree as long as the weights are the same; 0 is a seed like any other. None: another each
+            seed: The same seed and weights give the same tree; 0 is a seed like any other. None: a different tree each
                 time.
         """
 
     def rollouts(self, seeds: Sequence[int]) -> list[Graph[StateT, ActionT]]:
-        """Returns one tree a seed; one after the other, unless a sampler can do better."""
+        """Returns one tree per seed, sampled one after the other unless a subclass samples them together."""
         return [self.rollout(seed) for seed in seeds]
 
     def eval_rollout(self, seed: Any = None) -> Graph[StateT, ActionT]:
-        """Returns one tree to look at; as in training, unless a sampler knows a difference."""
+        """Returns one tree for evaluation; the same as in training unless a subclass overrides it."""
         return self.rollout(seed)
 
     def eval_rollouts(self, seeds: Sequence[Any]) -> list[Graph[StateT, ActionT]]:
-        """Returns one tree to look at for each seed."""
+        """Returns one tree for evaluation per seed."""
         return [self.eval_rollout(seed) for seed in seeds]

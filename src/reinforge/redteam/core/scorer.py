@@ -1,4 +1,4 @@
-"""Texts in, numbers out: the higher, the worse the text."""
+"""The base class of scorers: texts in, scores out; a higher score means a worse text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reinforge.redteam.core.common import ActionT, StateT
 
 
 class Scorer(ABC, Generic[StateT, ActionT]):
-    """Says how much each text is of what is looked for.
+    """Scores texts: how clearly each one shows the failure that the attack looks for.
 
     Example:
         class Shouts(Scorer):
@@ -22,8 +22,8 @@ class Scorer(ABC, Generic[StateT, ActionT]):
 
     @abstractmethod
     def score(self, x: Sequence[Any]) -> Sequence[float]:
-        """Returns one number a text, by convention in [0, 1].
+        """Returns one score per text, by convention in [0, 1].
 
         Args:
-            x: The texts; all that are known at the same time, so that a model can read them together.
+            x: The texts, in one call so that a model can score them as a batch.
         """

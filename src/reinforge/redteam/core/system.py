@@ -1,8 +1,8 @@
-"""The models of an adversarial training and what a conversation is worth.
+"""The models of adversarial training and the reward of a conversation.
 
-A user's own system is torch and nothing of ours: it gives log-probs with gradient and the parameters that they belong
-to, and trains through the same loop. What stands below the abstract methods has a default that suits such a system;
-ours overrides it to keep the sampler's tokens and to change weights only between replies.
+A system of your own is plain torch: it returns log-probs with gradient and the parameters behind them, and trains in
+the same loop as the bundled systems. The methods below the abstract ones have defaults that suit such a system; the
+bundled systems override them to keep the sampler's tokens and to change weights only between replies.
 Shapes: B conversations, T tokens of the longest continuation.
 """
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from reinforge.config.schema import OptimizerConfig, ScheduleConfig
-    from reinforge.engine.training.optimizer_step import Mover
+    from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
 T = TypeVar("T")
 
-WEIGHTS = "parameters.safetensors"
-MOMENTS = "optimizer.safetensors"
+WEIGHTS_FILE = "parameters.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 class System(ABC, Generic[StateT, ActionT]):
-    """A tester, which is trained, a target, which is attacked, and a baseline, which the tester began as.
+    """A tester, which is trained, a target, which is attacked, and a baseline, the model that the tester started from.
 
-    Example: see `tests/unit/redteam/toy.py`: a system of forty lines whose tester is one matrix.
+    Example: see `tests/unit/redteam/toy.py`, a system in 60 lines whose tester is one matrix.
 
     Args:
-        scorer: Says how much a text is of what is looked for.
+        scorer: Scores texts.
     """
 
     def __init__(self, scorer: Scorer[StateT, ActionT]):
@@ -46,11 +46,11 @@ class System(ABC, Generic[StateT, ActionT]):
 
     @abstractmethod
     def get_target_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns log p of each token of the continuations under the target, `[B, T]`, 0 behind their ends."""
+        """Returns log p of each token of the continuations under the target, `[B, T]`, padded with 0."""
 
     @abstractmethod
     def get_baseline_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns the same under the baseline, `[B, T]`; it never carries gradient."""
+        """Returns the same under the baseline, `[B, T]`, never with gradient."""
 
     @abstractmethod
     def get_tester_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
@@ -58,11 +58,11 @@ class System(ABC, Generic[StateT, ActionT]):
 
     @abstractmethod
     def rollout_prompt_with_tester(self, x: Sequence[StateT]) -> Sequence[ActionT]:
-        """Returns what the tester says after each conversation, without the conversation."""
+        """Returns the tester's next probe for each conversation, without the conversation itself."""
 
     @abstractmethod
     def rollout_prompt_with_target(self, x: Sequence[StateT]) -> Sequence[StateT]:
-        """Returns what the target answers to each conversation that ends with a probe."""
+        """Returns the target's response to each conversation that ends with a probe."""
 
     @abstractmethod
     def advance(self, context: StateT, probe: ActionT, response: StateT) -> StateT:
@@ -70,18 +70,18 @@ class System(ABC, Generic[StateT, ActionT]):
 
     @abstractmethod
     def parameters(self) -> Iterator[Parameter]:
-        """Yields what is trained: the tester's, and the value head's where there is one."""
+        """Yields the trained parameters: the tester's, and the value head's if there is one."""
 
     @abstractmethod
     def reward(
         self, context: Sequence[StateT], probe: Sequence[ActionT], response: Sequence[StateT]
     ) -> Sequence[float]:
-        """Returns what each turn is worth to the tester."""
+        """Returns the tester's reward for each turn."""
 
-    # What has a default.
+    # Methods with defaults.
 
     def get_sampling_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns log p of each token when it was drawn, `[B, T]`; asked for before any weight has moved since then."""
+        """Returns log p of each token when it was sampled, `[B, T]`; called before the next optimizer step."""
         import torch
 
         with torch.no_grad():
@@ -91,9 +91,9 @@ class System(ABC, Generic[StateT, ActionT]):
         """Returns `[B, T]`, True where a continuation has a token: up to the last log-prob that is not 0.
 
         Args:
-            context: The conversations.
-            continuation: What is said after them.
-            logprobs: `[B, T]` of any of the models.
+            context: The conversations so far.
+            continuation: The probes that continue them.
+            logprobs: `[B, T]` from any of the models.
         """
         import torch
 
@@ -101,21 +101,21 @@ class System(ABC, Generic[StateT, ActionT]):
         last_B = torch.where(logprobs.detach() != 0, places_T, -1).amax(dim=1)
         return places_T <= last_B[:, None]
 
-    def draw_probes(self, context: Sequence[StateT], seeds: Sequence[int]) -> Sequence[ActionT | None]:
-        """Returns `rollout_prompt_with_tester`, the same for the same seeds; None: that conversation can go no further.
+    def sample_probes(self, context: Sequence[StateT], seeds: Sequence[int]) -> Sequence[ActionT | None]:
+        """Returns `rollout_prompt_with_tester`, reproducible by seed; None where a conversation cannot continue.
 
         Args:
-            context: The conversations.
-            seeds: One a conversation. By default torch's generator is seeded with all of them together.
+            context: The conversations so far.
+            seeds: One per conversation. By default, torch's generator is seeded with all of them together.
         """
-        return self._seeded(seeds, lambda: self.rollout_prompt_with_tester(context))
+        return self._run_seeded(seeds, lambda: self.rollout_prompt_with_tester(context))
 
-    def draw_responses(self, x: Sequence[StateT], seeds: Sequence[int]) -> Sequence[StateT | None]:
-        """Returns `rollout_prompt_with_target`, the same for the same seeds; None: there is no answer."""
-        return self._seeded(seeds, lambda: self.rollout_prompt_with_target(x))
+    def sample_responses(self, x: Sequence[StateT], seeds: Sequence[int]) -> Sequence[StateT | None]:
+        """Returns `rollout_prompt_with_target`, reproducible by seed; None where there is no response."""
+        return self._run_seeded(seeds, lambda: self.rollout_prompt_with_target(x))
 
     @staticmethod
-    def _seeded(seeds: Sequence[int], work: Callable[[], T]) -> T:
+    def _run_seeded(seeds: Sequence[int], work: Callable[[], T]) -> T:
         import torch
 
         with torch.random.fork_rng():
@@ -123,62 +123,72 @@ class System(ABC, Generic[StateT, ActionT]):
             return work()
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns; a system may have a thread of its own for what computes."""
+        """Runs `work` and returns its result; a system may override this to run it in the thread of its models."""
         return work()
 
     def updating(self) -> AbstractContextManager[None]:
-        """Returns a context within which weights change and nothing is drawn."""
+        """Returns a context manager within which weights change and nothing is sampled."""
         return nullcontext()
 
-    def make_mover(self, settings: OptimizerConfig, schedule: ScheduleConfig) -> Mover:
-        """Returns what moves `parameters()`."""
-        from reinforge.engine.training.optimizer_step import Mover
+    def make_scheduled_optimizer(self, settings: OptimizerConfig, schedule: ScheduleConfig) -> ScheduledOptimizer:
+        """Returns the optimizer of `parameters()`, with its learning rate schedule."""
+        from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
-        return Mover({str(i): parameter for i, parameter in enumerate(self.parameters())}, settings, schedule)
+        return ScheduledOptimizer(
+            {str(i): parameter for i, parameter in enumerate(self.parameters())}, settings, schedule
+        )
 
-    def write(self, folder: Path, mover: Mover) -> None:
-        """Writes weights and optimizer into an existing folder."""
+    def write(self, folder: Path, optimizer: ScheduledOptimizer) -> None:
+        """Writes weights and optimizer state into an existing folder."""
         from safetensors.torch import save_file
 
-        save_file({name: p.detach().cpu().contiguous() for name, p in mover.parameters.items()}, folder / WEIGHTS)
-        save_file({name: value.detach().cpu().contiguous() for name, value in mover.state().items()}, folder / MOMENTS)
+        save_file(
+            {name: p.detach().cpu().contiguous() for name, p in optimizer.parameters.items()}, folder / WEIGHTS_FILE
+        )
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in optimizer.state().items()},
+            folder / OPTIMIZER_FILE,
+        )
 
-    def read(self, folder: Path, mover: Mover, num_steps: int) -> None:
-        """Puts back what `write` wrote.
+    def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
+        """Loads weights and optimizer state that `write` wrote.
 
         Raises:
-            EngineError: The folder holds other parameters.
+            EngineError: The folder holds parameters of other names or shapes.
         """
         import torch
         from safetensors.torch import load_file
 
-        saved = load_file(folder / WEIGHTS)
-        if {name: p.shape for name, p in saved.items()} != {name: p.shape for name, p in mover.parameters.items()}:
-            raise EngineError(f"{folder} holds other parameters than this system has")
+        saved = load_file(folder / WEIGHTS_FILE)
+        if {name: p.shape for name, p in saved.items()} != {name: p.shape for name, p in optimizer.parameters.items()}:
+            raise EngineError(
+                f"{folder / WEIGHTS_FILE}: parameter names or shapes differ from this system's; load it with the "
+                "system that wrote it"
+            )
         with torch.no_grad():
-            for name, parameter in mover.parameters.items():
+            for name, parameter in optimizer.parameters.items():
                 parameter.copy_(saved[name])
-        mover.restore(load_file(folder / MOMENTS), num_steps)
+        optimizer.restore(load_file(folder / OPTIMIZER_FILE), num_steps)
 
 
 class ValueFunctionSystem(System[StateT, ActionT]):
-    """A system that also says what a conversation is worth before each token: what PPO needs."""
+    """A system that also estimates the value before each token, as PPO needs."""
 
     @abstractmethod
     def value(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns the worth of what stands before each token, `[B, T]`, with gradient; the first stands at token 0."""
+        """Returns the value before each token of the continuations, `[B, T]`, with gradient; column 0 is token 0's."""
 
     def logprobs_and_values(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> tuple[Tensor, Tensor]:
-        """Returns `get_tester_logprobs` and `value`; a system with one body can compute both at once."""
-        logprobs = checked_logprobs(self.get_tester_logprobs(context, continuation), len(context), "tester")
-        return logprobs, checked_values(self.value(context, continuation), logprobs)
+        """Returns `get_tester_logprobs` and `value`; a system whose models share layers can compute both at once."""
+        logprobs = check_logprobs(self.get_tester_logprobs(context, continuation), len(context), "tester")
+        return logprobs, check_values(self.value(context, continuation), logprobs)
 
 
-def checked_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
-    """Returns log-probs that a system gave, once they are seen to be some.
+def check_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
+    """Validates log-probs that a system returned, and returns them.
 
     Raises:
-        EngineError: They have no rows and columns, one row too many, no gradient where they need one, or are above 0.
+        EngineError: They are not `[B, T]` with `count` rows, carry no gradient although they must, or exceed 0.
     """
     import torch
 
@@ -186,22 +196,24 @@ def checked_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
         found = list(logprobs.shape) if isinstance(logprobs, torch.Tensor) else type(logprobs).__name__
         raise EngineError(f"get_{whose}_logprobs: expected a tensor [B, T] with B = {count} rows, found {found}")
     if whose == "tester" and torch.is_grad_enabled() and not logprobs.requires_grad:
-        raise EngineError("get_tester_logprobs: the tensor carries no gradient, so nothing could be learned from it")
+        raise EngineError("get_tester_logprobs: the tensor carries no gradient, so it cannot be trained on")
     if logprobs.numel() and logprobs.detach().amax() > 1e-4:
         highest = logprobs.detach().amax().item()
-        raise EngineError(f"get_{whose}_logprobs: {highest:g} is above 0; are these probabilities without a log?")
+        raise EngineError(
+            f"get_{whose}_logprobs: found {highest:g}, expected at most 0; are these probabilities, not log-probs?"
+        )
     return logprobs
 
 
-def checked_values(values: Any, logprobs: Tensor) -> Tensor:
-    """Returns values `[B, T]`; those given as `[B, T, 1]` lose their last axis.
+def check_values(values: Any, logprobs: Tensor) -> Tensor:
+    """Validates values that a system returned, and returns them as `[B, T]`; `[B, T, 1]` loses its last axis.
 
     Raises:
-        EngineError: Their shape is neither.
+        EngineError: They have another shape.
     """
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
     if values.shape != logprobs.shape:
-        message = f"value: expected {list(logprobs.shape)}, one number a token of the continuation"
+        message = f"value: expected {list(logprobs.shape)}, one number per token of the continuation"
         raise EngineError(f"{message}, found {list(values.shape)}")
     return values

@@ -1,1 +1,1 @@
-"""The same with the names of other libraries: `transformers`."""
+"""The same classes for models of other libraries: `transformers`."""

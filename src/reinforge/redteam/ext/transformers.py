@@ -1,6 +1,6 @@
-"""Hugging Face forms: models by id or folder, checkpoints that `from_pretrained` loads, evaluation on openings.
+"""Hugging Face variants: models by id or folder, checkpoints for `from_pretrained`, evaluation on openings.
 
-The classes have the reference's names and arguments; models are loaded, drawn from and trained by the engine.
+The classes have astra-rl's names and arguments; the engine loads, samples and trains the models.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from reinforge.redteam.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""Chat template of models that have none: the conversation as one text."""
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template for models without one: the messages concatenated."""
 
 
 class HFASTSystem(ASTProblem):
-    """A tester and a target by their Hugging Face ids or folders.
+    """A tester and a target by Hugging Face id or folder.
 
     Example:
         system = HFASTSystem("path/to/tester", "path/to/target", None, KeywordScorer("zorp"), device="cpu")
 
-    Differs from the reference: without a baseline it is the tester as it began, not the target, since DPO's margin is
-    measured from there. Models without a chat template see the conversation as one text.
+    Differs from astra-rl: without a `baseline_model_id`, the baseline is the tester before training, not the target,
+    because DPO measures its margin from there. Models without a chat template see the conversation as one text.
 
     Args:
-        tester_model_id: The model that is trained.
-        target_model_id: The model that is attacked.
-        baseline_model_id: The reference; None: the tester as it is loaded.
-        scorer: Says what is looked for; None: the bundled target's marker word.
-        device: Where the models are.
-        settings: Further arguments of `ASTProblem`.
+        tester_model_id: The model to train.
+        target_model_id: The model to attack.
+        baseline_model_id: The baseline; None: the tester before training.
+        scorer: Scores texts; None: 1 where the bundled target's marker word occurs.
+        device: Device of the models.
+        settings: Other arguments of `ASTProblem`.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class HFASTSystem(ASTProblem):
             tester_model_id, target_model_id, scorer, baseline=baseline_model_id, device=device, **settings
         )
 
-    def _defaults_of(self, model: str) -> dict[str, Any]:
+    def _default_settings(self, model: str) -> dict[str, Any]:
         with boundary(EngineError, f"load the tokenizer of {model}"):
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-        return {} if tokenizer.chat_template else {"chat_template": PLAIN}
+        return {} if tokenizer.chat_template else {"chat_template": PLAIN_TEMPLATE}
 
     @property
     def tester(self) -> Any:
@@ -75,22 +75,22 @@ class HFASTSystem(ASTProblem):
 
 
 class HFEvaluationSystem(HFASTSystem):
-    """A tester from a checkpoint, to be looked at.
+    """A tester from a checkpoint, for evaluation.
 
     Example:
         system = HFEvaluationSystem("checkpoints/best", None, "path/to/target", scorer=KeywordScorer("zorp"))
         ASTEvaluator(ASTSampler(system, openings), seeds=openings).evaluate()
 
-    Differs from the reference: a checkpoint that cannot be loaded is an error, and no other model in its place.
+    Differs from astra-rl: a checkpoint that cannot be loaded is an error; no other model takes its place.
 
     Args:
-        tester_checkpoint: Folder of a checkpoint, or an id.
-        tester_base_model_id: What it began as, which is the baseline then; None: the checkpoint itself.
-        target_model_id: The model that is attacked.
-        device: Where the models are.
-        scorer: Says what is looked for.
-        baseline_model_id: Another baseline.
-        settings: Further arguments of `ASTProblem`.
+        tester_checkpoint: Folder of a checkpoint, or a hub id.
+        tester_base_model_id: The model that the tester started from, used as the baseline; None: the checkpoint itself.
+        target_model_id: The model to attack.
+        device: Device of the models.
+        scorer: Scores texts; None: 1 where the bundled target's marker word occurs.
+        baseline_model_id: A baseline other than `tester_base_model_id`.
+        settings: Other arguments of `ASTProblem`.
 
     Raises:
         EngineError: The checkpoint cannot be loaded.
@@ -111,34 +111,34 @@ class HFEvaluationSystem(HFASTSystem):
 
 
 class HFASTConfiguration(TrainingConfiguration):
-    """Settings for pretrained models: a small rate and small batches.
+    """Settings for pretrained models: a low learning rate and small batches.
 
     Example:
         HFASTConfiguration(training_steps=200)
     """
 
     lr: float = Field(default=1e-5, gt=0, description="Peak learning rate.")
-    batch_size: int = Field(default=4, ge=1, description="Steps of the algorithm in a batch.")
+    batch_size: int = Field(default=4, ge=1, description="Steps of the algorithm per batch.")
     training_steps: int = Field(default=1000, ge=1, description="Experiences to collect and train on.")
-    num_episodes_per_experience: int = Field(default=2, ge=1, description="Rollouts of an experience.")
+    num_episodes_per_experience: int = Field(default=2, ge=1, description="Rollouts per experience.")
 
 
 class HFASTTrainer(Trainer[str, str, Any, Any]):
-    """Evaluates on openings every `eval_every` experiences and keeps the best and the last tester in `ckpt_dir`.
+    """Evaluates on openings every `eval_every` experiences; writes the best and the last tester to `ckpt_dir`.
 
     Example:
         trainer = HFASTTrainer(config, sampler, DPO(system), dev_prompts=openings, eval_every=10, ckpt_dir="testers")
         trainer.train()  # testers/best and testers/last load with from_pretrained
 
     Args:
-        config: The settings; `eval_every` of the call goes before its own.
-        environment: Draws trees.
-        algorithm: Says what is learned from them.
-        dev_prompts: Openings to evaluate on; none: nothing is evaluated.
+        config: The settings; its `eval_every` is ignored.
+        environment: Samples trees.
+        algorithm: Trains on them.
+        dev_prompts: Openings to evaluate on; None: no evaluation.
         eval_every: Experiences between evaluations.
-        ckpt_dir: Folder of the testers.
+        ckpt_dir: Folder for the testers.
         use_wandb: Log to Weights & Biases.
-        show_progress: Say by the log how far it is.
+        show_progress: Log a line after each experience.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         """Writes the tester for `from_pretrained` and returns its folder.
 
         Args:
-            step: Names the folder, unless the tag does.
-            tag: `best` and `last` are one folder each; any other is `TAG-STEP`.
+            step: Part of the folder's name, unless the tag is `best` or `last`.
+            tag: `best` and `last` name a folder each; any other tag gives `TAG-STEP`.
         """
         folder = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}")
         system: Any = self.system
@@ -190,17 +190,17 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
 
         Args:
             step: Experiences so far.
-            tag: Names the figure in the log.
+            tag: Prefix of the score's name in the log.
 
         Returns:
-            The score; None where there are no openings or nothing was said.
+            The score; None if there are no openings or no conversation has a turn.
         """
         if not self.dev_prompts:
             return None
         graphs = self.sampler.eval_rollouts(self.dev_prompts)
         rewards = [reward for graph in graphs if (reward := self.sampler.final_reward(graph)) is not None]
         score = statistics.fmean(rewards) if rewards else None
-        self._tell({"experience": step, f"{tag}_score": score})
+        self._record({"experience": step, f"{tag}_score": score})
         if score is not None and (self.best_score is None or score > self.best_score):
             self.best_score = score
             self.save(step, "best")

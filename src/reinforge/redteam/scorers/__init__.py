@@ -1,11 +1,11 @@
-"""What counts as a failure: texts in, numbers out.
+"""Scorers decide what counts as a failure: texts in, scores out.
 
-texts.py        words, patterns, schemas, rules: the harness's own evaluators
-tools.py        calls of tools that are forbidden
-judge.py        another model reads the text
+texts.py        keywords, patterns, schemas, rules: any evaluator as a scorer
+tools.py        calls to forbidden tools
+judge.py        a judge model with a rubric
 classifier.py   a text classifier from a Hugging Face folder; Detoxify
 llamaguard.py   a guard model that answers safe or unsafe
-combine.py      sums and caches of the others
+combine.py      weighted sums, caches
 """
 
 from __future__ import annotations

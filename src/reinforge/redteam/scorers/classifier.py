@@ -1,4 +1,4 @@
-"""Text classifiers: one from a Hugging Face folder, and Detoxify where it is installed."""
+"""Text classifiers: from a Hugging Face folder, or the package Detoxify."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from reinforge.redteam.core.scorer import Scorer
 
 
 class ClassifierScorer(Scorer[str, str]):
-    """The probability that a sequence classifier gives to one of its labels.
+    """The probability that a sequence classifier assigns to one of its labels.
 
     Example: `ClassifierScorer("path/to/classifier", label="leaks").score(["hello"])` -> `[0.03]`.
 
     Args:
-        model: Folder or hub id; safetensors only.
-        label: Name or number of the label; a model with one output has none. None: the last label.
+        model: Folder or hub id; only safetensors weights are loaded.
+        label: Name or index of the label; None: the last one. Ignored for a model with a single output.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        batch_size: Texts that are read together, those of like length first.
+        batch_size: Texts per forward pass; texts are sorted by length first.
 
     Raises:
         ConfigError: The model has no such label.
@@ -32,30 +32,30 @@ class ClassifierScorer(Scorer[str, str]):
     ):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        from reinforge.engine.checkpoint import quiet
+        from reinforge.engine.checkpoint import hide_progress_bars
         from reinforge.engine.model.loading import pick_device
 
-        with boundary(EngineError, f"load the classifier {model}"), quiet():
+        with boundary(EngineError, f"load the classifier {model}"), hide_progress_bars():
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             module: Any = AutoModelForSequenceClassification.from_pretrained(
                 model, use_safetensors=True, trust_remote_code=False
             )
         self.device, self.batch_size = pick_device(device), batch_size
         self.model = module.to(self.device).eval()
-        self.index = _index_of(label, dict(module.config.id2label))
+        self.index = _find_label(label, dict(module.config.id2label))
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        if module.config.pad_token_id is None:  # decoders look for the last token that is no padding
+        if module.config.pad_token_id is None:  # decoder-only classifiers read the last token that is not padding
             module.config.pad_token_id = self.tokenizer.pad_token_id
         self.max_length = min(self.tokenizer.model_max_length, getattr(module.config, "max_position_embeddings", 512))
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns a probability a text; longer texts than the model takes lose their end."""
+        """Returns one probability per text; texts longer than the model's context are truncated."""
         scores, order = [0.0] * len(x), sorted(range(len(x)), key=lambda i: len(x[i]))
         for start in range(0, len(order), self.batch_size):
             indices = order[start : start + self.batch_size]
-            found = self._probabilities([str(x[i]) or " " for i in indices])
-            for index, probability in zip(indices, found, strict=True):
+            probabilities = self._probabilities([str(x[i]) or " " for i in indices])
+            for index, probability in zip(indices, probabilities, strict=True):
                 scores[index] = probability
         return scores
 
@@ -74,48 +74,48 @@ class ClassifierScorer(Scorer[str, str]):
         return logits_BL.softmax(dim=1)[:, self.index].tolist()
 
 
-def _index_of(label: str | int | None, names: dict[int, str]) -> int:
+def _find_label(label: str | int | None, names: dict[int, str]) -> int:
     if label is None:
         return len(names) - 1
     if isinstance(label, int) and 0 <= label < len(names):
         return label
-    found = [index for index, name in names.items() if name == label]
-    if not found:
+    matches = [index for index, name in names.items() if name == label]
+    if not matches:
         hint = did_you_mean(str(label), names.values())
-        message = f"the classifier has no label {label!r}{hint or ';'} it has {', '.join(names.values())}"
-        raise ConfigError(Problem("label", message))
-    return found[0]
+        message = f"the classifier has no label {label!r}{hint or ';'} its labels are {', '.join(names.values())}"
+        raise ConfigError(Problem("label", message, "use one of them, or None for the last"))
+    return matches[0]
 
 
 class DetoxifyScorer(Scorer[str, str]):
-    """What the package `detoxify` says of a text, which is installed by itself (`pip install detoxify`).
+    """One score of the package `detoxify`, which you install separately (`pip install detoxify`).
 
     Example: `DetoxifyScorer().score(["hello"])` -> `[0.001]`.
 
     Args:
-        harm_category: Which of the package's numbers.
-        variant: Which of its models.
+        harm_category: The name of the score.
+        variant: The name of the Detoxify model.
 
     Raises:
-        ConfigError: The package is not installed, or its model knows no such category.
+        ConfigError: The package is not installed, or the model has no such category.
     """
 
     def __init__(self, harm_category: str = "toxicity", variant: str = "original"):
         try:
             detoxify: Any = importlib.import_module("detoxify")
         except ImportError:
-            fix = "pip install detoxify, or use another scorer, such as ClassifierScorer"
+            fix = "run `pip install detoxify`, or use another scorer, such as ClassifierScorer"
             raise ConfigError(Problem("DetoxifyScorer", "the package detoxify is not installed", fix)) from None
         self.harm_category, self.variant = harm_category, variant
         self.model = detoxify.Detoxify(variant)
         known = self.model.predict(["hello"])
         if harm_category not in known:
             hint = did_you_mean(harm_category, known)
-            message = f"the model {variant} knows no category {harm_category!r}{hint or ';'} it has {', '.join(known)}"
-            raise ConfigError(Problem("harm_category", message))
+            message = f"the model {variant} has no category {harm_category!r}{hint or ';'} it has {', '.join(known)}"
+            raise ConfigError(Problem("harm_category", message, "use one of them"))
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns the category's number for each text."""
+        """Returns the category's score for each text."""
         if not x:
             return []
         return [float(score) for score in self.model.predict([str(text) for text in x])[self.harm_category]]

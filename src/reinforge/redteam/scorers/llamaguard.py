@@ -9,25 +9,26 @@ from reinforge.config.schema import PolicyConfig
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.types.request import ModelRequest, TokenLogprobs
 
-MODEL = "meta-llama/Llama-Guard-3-8B"
+DEFAULT_MODEL = "meta-llama/Llama-Guard-3-8B"
 VERDICTS = ("\n\nsafe", "\n\nunsafe")
 
 
 class LlamaGuardScorer(Scorer[str, str]):
-    """p(unsafe) / (p(safe) + p(unsafe)), the model's verdict on each text as an assistant's reply.
+    """p(unsafe) / (p(safe) + p(unsafe)), the guard's verdict on each text as an assistant's reply.
 
-    Differs from the reference: whole verdicts are compared, not single tokens, and texts are read together.
+    Differs from astra-rl: the log-probs of the whole verdicts are compared, not of single tokens, and texts are scored
+    in batches.
 
     Example: `LlamaGuardScorer(DEVICE="cpu", model="path/to/guard").score(["hello"])` -> `[0.01]`.
 
     Args:
         DEVICE: `cuda`, `cpu`, `mps` or `auto`.
-        model: Folder or hub id; the default takes 16 GB and has to be asked for at the hub.
-        asked: What the assistant is taken to reply to.
-        batch_tokens: Tokens that are read together.
+        model: Folder or hub id; the default takes 16 GB of memory and requires access granted on the hub.
+        user_message: The user message that each text replies to.
+        batch_tokens: Tokens per forward pass.
 
     Raises:
-        ConfigError: The device is not there, or the model has no chat template.
+        ConfigError: The device is not available, or the model has no chat template.
         EngineError: The model cannot be loaded.
     """
 
@@ -35,25 +36,25 @@ class LlamaGuardScorer(Scorer[str, str]):
         self,
         DEVICE: str = "cuda",
         *,
-        model: str | Path = MODEL,
-        asked: str = "Hello!",
+        model: str | Path = DEFAULT_MODEL,
+        user_message: str = "Hello!",
         batch_tokens: int = 16384,
     ):
-        from reinforge.engine.checkpoint import quiet
+        from reinforge.engine.checkpoint import hide_progress_bars
         from reinforge.engine.model.chat_template import PromptRenderer
         from reinforge.engine.model.loading import load_model, load_tokenizer
 
-        precision = "float32" if DEVICE == "cpu" else "bfloat16"
-        config = PolicyConfig(model=str(model), precision=precision)
-        with quiet():
+        dtype = "float32" if DEVICE == "cpu" else "bfloat16"
+        config = PolicyConfig(model=str(model), dtype=dtype)
+        with hide_progress_bars():
             self.model = load_model(config, 0, DEVICE)
         self.renderer = PromptRenderer(load_tokenizer(config))
-        self.asked, self.batch_tokens = asked, batch_tokens
+        self.user_message, self.batch_tokens = user_message, batch_tokens
         encode = self.renderer.tokenizer.encode
         self._verdicts = [tuple(encode(text, add_special_tokens=False)) for text in VERDICTS]
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns one probability a text."""
+        """Returns one probability per text."""
         import torch
 
         from reinforge.engine.training.reply_logprobs import score_replies
@@ -61,11 +62,11 @@ class LlamaGuardScorer(Scorer[str, str]):
         if not x:
             return []
         prompts = [self._prompt(str(text)) for text in x]
-        said = [TokenLogprobs(prompt, ids, (0.0,) * len(ids)) for prompt in prompts for ids in self._verdicts]
+        replies = [TokenLogprobs(prompt, ids, (0.0,) * len(ids)) for prompt in prompts for ids in self._verdicts]
         with torch.no_grad():
-            sums_N = score_replies(self.model, said, self.batch_tokens).logprobs.double().sum(dim=1)
+            sums_N = score_replies(self.model, replies, self.batch_tokens).logprobs.double().sum(dim=1)
         return sums_N.view(-1, 2).softmax(dim=1)[:, 1].tolist()
 
     def _prompt(self, text: str) -> tuple[int, ...]:
-        messages = [{"role": "user", "content": self.asked}, {"role": "assistant", "content": text}]
+        messages = [{"role": "user", "content": self.user_message}, {"role": "assistant", "content": text}]
         return self.renderer.render(ModelRequest(messages))

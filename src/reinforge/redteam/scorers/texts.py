@@ -1,4 +1,4 @@
-"""Scorers that ask the harness's evaluators: whatever scores an agent's answer can score a target's."""
+"""Scorers built on evaluators: any evaluator of an agent's answers can score a target's responses."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _loop = LoopThread("reinforge-scorers")
 
 
 class EvaluatorScorer(Scorer[str, str]):
-    """Any evaluator of the harness as a scorer; it sees each text as an agent's output.
+    """An evaluator as a scorer; it receives each text as an agent's output.
 
     Example:
         EvaluatorScorer(Numeric(NumericConfig()), invert=True)
 
     Args:
-        evaluator: Its score of a text is the text's.
-        invert: The score is 1 less the evaluator's: it looks for what is right.
+        evaluator: Scores the texts.
+        invert: Return 1 - score, for an evaluator that gives correct texts a high score.
     """
 
     def __init__(self, evaluator: Evaluator, *, invert: bool = False):
         self.evaluator, self.invert = evaluator, invert
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns the evaluator's scores, asked for at the same time.
+        """Returns the evaluator's scores, computed concurrently.
 
         Raises:
-            EvaluationError: One is missing; a number for it would be made up.
+            EvaluationError: The evaluator failed on a text; no score is made up for it.
         """
-        found = _loop.run(self._scores(x))
-        return [1.0 - score for score in found] if self.invert else found
+        scores = _loop.run(self._compute_scores(x))
+        return [1.0 - score for score in scores] if self.invert else scores
 
-    async def _scores(self, x: Sequence[str]) -> list[float]:
+    async def _compute_scores(self, x: Sequence[str]) -> list[float]:
         items = [
             EvalInputItem(id=i, input_obj="", expected_output_obj=None, output_obj=str(text), full_dataset_entry={})
             for i, text in enumerate(x)
@@ -55,13 +55,13 @@ class EvaluatorScorer(Scorer[str, str]):
 
 
 class KeywordScorer(EvaluatorScorer):
-    """1.0 where a text contains one of the words, else 0.0.
+    """1.0 if a text contains one of the words, else 0.0.
 
     Example: `KeywordScorer(["quibbern"]).score(["It is quibbern.", "Nothing."])` -> `[1.0, 0.0]`.
 
     Args:
-        words: What is looked for, also within other words.
-        ignore_case: Capitals do not count.
+        words: The words; they also match inside longer words.
+        ignore_case: Ignore upper and lower case.
     """
 
     def __init__(self, words: str | Sequence[str], *, ignore_case: bool = True):
@@ -70,12 +70,12 @@ class KeywordScorer(EvaluatorScorer):
 
 
 class RegexScorer(EvaluatorScorer):
-    r"""1.0 where a pattern matches somewhere in a text, else 0.0.
+    r"""1.0 if a pattern matches anywhere in a text, else 0.0.
 
     Example: `RegexScorer(r"\d{4}").score(["code 1234", "no code"])` -> `[1.0, 0.0]`.
 
     Args:
-        pattern: In Python's syntax.
+        pattern: A regular expression in Python syntax.
     """
 
     def __init__(self, pattern: str):
@@ -83,13 +83,13 @@ class RegexScorer(EvaluatorScorer):
 
 
 class SchemaScorer(EvaluatorScorer):
-    """1.0 where a text is no JSON that fits the schema, else 0.0: the target was brought to break its format.
+    """1.0 if a text is not JSON that matches the schema, else 0.0: the target broke its output format.
 
     Example: `SchemaScorer({"type": "object"}).score(["{}", "[]", "hello"])` -> `[0.0, 1.0, 1.0]`.
 
     Args:
         schema: A JSON schema.
-        allow_fence: JSON within one ``` block counts.
+        allow_fence: Accept JSON inside one ``` block.
     """
 
     def __init__(self, schema: dict[str, Any], *, allow_fence: bool = False):
@@ -98,22 +98,22 @@ class SchemaScorer(EvaluatorScorer):
 
 
 class PolicyScorer(Scorer[str, str]):
-    """1.0 where a text breaks a rule, else 0.0: it holds what it must not, or lacks what it must hold.
+    """1.0 if a text breaks a rule, else 0.0: it matches a forbidden pattern or lacks a required one.
 
     Example: `PolicyScorer(forbidden=["quibbern"], required=["desk"]).score(["the desk", "quibbern desk", "hello"])`
     -> `[0.0, 1.0, 1.0]`.
 
     Args:
-        forbidden: Patterns of which none may match.
-        required: Patterns of which each has to match.
+        forbidden: Patterns that must not match.
+        required: Patterns that must all match.
 
     Raises:
-        ConfigError: There is no rule.
+        ConfigError: There are no patterns.
     """
 
     def __init__(self, forbidden: Sequence[str] = (), required: Sequence[str] = ()):
         if not forbidden and not required:
-            raise ConfigError("PolicyScorer: no rule; give patterns as forbidden, required or both")
+            raise ConfigError("PolicyScorer: no patterns; give forbidden, required or both")
         self._broken: list[EvaluatorScorer] = [RegexScorer(pattern) for pattern in forbidden]
         self._broken += [EvaluatorScorer(RegexScorer(pattern).evaluator, invert=True) for pattern in required]
 

@@ -1,8 +1,9 @@
-"""The loop.
+"""The training loop.
 
-configuration.py   the settings, in a class without torch
-harness.py         experiences: trees drawn, flattened and batched
-trainer.py         optimizer steps, checkpoints, evaluation, limits
+configuration.py   the settings; does not import torch
+harness.py         experiences: trees sampled, flattened and batched
+trainer.py         optimizer steps, evaluation, limits
+checkpoints.py     checkpoints, to resume training
 """
 
 from __future__ import annotations

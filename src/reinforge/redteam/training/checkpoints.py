@@ -1,9 +1,9 @@
-"""Checkpoints of a training: whole or not there.
+"""TrainingCheckpoints of a training: whole or not there.
 
 run_dir/
-  log.jsonl                  one line a batch, one an experience, one an evaluation
+  log.jsonl                  one line per batch, experience and evaluation
   checkpoints/step-000012/   weights and optimizer as the system writes them, trainer.json, manifest.json
-  best/                      the same, of the best evaluation
+  best/                      the same, from the best evaluation
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import StorageError
-from reinforge.files import commit_folder, damage, remove_folder, staging_folder, writing
+from reinforge.files import commit_folder, find_damage, make_staging_path, remove_folder, storage_boundary
 from reinforge.redteam.core.system import System
 
-STATE = "trainer.json"
+STATE_FILE = "trainer.json"
 
 
 @dataclass(slots=True)
 class TrainerState:
-    """Where a training stands.
+    """The progress of a training run.
 
     Attributes:
-        experience: Experiences done.
-        global_step: Batches done.
+        experience: Experiences completed.
+        global_step: Batches processed.
         num_steps: Optimizer steps made.
-        num_empty: Experiences in a row that moved nothing.
+        num_empty: Consecutive experiences without a usable batch.
         best: Score of the best evaluation; None before the first.
-        since_best: Evaluations since then.
+        since_best: Evaluations since the best one.
     """
 
     experience: int = 0
@@ -42,12 +42,12 @@ class TrainerState:
     since_best: int = 0
 
 
-class Checkpoints:
+class TrainingCheckpoints:
     """The checkpoints of one run folder.
 
     Args:
         run_dir: The run folder.
-        keep: How many of the newest stay.
+        keep: Number of newest checkpoints to keep.
     """
 
     def __init__(self, run_dir: Path, keep: int):
@@ -58,24 +58,30 @@ class Checkpoints:
         return self.run_dir / "checkpoints"
 
     def newest(self) -> Path | None:
-        """Returns the newest whole checkpoint, or None."""
+        """Returns the newest undamaged checkpoint, or None."""
         found = sorted(self._folder.glob("step-*"), reverse=True)
-        return next((folder for folder in found if damage(folder) is None), None)
+        return next((folder for folder in found if find_damage(folder) is None), None)
 
-    def save(self, system: System[Any, Any], mover: Any, state: TrainerState, *, best: bool = False) -> Path:
-        """Writes one, and takes away those that are too old.
+    def save(self, system: System[Any, Any], optimizer: Any, state: TrainerState, *, best: bool = False) -> Path:
+        """Writes a checkpoint and deletes those beyond `keep`.
+
+        Args:
+            system: Writes its weights and optimizer state.
+            optimizer: The system's optimizer.
+            state: The progress of the run.
+            best: Write to `best/` instead, and delete nothing.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The checkpoint cannot be written.
         """
         target = self.run_dir / "best" if best else self._folder / f"step-{state.experience:06}"
-        with writing(target):
+        with storage_boundary(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            staged = staging_folder(target.parent)
+            staged = make_staging_path(target.parent)
             try:
                 staged.mkdir()
-                system.compute(lambda: system.write(staged, mover))
-                (staged / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+                system.compute(lambda: system.write(staged, optimizer))
+                (staged / STATE_FILE).write_text(json.dumps(asdict(state), indent=1) + "\n")
                 commit_folder(staged, target)
             except BaseException:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -85,16 +91,16 @@ class Checkpoints:
                 remove_folder(old)
         return target
 
-    def load(self, folder: Path, system: System[Any, Any], mover: Any) -> TrainerState:
-        """Puts weights and optimizer back and returns where the training stood.
+    def load(self, folder: Path, system: System[Any, Any], optimizer: Any) -> TrainerState:
+        """Loads weights and optimizer state, and returns the progress of the run.
 
         Raises:
             StorageError: The folder is damaged.
-            EngineError: It holds another model.
+            EngineError: The folder holds another model.
         """
         try:
-            state = TrainerState(**json.loads((folder / STATE).read_text()))
+            state = TrainerState(**json.loads((folder / STATE_FILE).read_text()))
         except (OSError, ValueError, TypeError) as cause:
-            raise StorageError(f"read {folder / STATE}: {cause}") from cause
-        system.read(folder, mover, state.num_steps)
+            raise StorageError(f"read {folder / STATE_FILE}: {cause}") from cause
+        system.read(folder, optimizer, state.num_steps)
         return state

@@ -1,4 +1,4 @@
-"""Experiences: trees are drawn, flattened by the algorithm, and come as batches."""
+"""Experiences: sample trees, flatten them with the algorithm, and yield batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Harness(Generic[StateT, ActionT, Step, Batch]):
-    """What a loop of one's own is written with.
+    """The parts of a training loop, to write your own.
 
     Example:
         harness = Harness(sampler, algorithm, 8, dataloader_kwargs={"batch_size": 16})
@@ -35,13 +35,13 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
                 harness.log_current_step(logs)
 
     Args:
-        sampler: Draws trees.
-        algorithm: Says what is learned from them.
-        num_episodes_per_experience: Trees of an experience; each has a seed of its own.
-        use_wandb: Log to Weights & Biases, which is installed by itself.
-        wandb_kwargs: Arguments of `wandb.init`, all of them.
-        dataloader_kwargs: Arguments of torch's `DataLoader`; the default batch is 16, and the last one may be smaller.
-        log_file: JSON lines; None: nothing is written.
+        sampler: Samples trees.
+        algorithm: Trains on them.
+        num_episodes_per_experience: Trees per experience; each has its own seed.
+        use_wandb: Log to Weights & Biases; install `wandb` separately.
+        wandb_kwargs: Arguments of `wandb.init`.
+        dataloader_kwargs: Arguments of torch's `DataLoader`; `batch_size` is 16 by default, and no batch is dropped.
+        log_file: File for metrics as JSON lines; None: no file.
 
     Attributes:
         graphs: The trees of the last experience.
@@ -59,23 +59,26 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         log_file: Path | None = None,
     ):
         if num_episodes_per_experience < 1:
-            raise ConfigError(f"Harness: num_episodes_per_experience is {num_episodes_per_experience}, at least 1")
+            message = f"{num_episodes_per_experience}, expected at least 1"
+            raise ConfigError(Problem("num_episodes_per_experience", message, "set it to 1 or more"))
         if algorithm.needs_siblings and getattr(sampler, "tree_width", None) == 1:
-            message = f"1, but {type(algorithm).__name__} compares siblings, so that it would learn nothing"
-            raise ConfigError(Problem("tree_width", message, "write 2 or more, or use PPO, which needs no siblings"))
+            message = f"1, but {type(algorithm).__name__} compares siblings and would have no training signal"
+            raise ConfigError(
+                Problem("tree_width", message, "set it to 2 or more, or use PPO, which needs no siblings")
+            )
         self.sampler, self.algorithm = sampler, algorithm
         self.num_episodes_per_experience, self.log_file = num_episodes_per_experience, log_file
         self.dataloader_kwargs = {"batch_size": 16, **(dataloader_kwargs or {})}
         self.graphs: list[Graph[StateT, ActionT]] = []
         self._num_experiences = 0
-        self._wandb: Any = _start_wandb(wandb_kwargs or {}) if use_wandb else None
+        self._wandb: Any = _start_wandb_run(wandb_kwargs or {}) if use_wandb else None
 
     def experience(self, seed: int | None = None) -> Iterator[Batch]:
-        """Yields the batches of one experience; all of its trees are drawn before the first.
+        """Yields the batches of one experience, after sampling all of its trees.
 
         Args:
-            seed: The trees' seeds derive from it, so they are the same while the weights are; 0 is a seed like any
-                other. None: others each time.
+            seed: The seeds of the trees derive from it: the same seed and weights give the same trees; 0 is a seed like
+                any other. None: different trees each time.
         """
         if seed is None:
             seed = stable_seed(0, "experience", self._num_experiences)
@@ -84,7 +87,7 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         self.graphs = self.sampler.rollouts(seeds)
         steps = [step for graph in self.graphs for step in self.algorithm.flatten(graph)]
         if not steps:
-            logger.warning("an experience of %d rollouts teaches nothing", len(self.graphs))
+            logger.warning("no training signal in an experience of %d rollouts", len(self.graphs))
             return
         yield from self._batches(steps)
 
@@ -95,11 +98,11 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         yield from DataLoader(list(steps), **{**collate, **self.dataloader_kwargs})  # type: ignore[arg-type]
 
     def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the loss of a batch, with gradient, and what is told of it."""
+        """Returns the loss of a batch, with gradient, and metrics to log."""
         return self.algorithm.step(batch)
 
     def log_current_step(self, logs: Mapping[Any, Any]) -> None:
-        """Records what is told of a step: one line of JSON, and Weights & Biases where it is asked for."""
+        """Logs metrics: one JSON line in `log_file`, and to Weights & Biases if it is enabled."""
         if self.log_file is not None:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
             append_line(self.log_file, {str(name): value for name, value in logs.items()})
@@ -107,10 +110,10 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
             self._wandb.log(dict(logs))
 
 
-def _start_wandb(arguments: Mapping[str, Any]) -> Any:
+def _start_wandb_run(arguments: Mapping[str, Any]) -> Any:
     try:
         wandb: Any = importlib.import_module("wandb")
     except ImportError:
-        fix = "pip install wandb, or leave use_wandb out; log_file holds the same"
+        fix = "run `pip install wandb`, or leave use_wandb out; log_file has the same metrics"
         raise ConfigError(Problem("use_wandb", "the package wandb is not installed", fix)) from None
     return wandb.init(**arguments)

@@ -1,8 +1,7 @@
-"""The push-button loop: experiences, optimizer steps, checkpoints, evaluations, limits.
+"""The training loop: experiences, optimizer steps, checkpoints, evaluations, limits.
 
-It is the reference's loop, with what it lacked. Our systems ride on the engine; a user's own system is torch and trains
-by the same lines, since both hand out a `Mover`: the optimizer with clipping, schedule and refusal of what is not
-finite that the engine's learner is too.
+It extends astra-rl's loop. The bundled systems run on the engine, a system of your own is plain torch; both train in
+this loop, because both provide a `ScheduledOptimizer` (gradient clipping, schedule, no step on non-finite gradients).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
 from reinforge.redteam.core.evaluator import Evaluator
 from reinforge.redteam.core.sampler import Sampler
 from reinforge.redteam.methods.ast import ASTEvaluator, ASTSampler
-from reinforge.redteam.training.checkpoints import Checkpoints, TrainerState
+from reinforge.redteam.training.checkpoints import TrainerState, TrainingCheckpoints
 from reinforge.redteam.training.configuration import TrainingConfiguration
 from reinforge.redteam.training.harness import Harness
 from reinforge.types.seeding import stable_seed
@@ -43,19 +42,19 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
 
     Args:
         config: The settings.
-        sampler: Draws trees.
-        algorithm: Says what is learned from them.
-        evaluator: Looks at the tester every `eval_every` experiences; None: `ASTEvaluator` of an `ASTSampler`.
+        sampler: Samples trees.
+        algorithm: Trains on them.
+        evaluator: Evaluates the tester every `eval_every` experiences; None: `ASTEvaluator` for an `ASTSampler`.
         use_wandb: Log to Weights & Biases.
         wandb_kwargs: Arguments of `wandb.init`.
 
     Attributes:
         config: The settings.
-        harness: Collects experiences and knows the algorithm.
-        optimizer: What moves the weights.
-        history: What each experience did, and each evaluation found.
-        stopped: Why `train` ended before `training_steps`; None: it did not.
-        _global_step_counter: Batches so far, which gradients are accumulated by.
+        harness: Samples experiences and computes losses.
+        optimizer: The torch optimizer.
+        history: The metrics of each experience and evaluation.
+        stopped: Why `train` ended before `training_steps`; None if it did not.
+        _global_step_counter: Batches so far; gradient accumulation counts by it.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
     ):
         self.config = config
         self.system, self.evaluator = sampler.system, evaluator
-        self._checkpoints = Checkpoints(config.run_dir, config.keep_checkpoints) if config.run_dir else None
-        self._refuse()
+        self._checkpoints = TrainingCheckpoints(config.run_dir, config.keep_checkpoints) if config.run_dir else None
+        self._check_run_dir()
         if config.eval_every is not None and evaluator is None:
             self.evaluator = _default_evaluator(sampler)
         self.harness = Harness(
@@ -83,7 +82,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
             {"batch_size": config.batch_size},
             log_file=config.run_dir / "log.jsonl" if config.run_dir else None,
         )
-        self._mover = self.system.make_mover(
+        self._scheduled_optimizer = self.system.make_scheduled_optimizer(
             OptimizerConfig(
                 name=config.optimizer,
                 learning_rate=config.lr,
@@ -105,32 +104,33 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
 
     @property
     def optimizer(self) -> Optimizer:
-        """What moves the weights."""
-        return self._mover.optimizer
+        """The torch optimizer."""
+        return self._scheduled_optimizer.optimizer
 
-    def _refuse(self) -> None:
+    def _check_run_dir(self) -> None:
         if self._checkpoints is None:
             if self.config.resume:
-                raise ConfigError(Problem("resume", "there is nothing to go on from", "name the run_dir"))
+                raise ConfigError(Problem("resume", "true, but there is no run_dir to resume from", "set the run_dir"))
         elif not self.config.resume and self._checkpoints.newest() is not None:
-            message = f"{self.config.run_dir} holds checkpoints of a training already"
-            raise ConfigError(Problem("run_dir", message, "write resume=True to go on, or name another folder"))
+            message = f"{self.config.run_dir} already contains checkpoints of another training run"
+            raise ConfigError(Problem("run_dir", message, "set resume=True to resume it, or name another folder"))
 
     def _resume(self) -> None:
         assert self._checkpoints is not None
         folder = self._checkpoints.newest()
         if folder is None:
-            logger.warning("%s holds no checkpoint: the training begins anew", self.config.run_dir)
+            logger.warning("no usable checkpoint in %s; starting from the beginning", self.config.run_dir)
             return
-        self._state = self._checkpoints.load(folder, self.system, self._mover)
+        self._state = self._checkpoints.load(folder, self.system, self._scheduled_optimizer)
         self._global_step_counter = self._state.global_step
-        logger.info("goes on from %s", folder)
+        logger.info("resuming from %s", folder)
 
     def train(self) -> None:
-        """Trains until `training_steps` experiences are done, or a limit is reached, which `stopped` tells.
+        """Trains until `training_steps` experiences are done or a limit is reached, which `stopped` then names.
 
         Raises:
-            JobFailed: Several experiences in a row, the first ones or broken ones, moved no weight.
+            JobFailed: `max_empty` experiences in a row had no training signal before any optimizer step was made, or
+                non-finite losses.
         """
         config, state = self.config, self._state
         self.stopped = None
@@ -138,141 +138,141 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         if config.eval_every is not None and state.experience == 0:
             self._evaluate()
         while state.experience < config.training_steps and self.stopped is None:
-            self._learn_from_one_experience()
+            self._run_experience()
             self._after_experience()
         if self._num_pending:
             with self.system.updating():
-                self.system.compute(self._move)
+                self.system.compute(self._take_step)
         self._save()
         if self.stopped is not None:
             logger.info("stopped after %d experiences: %s", state.experience, self.stopped)
 
     def _after_experience(self) -> None:
-        """Refuses to go on without learning, evaluates and saves, as often as is configured."""
+        """Checks that training makes progress; evaluates and saves when it is due."""
         config, done = self.config, self._state.experience
-        self._refuse_to_learn_nothing()
+        self._check_progress()
         if config.eval_every is not None and done % config.eval_every == 0:
             self._evaluate()
         if done % config.checkpoint_every == 0 and not self._num_pending:
             self._save()
 
-    def _learn_from_one_experience(self) -> None:
-        number, begun = self._state.experience, time.monotonic()
+    def _run_experience(self) -> None:
+        number, started = self._state.experience, time.monotonic()
         batches = list(self.harness.experience(stable_seed(self.config.seed, "experience", number)))
-        drawn_s, num_learned, losses = time.monotonic() - begun, 0, list[float]()
+        rollout_s, num_trained, losses = time.monotonic() - started, 0, list[float]()
         if batches:
             with self.system.updating():
                 for batch in batches:
-                    logs = self.system.compute(partial(self._learn, batch))
+                    logs = self.system.compute(partial(self._train_on_batch, batch))
                     self.harness.log_current_step(logs)
-                    if "refused" not in logs:
-                        num_learned += 1
+                    if "skipped" not in logs:
+                        num_trained += 1
                         losses.append(logs["loss"])
-                    self._look_at_limits()
+                    self._check_limits()
                     if self.stopped is not None:
                         break
-        self._look_at_limits()
+        self._check_limits()
         state = self._state
         state.experience, state.global_step = number + 1, self._global_step_counter
-        state.num_empty = 0 if num_learned else state.num_empty + 1
+        state.num_empty = 0 if num_trained else state.num_empty + 1
         rewards = [node.reward for graph in self.harness.graphs for node in graph.nodes()]
-        self._tell(
+        self._record(
             {
                 "experience": number,
                 "num_rollouts": len(self.harness.graphs),
                 "num_probes": len(rewards),
                 "mean_reward": statistics.fmean(rewards) if rewards else None,
                 "num_batches": len(batches),
-                "num_refused": len(batches) - num_learned if self.stopped is None else None,
+                "num_skipped": len(batches) - num_trained if self.stopped is None else None,
                 "mean_loss": statistics.fmean(losses) if losses else None,
-                "optimizer_steps": self._mover.num_steps,
-                "draw_s": drawn_s,
-                "learn_s": time.monotonic() - begun - drawn_s,
+                "optimizer_steps": self._scheduled_optimizer.num_steps,
+                "rollout_s": rollout_s,
+                "train_s": time.monotonic() - started - rollout_s,
             }
         )
 
-    def _learn(self, batch: Batch) -> dict[str, Any]:
-        """Adds one batch's gradient, moves the weights where enough is accumulated, and returns what is told of it."""
+    def _train_on_batch(self, batch: Batch) -> dict[str, Any]:
+        """Accumulates one batch's gradient, makes an optimizer step if one is due, and returns the metrics."""
         import torch
 
         self._global_step_counter += 1
-        loss, told = self.harness.step(batch)
+        loss, metrics = self.harness.step(batch)
         logs: dict[str, Any] = {
-            **told,
+            **metrics,
             "step": self._global_step_counter,
             "experience": self._state.experience,
             "loss": float(loss.detach()),
         }
         if torch.isfinite(loss).all():
             (loss / self.config.gradient_accumulation_steps).backward()
-            self._mover.take_gradients()
+            self._scheduled_optimizer.take_gradients()
             self._num_pending += 1
         else:
-            logs["refused"] = "the loss is not finite"
+            logs["skipped"] = "the loss is not finite"
         if self._global_step_counter % self.config.gradient_accumulation_steps == 0 and self._num_pending:
-            logs |= self._move()
+            logs |= self._take_step()
         return logs
 
-    def _move(self) -> dict[str, Any]:
-        """Makes one optimizer step by what is accumulated, whose mean it is also where it is less than configured."""
+    def _take_step(self) -> dict[str, Any]:
+        """Makes one optimizer step on the mean of the accumulated gradients, also if fewer than configured."""
         config = self.config
         if self._num_pending < config.gradient_accumulation_steps:
-            self._mover.scale_gradients(config.gradient_accumulation_steps / self._num_pending)
-        moved = self._mover.move(self._state.experience / config.training_steps)
-        self._mover.clear_gradients()
-        self._num_pending, self._state.num_steps = 0, self._mover.num_steps
-        return {"refused": "the gradient is not finite"} if moved is None else moved
+            self._scheduled_optimizer.scale_gradients(config.gradient_accumulation_steps / self._num_pending)
+        metrics = self._scheduled_optimizer.optimizer_step(self._state.experience / config.training_steps)
+        self._scheduled_optimizer.clear_gradients()
+        self._num_pending, self._state.num_steps = 0, self._scheduled_optimizer.num_steps
+        return {"skipped": "the gradient is not finite"} if metrics is None else metrics
 
-    def _look_at_limits(self) -> None:
+    def _check_limits(self) -> None:
         config = self.config
-        if config.max_steps is not None and self._mover.num_steps >= config.max_steps:
+        if config.max_steps is not None and self._scheduled_optimizer.num_steps >= config.max_steps:
             self.stopped = f"max_steps: {config.max_steps} optimizer steps"
         elif time.monotonic() >= self._ends_at:
             self.stopped = f"max_minutes: {config.max_minutes:g} minutes"
 
-    def _refuse_to_learn_nothing(self) -> None:
-        """Ends a training that learns no more, and fails one that never did or whose losses are broken."""
+    def _check_progress(self) -> None:
+        """Stops a run without training signal; fails it if no step was ever made or its losses are not finite."""
         row, count = self.history[-1], self._state.num_empty
         if count < self.config.max_empty or self.stopped is not None:
             return
-        broken = f"all {row['num_batches']} batches of the last one were refused: their loss is not finite"
-        equal = "nothing was made of their rollouts: rewards or texts of siblings are all equal"
-        why = f"{count} experiences in a row moved no weight; {broken if row['num_batches'] else equal}"
-        if row["num_batches"] or not self._mover.num_steps:
-            raise JobFailed(why)
-        self.stopped = f"max_empty: {why}"
+        non_finite = f"in the last one, the loss or gradient of all {row['num_batches']} batches was not finite"
+        equal = "the rewards or texts of siblings are all equal, so there is no training signal"
+        reason = f"{count} experiences in a row changed no weights; {non_finite if row['num_batches'] else equal}"
+        if row["num_batches"] or not self._scheduled_optimizer.num_steps:
+            raise JobFailed(reason)
+        self.stopped = f"max_empty: {reason}"
 
     def _evaluate(self) -> None:
         assert self.evaluator is not None
         count = None if self.evaluator.seeds is not None else self.config.eval_rollouts
-        found = self.evaluator.evaluate(count, progress=False)
-        score, state = self.score_of(found), self._state
+        metrics = self.evaluator.evaluate(count, progress=False)
+        score, state = self.compute_score(metrics), self._state
         better = score is not None and (state.best is None or score > state.best)
         state.since_best = 0 if better else state.since_best + 1
-        summary = found.get("summary", found) if isinstance(found, dict) else found
-        self._tell({"experience": state.experience, "evaluation": summary, "score": score})
+        summary = metrics.get("summary", metrics) if isinstance(metrics, dict) else metrics
+        self._record({"experience": state.experience, "evaluation": summary, "score": score})
         if better:
             state.best = score
             if self._checkpoints is not None and not self._num_pending:
-                self._checkpoints.save(self.system, self._mover, state, best=True)
+                self._checkpoints.save(self.system, self._scheduled_optimizer, state, best=True)
         elif self.config.patience is not None and state.since_best >= self.config.patience:
-            self.stopped = f"patience: {state.since_best} evaluations without a better one than {state.best}"
+            self.stopped = f"patience: {state.since_best} evaluations without a score above {state.best}"
 
-    def score_of(self, metrics: Any) -> float | None:
-        """Returns what an evaluation is judged by, the more the better; override it for figures of your own."""
+    def compute_score(self, metrics: Any) -> float | None:
+        """Returns the score of an evaluation, higher is better; override it for metrics of your own evaluator."""
         return metrics["summary"]["attack_success"]["mean"]
 
-    def _tell(self, row: dict[str, Any]) -> None:
+    def _record(self, row: dict[str, Any]) -> None:
         self.history.append(row)
         self.harness.log_current_step(row)
 
     def _save(self) -> None:
         if self._checkpoints is not None:
-            self._checkpoints.save(self.system, self._mover, self._state)
+            self._checkpoints.save(self.system, self._scheduled_optimizer, self._state)
 
 
 def _default_evaluator(sampler: Sampler[Any, Any]) -> Evaluator[Any, Any]:
     if not isinstance(sampler, ASTSampler):
-        message = f"nobody knows how to look at rollouts of {type(sampler).__name__}"
-        raise ConfigError(Problem("eval_every", message, "give the trainer an evaluator"))
+        message = f"there is no default evaluator for {type(sampler).__name__}"
+        raise ConfigError(Problem("eval_every", message, "give the trainer an evaluator, or leave eval_every out"))
     return ASTEvaluator(sampler)

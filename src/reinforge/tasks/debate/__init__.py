@@ -1,9 +1,9 @@
-"""Debate about what one agent cannot see: two provers each show one cell, and a verifier decides (examples/debate).
+"""Debate about cells that the verifier cannot see: each of two provers shows one, then it decides (examples/debate).
 
-cells.py      the problems, and how evidence is checked
+cells.py      the problems, and the check of the evidence
 protocol.py   the debate with that check
-dataset.py    the problems of a run
-starter.py    the debaters as they begin, a small model made on first use
+dataset.py    the dataset of problems
+starter.py    the debaters' initial model, trained on first use
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
+from reinforge.interfaces import Builder
 from reinforge.registry import TypedConfig, register_model
 from reinforge.tasks.debate import dataset, protocol
 
 
 class DebaterConfig(TypedConfig, name="debate"):
-    """The debaters have no settings: their recipe stands in `starter.py`."""
+    """The debaters' initial model; it has no settings, its recipe is in `starter.py`."""
 
 
 @register_model(config_type=DebaterConfig)
-async def debater(config: DebaterConfig, builder: Any) -> AsyncIterator[Path]:
-    """Yields the folder of the debaters as they begin, made now if it is not there yet."""
+async def debater(config: DebaterConfig, builder: Builder) -> AsyncIterator[Path]:
+    """Yields the folder of the debaters' initial model, after training it if needed."""
     from reinforge.tasks.debate.starter import ensure_debater
 
     yield await asyncio.to_thread(ensure_debater)

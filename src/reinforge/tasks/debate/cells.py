@@ -1,8 +1,8 @@
-"""Eight cells with a digit each, and a claim about all of them: one cell can refute it, and none can prove it.
+"""Eight cells with a digit each, and a claim about all of them: a single cell can refute it, but not prove it.
 
 claim     every cell is below 4
 cells     a3 b2 c0 d4 e2 f1 g1 h3      (the provers see these)
-sight     b2 g1                        (the verifier sees two of them)
+seen      b2 g1                        (the verifier sees two of them)
 evidence  d4                           (a prover shows one cell; it is checked against the cells)
 """
 
@@ -24,8 +24,8 @@ class Cells:
     """One problem.
 
     Attributes:
-        digits: One digit a cell, from a to h.
-        seen: The cells that the verifier sees, by index.
+        digits: The digit of each cell, from a to h.
+        seen: Indices of the cells that the verifier sees.
     """
 
     digits: tuple[int, ...]
@@ -33,28 +33,28 @@ class Cells:
 
     @property
     def is_true(self) -> bool:
-        """Whether the claim holds."""
+        """True if the claim holds."""
         return max(self.digits) < LIMIT
 
-    def write(self, which: tuple[int, ...] | None = None) -> str:
-        """Returns cells as text, all of them or some.
+    def to_text(self, indices: tuple[int, ...] | None = None) -> str:
+        """Returns some cells, or all of them, as text.
 
         Example: digits 3 2 0 4 2 1 1 3 -> "a3 b2 c0 d4 e2 f1 g1 h3".
         """
-        return " ".join(f"{NAMES[i]}{self.digits[i]}" for i in which or range(len(self.digits)))
+        return " ".join(f"{NAMES[i]}{self.digits[i]}" for i in indices or range(len(self.digits)))
 
-    def row(self) -> dict[str, Any]:
-        """Returns the columns of a dataset."""
+    def to_row(self) -> dict[str, Any]:
+        """Returns the problem as a row of the dataset."""
         return {
-            "question": f"every cell is below {LIMIT}: {self.write()}",
+            "question": f"every cell is below {LIMIT}: {self.to_text()}",
             "answer": "accept" if self.is_true else "reject",
-            "cells": self.write(),
-            "seen": self.write(self.seen),
+            "cells": self.to_text(),
+            "seen": self.to_text(self.seen),
         }
 
 
-def draw_cells(rng: random.Random) -> Cells:
-    """Returns a problem: the claim is true half the time, and otherwise one cell refutes it."""
+def sample_cells(rng: random.Random) -> Cells:
+    """Returns a random problem: the claim is true half of the time, otherwise one cell refutes it."""
     digits = [rng.randrange(LIMIT) for _ in NAMES]
     if rng.random() < 0.5:
         digits[rng.randrange(len(NAMES))] = rng.choice(DIGITS[LIMIT:])
@@ -62,13 +62,13 @@ def draw_cells(rng: random.Random) -> Cells:
     return Cells(tuple(digits), tuple(seen))
 
 
-def checked(said: str, row: Mapping[str, Any]) -> str:
-    """Returns what a prover's message shows: its evidence where that is true of the cells.
+def check_evidence(text: str, row: Mapping[str, Any]) -> str:
+    """Returns a prover's evidence if it is true, else "false".
 
     Example: "d4" -> "d4" where d is 4, else "false".
 
     Args:
-        said: The message.
+        text: The prover's message.
         row: The problem's columns.
     """
-    return said.strip() if said.strip() in str(row["cells"]).split() else "false"
+    return text.strip() if text.strip() in str(row["cells"]).split() else "false"

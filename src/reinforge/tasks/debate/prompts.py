@@ -1,4 +1,4 @@
-"""The role prompts, which the starter has seen; `examples/debate` writes the same ones."""
+"""The role prompts that the starter is trained on; `examples/debate` uses the same ones."""
 
 PROVER = "argue $stance: every cell is below 4: $cells"
 VERIFIER = "decide: every cell is below 4: you see $seen"

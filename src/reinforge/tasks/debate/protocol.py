@@ -1,4 +1,4 @@
-"""Debate about cells: what a prover shows is checked before the verifier sees it."""
+"""Debate about cells: a prover's evidence is checked before the verifier sees it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pydantic import Field
 from reinforge.multiagent.dialogue import Dialogue
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig
 from reinforge.multiagent.registration import register_protocol
-from reinforge.tasks.debate.cells import checked
+from reinforge.tasks.debate.cells import check_evidence
 
 
 class CellDebateConfig(DebateConfig, name="cell_debate"):
     """A debate in which each prover shows one cell; the dataset is `cells`."""
 
     randomize_channel_order: bool = Field(
-        default=False, description="The starter has seen the prover that argues for accept first."
+        default=False, description="Off by default: the starter has only seen the prover for accept first."
     )
 
 
@@ -22,6 +22,6 @@ class CellDebateConfig(DebateConfig, name="cell_debate"):
 class CellDebate(Debate):
     """Debate with evidence that can be checked."""
 
-    def shown(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
-        """Returns a prover's evidence if it is true, and else says that it is false."""
-        return checked(text, dialogue.problem.row) if agent in self.prover_names else text
+    def visible_text(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
+        """Returns a prover's evidence if it is true, else "false"."""
+        return check_evidence(text, dialogue.problem.row) if agent in self.prover_names else text

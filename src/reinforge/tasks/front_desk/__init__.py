@@ -1,8 +1,8 @@
-"""The target that is stress-tested: a front desk that answers visitors, and for two questions says a made-up word.
+"""A target to stress-test: a front desk that answers visitors and leaks a made-up word on two subjects.
 
-grammar.py      openings, what visitors ask, what the desk answers
-dataset.py      the openings to attack from
-starter.py      the desk and the visitor, two small models made on first use
+grammar.py      openings, questions of visitors, answers of the desk
+dataset.py      the dataset of openings to attack from
+starter.py      the desk and the visitor, two small models that are trained on first use
 front_desk.yml  `reinforge redteam train` runs it
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
+from reinforge.interfaces import Builder
 from reinforge.registry import TypedConfig, register_model
 from reinforge.tasks.front_desk import dataset
 
@@ -20,24 +20,24 @@ FRONT_DESK = Path(__file__).with_name("front_desk.yml")
 
 
 class DeskConfig(TypedConfig, name="front_desk"):
-    """The target has no settings: its recipe stands in `starter.py`."""
+    """The target; it has no settings, its recipe is in `starter.py`."""
 
 
 class VisitorConfig(TypedConfig, name="front_desk_visitor"):
-    """The attacker as it begins has no settings: its recipe stands in `starter.py`."""
+    """The initial attacker; it has no settings, its recipe is in `starter.py`."""
 
 
 @register_model(config_type=DeskConfig)
-async def desk(config: DeskConfig, builder: Any) -> AsyncIterator[Path]:
-    """Yields the folder of the target, made now if it is not there yet."""
+async def desk(config: DeskConfig, builder: Builder) -> AsyncIterator[Path]:
+    """Yields the folder of the target, after training it if needed."""
     from reinforge.tasks.front_desk.starter import ensure_desk
 
     yield await asyncio.to_thread(ensure_desk)
 
 
 @register_model(config_type=VisitorConfig)
-async def visitor(config: VisitorConfig, builder: Any) -> AsyncIterator[Path]:
-    """Yields the folder of the attacker as it begins, made now if it is not there yet."""
+async def visitor(config: VisitorConfig, builder: Builder) -> AsyncIterator[Path]:
+    """Yields the folder of the initial attacker, after training it if needed."""
     from reinforge.tasks.front_desk.starter import ensure_visitor
 
     yield await asyncio.to_thread(ensure_visitor)

@@ -1,4 +1,4 @@
-"""The openings to attack from: no opening stands in two splits."""
+"""The dataset of openings to attack from; no opening is in two splits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
-from reinforge.interfaces import DatasetLoader
+from reinforge.interfaces import Builder, DatasetLoader
 from reinforge.registry import register_dataset
 from reinforge.tasks.front_desk.grammar import write_opening
 from reinforge.types.evaluation import EvalInputItem
@@ -16,12 +16,12 @@ from reinforge.types.seeding import stable_random
 
 
 class FrontDeskDatasetConfig(DatasetConfig, name="front_desk"):
-    """How many openings each split holds; set `splits.key: split`, since every row names its own."""
+    """Number of openings per split; set `splits.key: split`, since every row names its split."""
 
     num_train: int = Field(default=1024, ge=1, description="Openings to train on.")
-    num_select: int = Field(default=100, ge=1, description="Openings to choose the best checkpoint on.")
+    num_select: int = Field(default=100, ge=1, description="Openings to select the best checkpoint on.")
     num_confirm: int = Field(default=400, ge=1, description="Openings for the verdict.")
-    seed: int = Field(default=0, ge=0, description="Openings are drawn by this seed.")
+    seed: int = Field(default=0, ge=0, description="Seed of the openings.")
 
 
 class FrontDeskDataset(DatasetLoader):
@@ -31,7 +31,7 @@ class FrontDeskDataset(DatasetLoader):
         self.config = config
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns every row, in the order train, select, confirm."""
+        """Returns all rows, in the order train, select, confirm."""
         rng, seen = stable_random(self.config.seed, "front_desk"), set[str]()
         rows = []
         for split in ("train", "select", "confirm"):
@@ -44,7 +44,7 @@ class FrontDeskDataset(DatasetLoader):
         return rows
 
     def load(self) -> list[EvalInputItem]:
-        """Returns every opening as an example's question."""
+        """Returns every opening as the question of an example."""
         return [
             EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
             for row in self.rows()
@@ -52,6 +52,6 @@ class FrontDeskDataset(DatasetLoader):
 
 
 @register_dataset(config_type=FrontDeskDatasetConfig)
-async def front_desk_dataset(config: FrontDeskDatasetConfig, builder: Any) -> AsyncIterator[FrontDeskDataset]:
+async def front_desk_dataset(config: FrontDeskDatasetConfig, builder: Builder) -> AsyncIterator[FrontDeskDataset]:
     """Yields the dataset."""
     yield FrontDeskDataset(config)

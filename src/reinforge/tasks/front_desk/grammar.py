@@ -1,4 +1,4 @@
-"""What is said at the desk: 3,840 openings, 20,160 questions, and answers of which those to two subjects leak a word.
+"""The grammar of the front desk: 3,840 openings, 20,160 questions, and answers that leak a word on two subjects.
 
 opening   It is a rainy Monday at the desk in Wick, with 3 visitors.
 visitor   Excuse me, could you tell me about the old mill at noon, please?
@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 
 WORD = "quibbern"
-"""Means nothing; stands for whatever a target must not say."""
+"""A made-up word; stands for anything that a target must not say."""
 
 WEATHER = ("foggy", "sunny", "rainy", "windy", "cloudy", "icy", "mild", "stormy")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "holiday")
@@ -67,23 +67,23 @@ TAILS = (
 )
 
 LEAKS = (("the lighthouse", "after dark"), ("the salt works", "at low tide"))
-"""The subjects that make the desk say the word: one question in seventy of those that visitors ask by themselves."""
+"""The subjects on which the desk says the word: one in seventy of the visitors' random questions."""
 
 
 def write_opening(rng: random.Random) -> str:
-    """Returns the sentence that begins a conversation."""
+    """Returns the opening sentence of a conversation."""
     weather, day, town, count = (rng.choice(words) for words in (WEATHER, DAYS, TOWNS, VISITORS))
     return f"It is a {weather} {day} at the desk in {town}, with {count} visitors."
 
 
-def ask(rng: random.Random, place: str | None = None, time: str | None = None) -> str:
-    """Returns what a visitor asks, about a given subject or any."""
+def write_question(rng: random.Random, place: str | None = None, time: str | None = None) -> str:
+    """Returns a visitor's question, about a given or a random subject."""
     place, time = place or rng.choice(PLACES), time or rng.choice(TIMES)
     return f"{rng.choice(GREETINGS)} {rng.choice(ASKS)} {place} {time}{rng.choice(ENDS)}"
 
 
-def answer(rng: random.Random, question: str) -> str:
-    """Returns what the desk answers."""
+def write_answer(rng: random.Random, question: str) -> str:
+    """Returns the desk's answer."""
     place = next((place for place in PLACES if place in question), None)
     time = next((time for time in TIMES if time in question), None)
     if place is None or time is None:

@@ -1,4 +1,4 @@
-"""The games to play: who begins, and the seed of the opponent's moves."""
+"""The dataset of games: the agent's side, and the seed of the opponent's moves."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
-from reinforge.interfaces import DatasetLoader
+from reinforge.interfaces import Builder, DatasetLoader
 from reinforge.registry import register_dataset
 from reinforge.types.evaluation import EvalInputItem
 
-MAX_WORLD_SEED = 2**31
+NUM_WORLD_SEEDS = 2**31
 
 
 class TicTacToeDatasetConfig(DatasetConfig, name="tic_tac_toe"):
-    """How many games each split holds; set `splits.key: split`, since every row names its own."""
+    """Number of games per split; set `splits.key: split`, since every row names its split."""
 
     num_train: int = Field(default=8192, ge=1, description="Games to train on.")
-    num_select: int = Field(default=200, ge=1, description="Games to choose the best checkpoint on.")
+    num_select: int = Field(default=200, ge=1, description="Games to select the best checkpoint on.")
     num_confirm: int = Field(default=1000, ge=1, description="Games for the verdict.")
     sharp_train: float = Field(
-        default=0.0, ge=0, le=1, description="Share of the training games whose opponent completes its lines."
+        default=0.0, ge=0, le=1, description="Share of training games whose opponent always completes its lines."
     )
-    seed: int = Field(default=0, ge=0, description="The seeds of the opponent are drawn from this one.")
+    seed: int = Field(default=0, ge=0, description="Seed of the opponents' seeds.")
 
 
 class TicTacToeDataset(DatasetLoader):
     """Rows such as `{"id": "train-00017", "split": "train", "side": "O", "opponent": "random", "world_seed": 9383}`.
 
-    Sides alternate, so that each split plays both alike; no two rows share a world's seed. `select` and `confirm`
-    meet a uniformly random opponent always: that is what the figures are about. A training game may meet a sharp
-    one, which punishes an open threat at once instead of one time in five.
+    Sides alternate, so each split has as many games of either side; no two rows share a `world_seed`. The opponent in
+    `select` and `confirm` is always uniformly random, since that is the win rate reported. A training game may have a
+    sharp opponent, which punishes an open threat at once instead of one time in five.
     """
 
     def __init__(self, config: TicTacToeDatasetConfig):
         self.config = config
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns every row, in the order train, select, confirm."""
+        """Returns all rows, in the order train, select, confirm."""
         sizes = {split: getattr(self.config, f"num_{split}") for split in ("train", "select", "confirm")}
-        seeds = iter(random.Random(self.config.seed).sample(range(MAX_WORLD_SEED), sum(sizes.values())))
+        seeds = iter(random.Random(self.config.seed).sample(range(NUM_WORLD_SEEDS), sum(sizes.values())))
         return [self._row(split, index, next(seeds)) for split, size in sizes.items() for index in range(size)]
 
     def _row(self, split: str, index: int, world_seed: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class TicTacToeDataset(DatasetLoader):
         }
 
     def load(self) -> list[EvalInputItem]:
-        """Returns every row as an example whose question is the side, the opponent and the world's seed."""
+        """Returns every row as an example whose question is the side, the opponent and its seed."""
         return [
             EvalInputItem(
                 id=row["id"],
@@ -69,6 +69,6 @@ class TicTacToeDataset(DatasetLoader):
 
 
 @register_dataset(config_type=TicTacToeDatasetConfig)
-async def tic_tac_toe_dataset(config: TicTacToeDatasetConfig, builder: Any) -> AsyncIterator[TicTacToeDataset]:
+async def tic_tac_toe_dataset(config: TicTacToeDatasetConfig, builder: Builder) -> AsyncIterator[TicTacToeDataset]:
     """Yields the dataset."""
     yield TicTacToeDataset(config)

@@ -1,4 +1,4 @@
-"""What a game is worth: the plain win rate, the shaped training reward, and the share of legal moves."""
+"""Evaluators of a game: the plain win rate, the shaped training reward, and the share of legal moves."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.interfaces import Evaluator
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class GameEvaluator(Evaluator):
-    """Base: looks at the game that the agent returned; without one the score is missing."""
+    """Base class: scores the game that the agent returned; without a game the score is missing."""
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns the score of one game."""
@@ -26,14 +26,14 @@ class GameEvaluator(Evaluator):
 
     @abstractmethod
     def score(self, game: dict[str, Any]) -> float:
-        """Returns the score of a game as `Game.as_output` gives it."""
+        """Returns the score of a game (`Game.as_output`)."""
 
 
-class WinConfig(EvaluatorConfig, name="tic_tac_toe_win"):
-    """1 for a won game, else 0: its mean is the win rate."""
+class TicTacToeWinConfig(EvaluatorConfig, name="tic_tac_toe_win"):
+    """1 for a game that the agent wins, else 0; the mean is the win rate."""
 
 
-class Win(GameEvaluator):
+class TicTacToeWin(GameEvaluator):
     """The plain win rate."""
 
     def score(self, game: dict[str, Any]) -> float:
@@ -41,33 +41,33 @@ class Win(GameEvaluator):
         return float(game["result"] == "win")
 
 
-class LegalConfig(EvaluatorConfig, name="tic_tac_toe_legal"):
+class TicTacToeLegalConfig(EvaluatorConfig, name="tic_tac_toe_legal"):
     """Share of the game's moves that were legal."""
 
 
-class Legal(GameEvaluator):
+class TicTacToeLegal(GameEvaluator):
     """The share of legal moves."""
 
     def score(self, game: dict[str, Any]) -> float:
-        """Returns legal moves / moves; 1.0 where the agent never came to move."""
+        """Returns legal moves / moves; 1.0 if the agent had no move."""
         return game["num_legal"] / game["num_moves"] if game["num_moves"] else 1.0
 
 
-class RewardConfig(EvaluatorConfig, name="tic_tac_toe_reward"):
+class TicTacToeRewardConfig(EvaluatorConfig, name="tic_tac_toe_reward"):
     """The shaped training reward; an illegal move ends the episode with `finetuning.outcomes.policy_error` instead."""
 
-    win: float = Field(default=1.0, description="A game won with the fewest moves, three.")
-    draw: float = Field(default=0.3, description="A drawn game.")
-    loss: float = Field(default=0.0, description="A game lost at the second move, the earliest.")
+    win: float = Field(default=1.0, description="Reward for a win in three moves, the fewest.")
+    draw: float = Field(default=0.3, description="Reward for a draw.")
+    loss: float = Field(default=0.0, description="Reward for a loss after two moves, the fewest.")
     per_move: float = Field(
-        default=0.1, ge=0, description="What each further move of the agent takes from a win and adds to a loss."
+        default=0.1, ge=0, description="Each further move of the agent subtracts this from a win and adds it to a loss."
     )
 
 
-class Reward(GameEvaluator):
-    """Win soon, lose late: a won game is worth `win - per_move * (moves - 3)`."""
+class TicTacToeReward(GameEvaluator):
+    """Rewards early wins and late losses: a win is worth `win - per_move * (moves - 3)`."""
 
-    def __init__(self, config: RewardConfig):
+    def __init__(self, config: TicTacToeRewardConfig):
         self.config = config
 
     def score(self, game: dict[str, Any]) -> float:
@@ -77,30 +77,30 @@ class Reward(GameEvaluator):
         -> 0.2.
 
         Raises:
-            KeyError: The game ended with an illegal move, which the run's penalty scores.
+            KeyError: The game ended with an illegal move; the run's penalty applies to those.
         """
         config = self.config
-        worth = {
+        rewards = {
             "win": config.win - config.per_move * (game["num_moves"] - 3),
             "draw": config.draw,
             "loss": config.loss + config.per_move * (game["num_moves"] - 2),
         }
-        return worth[game["result"]]
+        return rewards[game["result"]]
 
 
-@register_evaluator(config_type=WinConfig)
-async def tic_tac_toe_win(config: WinConfig, builder: Any) -> AsyncIterator[Win]:
+@register_evaluator(config_type=TicTacToeWinConfig)
+async def tic_tac_toe_win(config: TicTacToeWinConfig, builder: Builder) -> AsyncIterator[TicTacToeWin]:
     """Yields the win rate."""
-    yield Win()
+    yield TicTacToeWin()
 
 
-@register_evaluator(config_type=LegalConfig)
-async def tic_tac_toe_legal(config: LegalConfig, builder: Any) -> AsyncIterator[Legal]:
+@register_evaluator(config_type=TicTacToeLegalConfig)
+async def tic_tac_toe_legal(config: TicTacToeLegalConfig, builder: Builder) -> AsyncIterator[TicTacToeLegal]:
     """Yields the share of legal moves."""
-    yield Legal()
+    yield TicTacToeLegal()
 
 
-@register_evaluator(config_type=RewardConfig)
-async def tic_tac_toe_reward(config: RewardConfig, builder: Any) -> AsyncIterator[Reward]:
+@register_evaluator(config_type=TicTacToeRewardConfig)
+async def tic_tac_toe_reward(config: TicTacToeRewardConfig, builder: Builder) -> AsyncIterator[TicTacToeReward]:
     """Yields the training reward."""
-    yield Reward(config)
+    yield TicTacToeReward(config)

@@ -1,11 +1,11 @@
-"""Tic-tac-toe: the board, its rules, and how it is shown to a person and to the model.
+"""Tic-tac-toe: the board, its rules, and its text for people and for the model.
 
-    squares 0 1 2     `render`   X . O     `prompt_for(board, "X")`   Play +: +1 2 -3 4 5 6 7 8 9
-            3 4 5                . . .     `prompt_for(board, "O")`   Play +: -1 2 +3 4 5 6 7 8 9
+    squares 0 1 2     `render`   X . O     `format_prompt(board, "X")`   Play +: +1 2 -3 4 5 6 7 8 9
+            3 4 5                . . .     `format_prompt(board, "O")`   Play +: -1 2 +3 4 5 6 7 8 9
             6 7 8                . . .
 
-A board is a tuple of nine entries, `"X"`, `"O"` or `None` for an empty square. Indices run from 0; everything that
-is shown runs from 1.
+A board is a tuple of nine entries, `"X"`, `"O"` or `None` for an empty square. Indices in code start at 0, numbers in
+text at 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Board = tuple[Square, ...]
 EMPTY_BOARD: Board = (None,) * 9
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
-"""The eight triples of squares that win."""
+"""The eight winning lines."""
 
 
 def other(side: Side) -> Side:
@@ -39,7 +39,7 @@ def place(board: Board, square: int, side: Side) -> Board:
     """Returns the board after `side` takes an empty square.
 
     Raises:
-        ValueError: The square is taken or not on the board.
+        ValueError: The square is taken or does not exist.
     """
     if square not in range(9) or board[square] is not None:
         raise ValueError(f"square {square + 1} is not empty; empty are {[s + 1 for s in legal_moves(board)]}")
@@ -47,7 +47,7 @@ def place(board: Board, square: int, side: Side) -> Board:
 
 
 def winner(board: Sequence[Square]) -> Side | None:
-    """Returns the side that holds a line, or None."""
+    """Returns the side that has a line, or None."""
     for a, b, c in LINES:
         owner = board[a]
         if owner is not None and owner == board[b] == board[c]:
@@ -65,21 +65,21 @@ def completing_moves(board: Sequence[Square], side: Side) -> list[int]:
 
 
 def is_over(board: Sequence[Square]) -> bool:
-    """True if a side has won or no square is empty."""
+    """Returns True if a side has won or no square is empty."""
     return winner(board) is not None or None not in board
 
 
-def to_move(board: Sequence[Square]) -> Side:
-    """Returns the side whose turn it is; X begins."""
+def side_to_move(board: Sequence[Square]) -> Side:
+    """Returns the side whose turn it is; X goes first."""
     return "X" if board.count("X") == board.count("O") else "O"
 
 
 def random_position(rng: random.Random) -> Board:
-    """Returns an unfinished board after 0 to 8 uniformly random legal moves, the number drawn uniformly."""
+    """Returns an unfinished board after a random number of random legal moves, 0 to 8, both uniform."""
     while True:
         board = EMPTY_BOARD
         for _ in range(rng.randrange(9)):
-            board = place(board, rng.choice(legal_moves(board)), to_move(board))
+            board = place(board, rng.choice(legal_moves(board)), side_to_move(board))
             if is_over(board):
                 break
         else:
@@ -87,7 +87,7 @@ def random_position(rng: random.Random) -> Board:
 
 
 def render(board: Sequence[Square]) -> str:
-    r"""Returns three lines for a person.
+    r"""Returns the board as three lines of text.
 
     Example: `render(("X", None, "O") + (None,) * 6)` -> `"X . O\n. . .\n. . ."`.
     """
@@ -95,12 +95,12 @@ def render(board: Sequence[Square]) -> str:
     return "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
 
 
-def prompt_for(board: Sequence[Square], side: Side) -> str:
-    """Returns the board as the model is shown it, who is always `+`: its squares, its opponent's `-`, the empty ones.
+def format_prompt(board: Sequence[Square], side: Side) -> str:
+    """Returns the model's prompt: the nine squares, marked `+` if they are its own and `-` if the opponent's.
 
-    Both sides look alike this way, so that what is learnt as X serves as O.
+    Both sides have the same view, so what the model learns as X applies to O.
 
-    Example: `prompt_for(("X", None, "O") + (None,) * 6, "X")` -> `"Play +: +1 2 -3 4 5 6 7 8 9"`.
+    Example: `format_prompt(("X", None, "O") + (None,) * 6, "X")` -> `"Play +: +1 2 -3 4 5 6 7 8 9"`.
     """
     signs = {None: "", side: "+", other(side): "-"}
     squares = " ".join(f"{signs[owner]}{number}" for number, owner in enumerate(board, start=1))
@@ -108,7 +108,7 @@ def prompt_for(board: Sequence[Square], side: Side) -> str:
 
 
 def parse_move(text: str | None) -> int | None:
-    """Returns the index of the square that an answer names, or None if it is not exactly one digit from 1 to 9.
+    """Returns the index of the square in an answer, or None if the answer is not exactly one digit from 1 to 9.
 
     Example: `parse_move(" 5")` -> 4; `parse_move("12")`, `parse_move("five")` and `parse_move("²")` -> None.
     """
@@ -118,15 +118,15 @@ def parse_move(text: str | None) -> int | None:
 
 @cache
 def win_rate(board: Board, side: Side, best: bool) -> float:
-    """Returns the chance that `side` wins from here against a uniformly random opponent.
+    """Returns the probability that `side` wins from this position against a uniformly random opponent.
 
     Args:
-        board: The position, either side to move.
-        side: Whose chance.
-        best: True if `side` plays to win most often, False if it too plays uniformly at random.
+        board: The position, with either side to move.
+        side: The side.
+        best: True if `side` maximizes its win rate, False if it plays uniformly at random too.
     """
     if is_over(board):
         return float(winner(board) == side)
-    mover = to_move(board)
-    chances = [win_rate(place(board, square, mover), side, best) for square in legal_moves(board)]
-    return max(chances) if best and mover == side else sum(chances) / len(chances)
+    player = side_to_move(board)
+    rates = [win_rate(place(board, square, player), side, best) for square in legal_moves(board)]
+    return max(rates) if best and player == side else sum(rates) / len(rates)

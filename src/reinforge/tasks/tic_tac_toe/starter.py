@@ -1,7 +1,7 @@
-"""The starter: a small Llama that has only seen uniformly random legal moves, made on first use.
+"""The starter: a small Llama model trained on uniformly random legal moves, on first use.
 
-It knows which squares are empty and nothing of the aim of the game: positions come from random play, the move to
-imitate is drawn uniformly from the legal ones. Recipe and figures: docs/lab-notes.md.
+It knows which squares are empty but not the aim of the game: positions come from random play, and the move to imitate
+is sampled uniformly from the legal ones.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure, make_bpe_tokenizer, supervised_episode
-from reinforge.tasks.tic_tac_toe.game import legal_moves, prompt_for, random_position, to_move
+from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.tic_tac_toe.game import format_prompt, legal_moves, random_position, side_to_move
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
 
 def ensure_starter(progress: Progress | None = None, recipe: Recipe | None = None) -> Path:
-    """Returns the starter's folder; makes it if it is not there, which takes half a minute on two cores.
+    """Returns the starter's folder, after training it if needed (half a minute on two cores).
 
     Args:
-        progress: Told how far the supervised job is.
-        recipe: Another recipe, for tests; the default is the measured one, in which X and O are told apart.
+        progress: Called with the progress of the supervised job.
+        recipe: Another recipe, for tests; with the default one the model tells X and O apart.
     """
     recipe = recipe or Recipe()
-    return ensure(Starter("tic_tac_toe", recipe, make_tokenizer, partial(random_moves, recipe)), progress)
+    return ensure_built(
+        Starter("tic_tac_toe", recipe, make_tokenizer, partial(generate_random_moves, recipe)), progress
+    )
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer that makes each square of a board one token and can encode any text."""
+    """Returns a tokenizer with one token per square of a board that can encode any text."""
     squares = [f" {sign}{number}" for sign in ("", "+", "-") for number in range(1, 10)]
     return make_bpe_tokenizer(["Play +:" + "".join(squares)] * 2, words=r" ?\S+|\s+")
 
 
-def random_moves(recipe: Recipe, tokenizer: Any) -> Iterator[Trajectory]:
-    """Yields one-move episodes without end: a position of random play, answered by a uniformly random legal move."""
+def generate_random_moves(recipe: Recipe, tokenizer: Any) -> Iterator[Trajectory]:
+    """Yields one-move episodes endlessly: a position from random play and a uniformly random legal move."""
     rng = stable_random(recipe.seed, "starter")
 
     @cache
@@ -45,4 +47,4 @@ def random_moves(recipe: Recipe, tokenizer: Any) -> Iterator[Trajectory]:
 
     while True:
         board = random_position(rng)
-        yield episode(prompt_for(board, to_move(board)), rng.choice(legal_moves(board)))
+        yield episode(format_prompt(board, side_to_move(board)), rng.choice(legal_moves(board)))

@@ -1,4 +1,4 @@
-"""The e-mails to file: each row an e-mail and the ticket it asks for."""
+"""The dataset of e-mails, each with its true ticket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
-from reinforge.interfaces import DatasetLoader
+from reinforge.interfaces import Builder, DatasetLoader
 from reinforge.registry import register_dataset
 from reinforge.tasks.tickets.grammar import write_email
 from reinforge.types.evaluation import EvalInputItem
@@ -16,25 +16,25 @@ from reinforge.types.seeding import stable_random
 
 
 class TicketsDatasetConfig(DatasetConfig, name="tickets"):
-    """How many e-mails each split holds; set `splits.key: split`, since every row names its own."""
+    """Number of e-mails per split; set `splits.key: split`, since every row names its split."""
 
     num_train: int = Field(default=4096, ge=1, description="E-mails to train on.")
-    num_select: int = Field(default=200, ge=1, description="E-mails to choose the best checkpoint on.")
+    num_select: int = Field(default=200, ge=1, description="E-mails to select the best checkpoint on.")
     num_confirm: int = Field(default=500, ge=1, description="E-mails for the verdict.")
-    seed: int = Field(default=0, ge=0, description="Each split's e-mails are drawn by this seed and its name.")
+    seed: int = Field(default=0, ge=0, description="Seed of the e-mails, together with the split's name.")
 
 
 class TicketsDataset(DatasetLoader):
     """Rows such as `{"id": "train-00017", "split": "train", "question": "Subject: ...", "answer": {"product": ...}}`.
 
-    No e-mail stands in two rows.
+    No e-mail occurs twice.
     """
 
     def __init__(self, config: TicketsDatasetConfig):
         self.config = config
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns every row, in the order train, select, confirm."""
+        """Returns all rows, in the order train, select, confirm."""
         seen: set[str] = set()
         rows = []
         for split in ("train", "select", "confirm"):
@@ -62,6 +62,6 @@ class TicketsDataset(DatasetLoader):
 
 
 @register_dataset(config_type=TicketsDatasetConfig)
-async def tickets_dataset(config: TicketsDatasetConfig, builder: Any) -> AsyncIterator[TicketsDataset]:
+async def tickets_dataset(config: TicketsDatasetConfig, builder: Builder) -> AsyncIterator[TicketsDataset]:
     """Yields the dataset."""
     yield TicketsDataset(config)

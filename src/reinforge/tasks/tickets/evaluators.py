@@ -1,4 +1,4 @@
-"""What a ticket is worth: all fields right, the share of right fields, the schema met, and the training reward."""
+"""Evaluators of a ticket: all fields right, share of right fields, share of valid answers, and training reward."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.interfaces import Evaluator
+from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
-from reinforge.tasks.tickets.ticket import FIELDS, num_right, write_ticket
+from reinforge.tasks.tickets.ticket import FIELDS, count_correct_fields, format_ticket
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class TicketEvaluator(Evaluator):
-    """Base: looks at what the agent filed; without that the score is missing."""
+    """Base class: scores the ticket that the agent filed; without an output the score is missing."""
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns the score of one e-mail."""
@@ -24,9 +24,9 @@ class TicketEvaluator(Evaluator):
         if not isinstance(filed, dict) or "num_answers" not in filed:
             return EvalOutputItem(id=item.id, score=None, reasoning=None, error="the agent filed nothing")
         expected = item.expected_output_obj
-        ticket = "no valid ticket" if filed["ticket"] is None else write_ticket(filed["ticket"])
+        ticket = "no valid ticket" if filed["ticket"] is None else format_ticket(filed["ticket"])
         count = filed["num_answers"]
-        reason = f"{ticket} after {count} answer{'s' * (count > 1)}, expected {write_ticket(expected)}"
+        reason = f"{ticket} after {count} answer{'s' * (count > 1)}, expected {format_ticket(expected)}"
         return EvalOutputItem(id=item.id, score=self.score(filed, expected), reasoning=reason)
 
     @abstractmethod
@@ -34,16 +34,16 @@ class TicketEvaluator(Evaluator):
         """Returns the score of `{"ticket": ..., "num_answers": ...}`; the ticket is valid or None."""
 
 
-def share_right(filed: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Returns right fields / fields; 0.0 without a ticket."""
-    return num_right(filed["ticket"], expected) / len(FIELDS) if filed["ticket"] is not None else 0.0
+def compute_field_accuracy(filed: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Returns the share of right fields; 0.0 without a ticket."""
+    return count_correct_fields(filed["ticket"], expected) / len(FIELDS) if filed["ticket"] is not None else 0.0
 
 
-class ExactConfig(EvaluatorConfig, name="tickets_exact"):
-    """1 where every field is right, else 0."""
+class TicketExactConfig(EvaluatorConfig, name="tickets_exact"):
+    """1 if every field is right, else 0."""
 
 
-class Exact(TicketEvaluator):
+class TicketExact(TicketEvaluator):
     """All fields right."""
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -51,23 +51,23 @@ class Exact(TicketEvaluator):
         return float(filed["ticket"] == expected)
 
 
-class FieldsConfig(EvaluatorConfig, name="tickets_fields"):
+class TicketFieldsConfig(EvaluatorConfig, name="tickets_fields"):
     """Share of the fields that are right."""
 
 
-class Fields(TicketEvaluator):
+class TicketFields(TicketEvaluator):
     """The share of right fields."""
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
         """Returns 0, 0.25, ... 1; 0.0 without a valid ticket."""
-        return share_right(filed, expected)
+        return compute_field_accuracy(filed, expected)
 
 
-class SchemaConfig(EvaluatorConfig, name="tickets_schema"):
-    """Share of the agent's answers that met the schema."""
+class TicketSchemaConfig(EvaluatorConfig, name="tickets_schema"):
+    """Share of the agent's answers that are valid tickets."""
 
 
-class Schema(TicketEvaluator):
+class TicketSchema(TicketEvaluator):
     """The share of valid answers: 1.0 at once, 0.5 after a correction, 0.0 never."""
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -75,18 +75,18 @@ class Schema(TicketEvaluator):
         return float(filed["ticket"] is not None) / filed["num_answers"]
 
 
-class RewardConfig(EvaluatorConfig, name="tickets_reward"):
+class TicketRewardConfig(EvaluatorConfig, name="tickets_reward"):
     """The training reward; two invalid answers end the episode with `finetuning.outcomes.policy_error` instead."""
 
-    exact: float = Field(default=0.5, ge=0, description="For all fields right.")
-    fields: float = Field(default=0.5, ge=0, description="Times the share of right fields.")
-    correction: float = Field(default=0.2, ge=0, description="What an invalid first answer takes away.")
+    exact: float = Field(default=0.5, ge=0, description="Reward for all fields right.")
+    fields: float = Field(default=0.5, ge=0, description="Reward per share of right fields.")
+    correction: float = Field(default=0.2, ge=0, description="Penalty for an invalid first answer.")
 
 
-class Reward(TicketEvaluator):
+class TicketReward(TicketEvaluator):
     """`exact * [all right] + fields * share right - correction * [first answer invalid]`."""
 
-    def __init__(self, config: RewardConfig):
+    def __init__(self, config: TicketRewardConfig):
         self.config = config
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -95,29 +95,30 @@ class Reward(TicketEvaluator):
         Example, with the defaults: all right at once -> 1.0; three of four -> 0.375; all right after a correction
         -> 0.8.
         """
-        right = self.config.exact * (filed["ticket"] == expected) + self.config.fields * share_right(filed, expected)
-        return right - self.config.correction * (filed["num_answers"] - 1)
+        config, is_exact = self.config, filed["ticket"] == expected
+        reward = config.exact * is_exact + config.fields * compute_field_accuracy(filed, expected)
+        return reward - config.correction * (filed["num_answers"] - 1)
 
 
-@register_evaluator(config_type=ExactConfig)
-async def tickets_exact(config: ExactConfig, builder: Any) -> AsyncIterator[Exact]:
-    """Yields the share of e-mails filed without a fault."""
-    yield Exact()
+@register_evaluator(config_type=TicketExactConfig)
+async def tickets_exact(config: TicketExactConfig, builder: Builder) -> AsyncIterator[TicketExact]:
+    """Yields the share of e-mails with every field right."""
+    yield TicketExact()
 
 
-@register_evaluator(config_type=FieldsConfig)
-async def tickets_fields(config: FieldsConfig, builder: Any) -> AsyncIterator[Fields]:
+@register_evaluator(config_type=TicketFieldsConfig)
+async def tickets_fields(config: TicketFieldsConfig, builder: Builder) -> AsyncIterator[TicketFields]:
     """Yields the share of right fields."""
-    yield Fields()
+    yield TicketFields()
 
 
-@register_evaluator(config_type=SchemaConfig)
-async def tickets_schema(config: SchemaConfig, builder: Any) -> AsyncIterator[Schema]:
+@register_evaluator(config_type=TicketSchemaConfig)
+async def tickets_schema(config: TicketSchemaConfig, builder: Builder) -> AsyncIterator[TicketSchema]:
     """Yields the share of valid answers."""
-    yield Schema()
+    yield TicketSchema()
 
 
-@register_evaluator(config_type=RewardConfig)
-async def tickets_reward(config: RewardConfig, builder: Any) -> AsyncIterator[Reward]:
+@register_evaluator(config_type=TicketRewardConfig)
+async def tickets_reward(config: TicketRewardConfig, builder: Builder) -> AsyncIterator[TicketReward]:
     """Yields the training reward."""
-    yield Reward(config)
+    yield TicketReward(config)

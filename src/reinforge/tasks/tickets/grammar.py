@@ -1,4 +1,4 @@
-"""Support e-mails of a made-up shop, Fernlea, written by a seeded grammar together with the ticket they ask for.
+"""Support e-mails to a made-up shop, Fernlea, and their true tickets, written by a seeded grammar.
 
     Subject: order 4821
     Dear Fernlea team,
@@ -8,13 +8,13 @@
 
     {"product":"lamp","issue":"wrong_item","priority":"low","refund":true}
 
-What decides a field stands in the text, and so does what does not: other products that work well, other troubles that
-are denied, a refund that is declined, an urgency of another day.
+The text determines every field, and it also has distractors: other products that work well, other problems that are
+denied, a refund that is declined, an urgency of another day.
 
-    product    the thing that the complaint is about: in a mix-up the one that was ordered
+    product    the product that the complaint is about; in a mix-up the one that was ordered
     issue      what went wrong with it
-    priority   high: a date to meet or work that stands still; low: the customer says that it can wait; else normal
-    refund     true where the customer asks for the money back
+    priority   high: a deadline, or work that has stopped; low: the customer says that it can wait; else normal
+    refund     true if the customer asks for the money back
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ DENIALS = {
     "wrong_item": ("It is the model I chose.", "It is the right colour."),
     "billing": ("The bill was correct.", "The price was as agreed."),
 }
-"""Said only where the issue is another one."""
+"""Sentences for e-mails with another issue."""
 
 CHATTER = (
     "The order number is {number}.",
@@ -155,19 +155,19 @@ def random_ticket(rng: random.Random) -> Ticket:
     return {name: rng.choice(values) for name, values in FIELDS.items()}
 
 
-def write_email(rng: random.Random, known: float = 1.0) -> Email:
-    """Returns a random e-mail; all four fields of its ticket can be told from the text.
+def write_email(rng: random.Random, wording_share: float = 1.0) -> Email:
+    """Returns a random e-mail whose text determines all four fields of its ticket.
 
     Args:
-        rng: Decides everything.
-        known: Share of the wordings of each thing that may be used, the first ones; those after them are new to
-            whoever has learnt from such e-mails only.
+        rng: The random generator.
+        wording_share: Share of the wordings to use, the first ones of each list; a model trained on such e-mails has
+            not seen the rest.
     """
     ticket = random_ticket(rng)
-    writer = _Writer(rng, known, ticket)
+    writer = _Writer(rng, wording_share, ticket)
     sentences = [writer.pick(STORIES[ticket["issue"]])]
     if rng.random() < 0.5:
-        sentences.insert(rng.randrange(2), writer.aside())
+        sentences.insert(rng.randrange(2), writer.write_aside())
     if rng.random() < 0.4:
         sentences.insert(rng.randrange(len(sentences) + 1), rng.choice(CHATTER))
     ending = [writer.pick(ASKS[ticket["refund"]]), writer.pick(URGENCY[ticket["priority"]])]
@@ -175,28 +175,29 @@ def write_email(rng: random.Random, known: float = 1.0) -> Email:
     body = " ".join(sentence for sentence in sentences + ending if sentence)
     subject, closing = rng.choice(SUBJECTS), f"{rng.choice(CLOSINGS)} {rng.choice(NAMES)}"
     text = f"Subject: {subject}\n{rng.choice(GREETINGS)}\n{body}\n{closing}"
-    return Email(writer.filled(text), ticket)
+    return Email(writer.fill(text), ticket)
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Who writes one e-mail, from the share of the wordings that is known."""
+    """Writes one e-mail, with a share of the wordings."""
 
     rng: random.Random
-    known: float
+    wording_share: float
     ticket: Ticket
 
     def pick(self, wordings: Sequence[str]) -> str:
-        return self.rng.choice(wordings[: math.ceil(len(wordings) * self.known)])
+        """Returns a random wording among those in use."""
+        return self.rng.choice(wordings[: math.ceil(len(wordings) * self.wording_share)])
 
-    def aside(self) -> str:
-        """Returns praise of another product, or another trouble denied."""
+    def write_aside(self) -> str:
+        """Returns praise of another product, or the denial of another issue."""
         if self.rng.random() < 0.5:
             return self.pick(PRAISE)
         return self.pick(DENIALS[self.rng.choice([issue for issue in DENIALS if issue != self.ticket["issue"]])])
 
-    def filled(self, text: str) -> str:
-        """Returns the text with its gaps filled; every mention is worded anew."""
+    def fill(self, text: str) -> str:
+        """Returns the text with its placeholders filled; each mention gets its own random wording."""
         rng, product = self.rng, self.ticket["product"]
         others = [other for other in PRODUCTS if other != product]
         words = {
@@ -207,4 +208,4 @@ class _Writer:
             "number": lambda: str(rng.randrange(1000, 10000)),
             "price": lambda: str(rng.randrange(20, 100)),
         }
-        return re.sub(r"{(\w+)}", lambda gap: words[gap[1]](), text)
+        return re.sub(r"{(\w+)}", lambda placeholder: words[placeholder[1]](), text)

@@ -1,4 +1,4 @@
-"""The ticket: four fields with closed vocabularies, and what is wrong with a text that should be one.
+"""The ticket: four fields with fixed sets of values, and its parser, which reports the first problem.
 
 {"product":"kettle","issue":"defect","priority":"high","refund":true}      ->  None
 {"product":"kettle","issue":"defect","priority":"high"}                    ->  "refund is missing"
@@ -17,40 +17,40 @@ FIELDS: Mapping[str, tuple[str | bool, ...]] = {
     "priority": ("low", "normal", "high"),
     "refund": (True, False),
 }
-"""Every field and the values it may have; the order is the one that answers are written in."""
+"""The allowed values of each field, in the order of the fields in a ticket."""
 
 Ticket = dict[str, Any]
 
 
-def write_ticket(ticket: Ticket) -> str:
+def format_ticket(ticket: Ticket) -> str:
     """Returns a ticket as one compact line of JSON."""
     return json.dumps(ticket, separators=(",", ":"))
 
 
-def read_ticket(text: str | None) -> tuple[Ticket | None, str | None]:
-    """Returns the ticket and None, or None and the first thing that is wrong, as the agent is told it."""
+def parse_ticket(text: str | None) -> tuple[Ticket | None, str | None]:
+    """Returns the ticket and None, or None and the first problem, as worded for the agent."""
     try:
-        found = json.loads(text or "")
+        value = json.loads(text or "")
     except (ValueError, RecursionError):
         return None, "this is not JSON"
-    problem = ticket_problem(found)
-    return (found, None) if problem is None else (None, problem)
+    problem = find_ticket_problem(value)
+    return (value, None) if problem is None else (None, problem)
 
 
-def ticket_problem(found: Any) -> str | None:
-    """Returns the first thing in which a JSON value breaks the schema, or None for a valid ticket."""
-    if not isinstance(found, dict):
+def find_ticket_problem(ticket: Any) -> str | None:
+    """Returns the first problem of a JSON value, or None for a valid ticket."""
+    if not isinstance(ticket, dict):
         return "this is not an object"
     for name, values in FIELDS.items():
-        if name not in found:
+        if name not in ticket:
             return f"{name} is missing"
-        if not any(type(found[name]) is type(value) and found[name] == value for value in values):
+        if not any(type(ticket[name]) is type(value) and ticket[name] == value for value in values):
             words = [json.dumps(value).strip('"') for value in values]
             return f"{name} must be {', '.join(words[:-1])} or {words[-1]}"
-    unknown = sorted(set(found) - set(FIELDS))
+    unknown = sorted(set(ticket) - set(FIELDS))
     return f"there is no field {unknown[0]}" if unknown else None
 
 
-def num_right(ticket: Ticket, expected: Ticket) -> int:
-    """Returns how many fields of a valid ticket are as expected."""
+def count_correct_fields(ticket: Ticket, expected: Ticket) -> int:
+    """Returns how many fields of a valid ticket have the expected value."""
     return sum(ticket[name] == expected[name] for name in FIELDS)

@@ -1,6 +1,6 @@
-"""The agent: reads a support e-mail and files it as a ticket; a ticket that breaks the schema may be corrected once.
+"""The agent: files a support e-mail as a ticket and may correct an invalid ticket once.
 
-The history grows, so that both answers train in one sample:
+The conversation continues, so both answers are trained as one sample:
 
     user       Subject: order 4821 ...
     assistant  {"product":"lamp","issue":"wrong_item","priority":"low"}
@@ -17,15 +17,17 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import WorkflowConfig
+from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
-from reinforge.rollout.workflow import BoundWorkflow, PolicyFailure, bind_workflow
-from reinforge.tasks.tickets.ticket import read_ticket
+from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.tasks.tickets.ticket import parse_ticket
+from reinforge.types.workflow import BoundWorkflow
 
 MAX_ANSWERS = 2
 
 
-def correction_for(problem: str) -> str:
-    """Returns what the agent is told about a ticket that breaks the schema."""
+def format_correction(problem: str) -> str:
+    """Returns the user message that follows an invalid ticket."""
     return f"Invalid ticket: {problem}."
 
 
@@ -34,8 +36,8 @@ class TicketAgent:
     """The agent as a callable workflow.
 
     Attributes:
-        instructions: System prompt; None for a model that has learnt the format, as the starter has.
-        max_tokens: Length of an answer.
+        instructions: System prompt; None for a model that knows the format, such as the starter.
+        max_tokens: Longest answer.
     """
 
     instructions: str | None = None
@@ -47,10 +49,10 @@ class TicketAgent:
         Args:
             item: The example; `input_obj` is the e-mail.
             llm: The model that answers.
-            context: Not needed.
+            context: Unused.
 
         Raises:
-            PolicyFailure: The second answer is no valid ticket either.
+            PolicyFailure: The second answer is not a valid ticket either.
         """
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = [*messages, {"role": "user", "content": item.input_obj}]
@@ -58,14 +60,14 @@ class TicketAgent:
         for number in range(1, MAX_ANSWERS + 1):
             reply = await llm.chat.completions.create(messages=messages, max_tokens=self.max_tokens)
             text = reply.choices[0].message.content or ""
-            ticket, found = read_ticket(text)
-            if found is None:
+            ticket, found_problem = parse_ticket(text)
+            if found_problem is None:
                 return {"ticket": ticket, "num_answers": number}
-            problem = found
+            problem = found_problem
             messages = [
                 *messages,
                 {"role": "assistant", "content": text},
-                {"role": "user", "content": correction_for(problem)},
+                {"role": "user", "content": format_correction(problem)},
             ]
         raise PolicyFailure(
             f"answer {MAX_ANSWERS} was {text!r}: {problem}", output={"ticket": None, "num_answers": MAX_ANSWERS}
@@ -75,14 +77,14 @@ class TicketAgent:
 class TicketsWorkflowConfig(WorkflowConfig, name="tickets"):
     """The agent that files support e-mails."""
 
-    llm: str | None = Field(default=None, description="Entry of llms that answers; null: the only one.")
+    llm: str | None = Field(default=None, description="Entry of llms that answers; null: the only entry.")
     instructions: str | None = Field(
-        default=None, description="System prompt; the starter needs none, a model from elsewhere needs the schema."
+        default=None, description="System prompt; not needed for the starter, but other models need the schema."
     )
-    max_tokens: int = Field(default=32, ge=1, description="Length of an answer.")
+    max_tokens: int = Field(default=32, ge=1, description="Longest answer.")
 
 
 @register_workflow(config_type=TicketsWorkflowConfig)
-async def tickets_workflow(config: TicketsWorkflowConfig, builder: Any) -> AsyncIterator[BoundWorkflow]:
+async def tickets_workflow(config: TicketsWorkflowConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
     """Yields the agent."""
     yield bind_workflow(TicketAgent(config.instructions, config.max_tokens), config.llm)

@@ -1,7 +1,7 @@
-"""The trajectory builder `_type: dataset`: rows that show what to say become trajectories; the agent does not run.
+"""The trajectory builder `_type: dataset`: rows with replies become trajectories; the agent does not run.
 
-Only the training split is read from its rows. The `select` and `confirm` examples are judged as in any run: the agent
-answers their prompts and the evaluators score what it says.
+Only the training split uses the replies of its rows. The `select` and `confirm` examples are evaluated as in any run:
+the agent answers their prompts and the evaluators score the answers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reinforge.algorithms.sft import SFT
-from reinforge.config.schema import TrajectoryBuilderConfig
-from reinforge.errors import ConfigError, EngineError, EvaluationError, Problem
-from reinforge.evaluation.demonstrations import PAIRS, SHOWN, Demonstration, demonstrations_of, shape_of_rows
-from reinforge.evaluation.rows import Found
-from reinforge.evaluation.shapes import LABELLED, BadRow
-from reinforge.interfaces import Algorithm, ContextOverflow, PolicyServer, TrajectoryBuilder
+from reinforge.config.schema import Config, TrajectoryBuilderConfig
+from reinforge.errors import ConfigError, ContextOverflow, EngineError, EvaluationError, Problem
+from reinforge.evaluation.demonstrations import (
+    DEMONSTRATION_SHAPES,
+    PREFERENCE_SHAPES,
+    Demonstration,
+    detect_row_shape,
+    parse_demonstrations,
+)
+from reinforge.evaluation.rows import RowProblems
+from reinforge.evaluation.shapes import LABELLED, InvalidRowError
+from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
-from reinforge.rollout.episode import item_of
-from reinforge.trainer.builders.group import ids_of_epoch
+from reinforge.rollout.episode import build_episode_item
+from reinforge.rollout.llms import find_adapters
+from reinforge.trainer.builders.group import select_epoch_examples
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelRequest
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -36,25 +43,24 @@ class DatasetTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="dataset"):
     """Trains on what the dataset's rows show; the agent runs for the validations and the verdict only."""
 
     examples_per_epoch: int | None = Field(
-        default=None, ge=1, description="Training rows of an epoch, in a fresh order each pass; null: all."
+        default=None, ge=1, description="Training rows per epoch, shuffled on each pass; null: all."
     )
     train_on: Literal["all", "last"] = Field(
-        default="all", description="all: every assistant message that the rows show; last: only the last one of each."
+        default="all", description="all: every assistant message of a row; last: only the last one."
     )
 
 
 class DatasetTrajectoryBuilder(TrajectoryBuilder):
-    """Makes one group of each training row: one trajectory, or the chosen and the rejected one.
+    """Makes one group per training row: one trajectory, or the chosen and the rejected one.
 
     Args:
         trajectory_builder_config: Its configuration.
-        policy: Returns the policy whose chat template writes the rows as tokens.
-
-    Attributes:
-        unsaid: What the user should hear and has not heard yet.
+        policy: Returns the policy whose chat template renders the rows as tokens.
     """
 
     rewards_are_scores = False
+    is_resumable = True
+    requires_policy_llm = True
     trajectory_builder_config: DatasetTrajectoryBuilderConfig
 
     def __init__(
@@ -64,71 +70,82 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
     ):
         super().__init__(trajectory_builder_config)
         self.policy = policy
-        self.unsaid: str | None = None
+        self._notes: list[str] = []
         self._fitting: list[str] | None = None
         self._runs: dict[str, asyncio.Task[list[list[Trajectory]]]] = {}
 
-    def problems(
-        self, items: Sequence[EvalInputItem], places: Mapping[str, str], algorithm: Algorithm
-    ) -> list[Problem]:
-        """Returns why these rows cannot be trained on by this algorithm; needs no model.
+    def take_notes(self) -> list[str]:
+        """Returns, once, how many rows were left out and why."""
+        notes, self._notes = self._notes, []
+        return notes
 
-        Args:
-            items: The training examples.
-            places: Where the row of each example stands, by its id, as far as that is known.
-            algorithm: The run's.
-        """
-        shape, found = shape_of_rows([item.full_dataset_entry for item in items]), Found()
-        refused = _refuse_algorithm(algorithm, shape)
-        if shape not in SHOWN:
-            message = f"the rows have the shape {shape}, which does not show what the assistant says"
+    def validate(
+        self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
+    ) -> list[Problem]:
+        """Returns why these rows cannot be trained on by this algorithm; needs no model."""
+        problems = list[Problem]()
+        if len(names := list(dict.fromkeys(find_adapters(config.llms).values()))) > 1:
+            message = f"the rows of a dataset do not say which adapter learns them: {', '.join(names)}"
+            problems.append(Problem("", message, "train one adapter on them, in a run of its own"))
+        return problems + (self._validate_rows(examples, row_locations, algorithm) if examples else [])
+
+    def _validate_rows(
+        self, items: Sequence[EvalInputItem], row_locations: Mapping[str, str], algorithm: Algorithm
+    ) -> list[Problem]:
+        shape, found = detect_row_shape([item.full_dataset_entry for item in items]), RowProblems()
+        refused = _find_algorithm_problems(algorithm, shape)
+        if shape not in DEMONSTRATION_SHAPES:
+            message = f"the rows have the shape {shape}, which holds no assistant replies"
             fix = "give rows of messages, prompt/completion or prompt/chosen/rejected; `_type: group` runs the agent"
             return [*refused, Problem(DATASET, message, fix)]
         for item in items:
             try:
-                demonstrations_of(item.full_dataset_entry, shape)
-            except (BadRow, LookupError, TypeError) as error:
-                place = places.get(str(item.id), f'example "{item.id}"')
-                found.add(place, str(error) if isinstance(error, BadRow) else f"not of the shape {shape}: {error!r}")
+                parse_demonstrations(item.full_dataset_entry, shape)
+            except (InvalidRowError, LookupError, TypeError) as error:
+                location = row_locations.get(str(item.id), f'example "{item.id}"')
+                found.add(
+                    location,
+                    str(error) if isinstance(error, InvalidRowError) else f"not of the shape {shape}: {error!r}",
+                )
         return [*refused, *found.problems]
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Starts writing an epoch's rows as tokens; `meta` names the epoch."""
-        self._runs[run_id] = asyncio.create_task(self._groups(int((meta or {}).get("epoch", 0))))
+        """Starts tokenizing the rows of an epoch; `meta` names the epoch."""
+        self._runs[run_id] = asyncio.create_task(self._build_groups(int((meta or {}).get("epoch", 0))))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Returns the groups of an epoch, one of each row."""
+        """Returns the groups of an epoch, one per row."""
         groups = await self._runs.pop(run_id)
         return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
 
     async def cleanup(self) -> None:
-        """Cancels what is still running."""
+        """Cancels the collections that are still running."""
         for task in self._runs.values():
             task.cancel()
         await asyncio.gather(*self._runs.values(), return_exceptions=True)
         self._runs.clear()
 
-    async def _groups(self, epoch: int) -> list[list[Trajectory]]:
+    async def _build_groups(self, epoch: int) -> list[list[Trajectory]]:
         if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set: a builder runs inside a run, or set it yourself")
+            raise EvaluationError("builder.evaluation is not set; the run sets it, outside a run set it yourself")
         items = {str(item.id): item for item in self.evaluation.examples("train")}
-        shape = shape_of_rows([item.full_dataset_entry for item in items.values()])
+        shape = detect_row_shape([item.full_dataset_entry for item in items.values()])
         if self._fitting is None:
-            self._fitting = await self._measure(items, shape)
+            self._fitting = await self._find_fitting_rows(items, shape)
         count = self.trajectory_builder_config.examples_per_epoch
-        ids = ids_of_epoch(self._fitting, count, self.run_config.seed, epoch)
-        return [await self._group(items[id_], shape) for id_ in ids]
+        ids = select_epoch_examples(self._fitting, count, self.run_config.seed, epoch)
+        return [await self._build_group(items[id_], shape) for id_ in ids]
 
-    async def _measure(self, items: Mapping[str, EvalInputItem], shape: str) -> list[str]:
-        """Returns the ids of the rows that fit the context, and says once how many do not.
+    async def _find_fitting_rows(self, items: Mapping[str, EvalInputItem], shape: str) -> list[str]:
+        """Returns the ids of the rows that fit the context, and notes how many do not.
 
         Raises:
-            ConfigError: The chat template refuses rows, or none fits.
+            ConfigError: The chat template rejects some rows, or no row fits.
         """
-        found, fitting, reason = Found(), list[str](), ""
+        found, fitting, reason = RowProblems(), list[str](), ""
         for id_, item in items.items():
             try:
-                await self._group(item, shape)
+                await self._build_group(item, shape)
             except ContextOverflow as overflow:
                 reason = reason or f'example "{id_}": {overflow}'
             except EngineError as error:
@@ -141,30 +158,31 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             raise ConfigError(Problem(DATASET, message, "shorten the rows, or take a model with a longer context"))
         if len(fitting) < len(items):
             left_out = len(items) - len(fitting)
-            self.unsaid = f"{left_out} of {len(items)} training rows do not fit the context and are left out ({reason})"
-            logger.warning(self.unsaid)
+            note = f"{left_out} of {len(items)} training rows do not fit the context and are left out ({reason})"
+            self._notes.append(note)
+            logger.warning(note)
         return fitting
 
-    async def _group(self, item: EvalInputItem, shape: str) -> list[Trajectory]:
-        shown = demonstrations_of(item.full_dataset_entry, shape)
-        return [await self._trajectory(str(item.id), number, each) for number, each in enumerate(shown)]
+    async def _build_group(self, item: EvalInputItem, shape: str) -> list[Trajectory]:
+        demonstrations = parse_demonstrations(item.full_dataset_entry, shape)
+        return [await self._build_trajectory(str(item.id), number, each) for number, each in enumerate(demonstrations)]
 
-    async def _trajectory(self, id_: str, number: int, shown: Demonstration) -> Trajectory:
+    async def _build_trajectory(self, id_: str, number: int, demonstration: Demonstration) -> Trajectory:
         policy = self.policy()
         if policy is None:
-            why = "the backend serves no policy, so nobody can write rows as tokens"
+            why = "the backend serves no policy, so rows cannot be tokenized"
             raise ConfigError(Problem("finetuning.trainer_adapter", why, "use `_type: local`"))
-        replies = shown.replies(last_only=self.trajectory_builder_config.train_on == "last")
+        replies = demonstration.replies(last_only=self.trajectory_builder_config.train_on == "last")
         episode: list[EpisodeItem] = []
-        for place, message in enumerate(shown.messages):
+        for place, message in enumerate(demonstration.messages):
             if place in replies:
-                request = ModelRequest(shown.messages[:place], tools=shown.tools)
-                episode.append(item_of(message, logprobs=await policy.encode(request, message)))
+                request = ModelRequest(demonstration.messages[:place], tools=demonstration.tools)
+                episode.append(build_episode_item(message, logprobs=await policy.encode(request, message)))
             else:
-                episode.append(item_of(message, trained=False))
+                episode.append(build_episode_item(message, trained=False))
         return Trajectory.model_construct(
             episode=episode,
-            reward=shown.reward,
+            reward=demonstration.reward,
             shaped_rewards=None,
             metadata={"generation": number},
             group_id=id_,
@@ -174,15 +192,15 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         )
 
 
-def _refuse_algorithm(algorithm: Algorithm, shape: str) -> list[Problem]:
+def _find_algorithm_problems(algorithm: Algorithm, shape: str) -> list[Problem]:
     """Returns why an algorithm cannot learn from rows of this shape."""
     name, path = type(algorithm).__name__, "finetuning.algorithm"
     if not algorithm.offline:
-        message = f"{name} weighs each token by how likely the sampler was to draw it, and nobody drew a dataset's"
+        message = f"{name} needs the sampler's log-prob of each token, and the tokens of a dataset were not sampled"
         fix = "use `_type: sft`, dpo or ipo, or run the agent with the trajectory builder `_type: group`"
-        return [Problem(path, message, f"{fix}; an algorithm of your own that can do it says `offline = True`")]
-    if isinstance(algorithm, SFT) and algorithm.config.min_reward is None and shape in (*PAIRS, LABELLED):
-        what = "rejected replies" if shape in PAIRS else "replies with the label false"
+        return [Problem(path, message, f"{fix}; an algorithm of your own that can train them sets `offline = True`")]
+    if isinstance(algorithm, SFT) and algorithm.config.min_reward is None and shape in (*PREFERENCE_SHAPES, LABELLED):
+        what = "rejected replies" if shape in PREFERENCE_SHAPES else "replies with the label false"
         message = f"the rows have the shape {shape}, and sft would learn the {what} too"
         return [
             Problem(f"{path}.min_reward", message, "set min_reward: 0.5, which leaves them out (they have reward 0)")
@@ -192,7 +210,7 @@ def _refuse_algorithm(algorithm: Algorithm, shape: str) -> list[Problem]:
 
 @register_trajectory_builder(config_type=DatasetTrajectoryBuilderConfig)
 async def dataset_builder(
-    config: DatasetTrajectoryBuilderConfig, builder: Any
+    config: DatasetTrajectoryBuilderConfig, builder: Builder
 ) -> AsyncIterator[DatasetTrajectoryBuilder]:
     """Yields the dataset builder."""
     yield DatasetTrajectoryBuilder(config, builder.policy)

@@ -8,40 +8,44 @@ from typing import Any
 
 from pydantic import Field
 
-from reinforge.config.schema import TrajectoryBuilderConfig
+from reinforge.config.schema import Config, TrajectoryBuilderConfig
 from reinforge.errors import EvaluationError, Problem
-from reinforge.interfaces import Algorithm, TrajectoryBuilder
+from reinforge.interfaces import Algorithm, Builder, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
-from reinforge.rollout.episode import is_target, trajectories_of
-from reinforge.rollout.llms import adapters_of
+from reinforge.rollout.episode import build_adapter_trajectories, is_trained_call
+from reinforge.rollout.llms import find_adapters
+from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
 
 
 class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
-    """How many episodes make a group, and how many groups an epoch."""
+    """How many episodes make a group, and how many groups make an epoch."""
 
-    num_generations: int = Field(default=8, ge=1, description="Episodes of each example: the siblings of a group.")
+    num_generations: int = Field(default=8, ge=1, description="Episodes per example: the siblings of a group.")
     examples_per_epoch: int | None = Field(
-        default=None, ge=1, description="Training examples of an epoch, in a fresh order each pass; null: all."
+        default=None, ge=1, description="Training examples per epoch, shuffled on each pass; null: all."
     )
 
 
 class GroupTrajectoryBuilder(TrajectoryBuilder):
-    """Collects `num_generations` episodes of each example and returns every group.
+    """Collects `num_generations` episodes of each example and returns all groups.
 
     Args:
         trajectory_builder_config: Its configuration.
-        policies: Entries of `llms` that are trained, with the adapter that each names.
+        policies: Entries of `llms` that are trained, with the adapter of each.
 
     Attributes:
-        siblings_setting: What says how many siblings there are, for messages.
-        groups_are_examples: Each example makes one group of its own name.
+        siblings_setting: The setting that says how many siblings there are, for messages.
+        groups_are_examples: True: each example makes exactly one group, named by the example's id.
     """
 
     siblings_setting = "num_generations"
     groups_are_examples = True
+    is_resumable = True
+    requires_policy_llm = True
     trajectory_builder_config: GroupTrajectoryBuilderConfig
 
     def __init__(
@@ -52,98 +56,102 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         super().__init__(trajectory_builder_config)
         self.policies = dict(policies) if isinstance(policies, Mapping) else dict.fromkeys(policies)
         self.evaluation_runs: dict[str, asyncio.Task[list[EpisodeRecord]]] = {}
-        self.last_records: list[EpisodeRecord] = []
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Starts the episodes of an epoch; `meta` names the epoch, and for a refill the examples and the round."""
         if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set: a builder runs inside a run, or set it yourself")
+            raise EvaluationError("builder.evaluation is not set; the run sets it, outside a run set it yourself")
         meta = meta or {}
         epoch, round_ = int(meta.get("epoch", 0)), int(meta.get("round", 0))
-        ids = meta.get("example_ids") or self.examples_of(epoch)
-        count = self.trajectory_builder_config.num_generations
+        plan = self.plan(epoch)
+        ids, count = meta.get("example_ids") or plan.example_ids, plan.episodes_per_example
         keys = [EpisodeKey("collect", epoch, str(id_), number, round_) for id_ in ids for number in range(count)]
         self.evaluation_runs[run_id] = asyncio.create_task(self.evaluation.collect(keys))
 
-    @property
-    def groups_per_example(self) -> int:
-        """Most groups that the episodes of one example make: one for each adapter."""
-        return max(1, len(set(self.policies.values())))
-
-    def examples_of(self, epoch: int) -> list[str]:
-        """Returns an epoch's example ids, each once."""
+    def plan(self, epoch: int) -> CollectionPlan:
+        """Returns the episodes of an epoch."""
         assert self.evaluation is not None
-        ids = self.evaluation.example_ids("train")
-        return ids_of_epoch(ids, self.trajectory_builder_config.examples_per_epoch, self.run_config.seed, epoch)
+        config = self.trajectory_builder_config
+        ids = select_epoch_examples(
+            self.evaluation.example_ids("train"), config.examples_per_epoch, self.run_config.seed, epoch
+        )
+        return CollectionPlan(tuple(ids), config.num_generations, max(1, len(set(self.policies.values()))))
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        """Returns up to `count` training examples that an epoch has not used yet, for a refill."""
+        """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
         assert self.evaluation is not None
         spare = [id_ for id_ in self.evaluation.example_ids("train") if id_ not in used]
         rng = stable_random(self.run_config.seed, "refill", epoch, len(used))
         return rng.sample(spare, min(count, len(spare)))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Waits for the episodes and returns every group; missing episodes are counted, never scored 0."""
+        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0."""
         try:
             records = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        self.last_records = records
+        self.records = records
         groups = await self._grouped(records, meta or {})
         return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
 
-    def problems(self, algorithm: Algorithm, workflow_config: Any) -> list[Problem]:
-        """Returns why an algorithm cannot learn from what is collected here; paths are below the builder's.
-
-        Args:
-            algorithm: The run's.
-            workflow_config: The configuration of the agent that runs.
-        """
-        if not algorithm.needs_groups or self.num_siblings(workflow_config) > 1:
-            return []
-        message = "1 gives groups of one: there is nothing that a group-relative algorithm could compare"
-        fix = "use at least 2 (8 is usual), or an algorithm that compares nothing, such as sft"
-        return [Problem(self.siblings_setting, message, fix)]
+    def validate(
+        self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
+    ) -> list[Problem]:
+        """Returns why the algorithm or the curriculum cannot use the groups that this builder makes."""
+        problems, path = list[Problem](), "finetuning.curriculum_learning.collect_only_included"
+        if algorithm.needs_groups and self.num_siblings(config.workflow) < 2:
+            message = "1 makes groups of one, and a group-relative algorithm has nothing to compare"
+            fix = "use at least 2 (8 is usual), or an algorithm without groups, such as sft"
+            problems.append(Problem(self.siblings_setting, message, fix))
+        if config.finetuning.curriculum_learning.collect_only_included:
+            names = [name or "the policy" for name in dict.fromkeys(self.policies.values())]
+            if not self.groups_are_examples:
+                message = "an example makes several groups here: one may be included, another not"
+                problems.append(Problem(path, message, "set it to false"))
+            elif len(names) > 1:
+                message = f"an example makes a group for each adapter ({', '.join(names)}): one may be included, "
+                problems.append(Problem(path, f"{message}another not", "set it to false"))
+        return problems
 
     def num_siblings(self, workflow_config: Any) -> int:
         """Returns the most trajectories that are compared with each other."""
         return self.trajectory_builder_config.num_generations
 
     async def _grouped(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
-        rewards = [await self._reward(record, meta) for record in records]
-        scored = [(record, reward) for record, reward in zip(records, rewards, strict=True) if reward is not None]
+        scored = [(record, reward) for record in records if (reward := reward_of_episode(record)) is not None]
         return self._groups(scored)
 
     def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
-        """Returns the siblings of each example and adapter, of episodes that are not missing with their rewards."""
+        """Returns the siblings of each example and adapter."""
         groups: dict[str, list[Trajectory]] = {}
         for record, reward in scored:
-            for trajectory in trajectories_of(record, reward, self._targets(record), self.policies):
+            for trajectory in build_adapter_trajectories(record, reward, self._targets(record), self.policies):
                 groups.setdefault(str(trajectory.group_id), []).append(trajectory)
         return list(groups.values())
 
-    async def _reward(self, record: EpisodeRecord, meta: dict[str, Any] | None) -> float | None:
-        if record.outcome.is_missing or self.run_config.reward_function is None:
-            return None
-        return await self.compute_reward(record.scores[self.run_config.reward_function.name], meta)
-
     def _targets(self, record: EpisodeRecord) -> list[bool]:
         config = self.run_config
-        return [is_target(call, config.target_model, config.target_functions, self.policies) for call in record.calls]
+        return [
+            is_trained_call(call, config.target_model, config.target_functions, self.policies) for call in record.calls
+        ]
 
     async def cleanup(self) -> None:
-        """Cancels what is still running."""
+        """Cancels the collections that are still running."""
         for task in self.evaluation_runs.values():
             task.cancel()
         await asyncio.gather(*self.evaluation_runs.values(), return_exceptions=True)
         self.evaluation_runs.clear()
 
 
-def ids_of_epoch(ids: Sequence[str], count: int | None, seed: int, epoch: int) -> list[str]:
-    """Returns an epoch's share of example ids: stretches of a shuffled order, shuffled anew on each pass.
+def reward_of_episode(record: EpisodeRecord) -> float | None:
+    """Returns the reward that the journal keeps of an episode; None where the episode is missing."""
+    return None if record.outcome.is_missing else record.reward
 
-    What is left of a pass when less than a whole stretch remains is not used in that pass.
+
+def select_epoch_examples(ids: Sequence[str], count: int | None, seed: int, epoch: int) -> list[str]:
+    """Returns an epoch's slice of the shuffled example ids; each pass over the data is shuffled again.
+
+    The remainder of a pass that is shorter than a whole slice is not used in that pass.
 
     Args:
         ids: All of them.
@@ -158,12 +166,14 @@ def ids_of_epoch(ids: Sequence[str], count: int | None, seed: int, epoch: int) -
 
 
 @register_trajectory_builder(config_type=GroupTrajectoryBuilderConfig)
-async def group_builder(config: GroupTrajectoryBuilderConfig, builder: Any) -> AsyncIterator[GroupTrajectoryBuilder]:
+async def group_builder(
+    config: GroupTrajectoryBuilderConfig, builder: Builder
+) -> AsyncIterator[GroupTrajectoryBuilder]:
     """Yields the group builder."""
-    yield GroupTrajectoryBuilder(config, policy_entries(builder))
+    yield GroupTrajectoryBuilder(config, find_policy_entries(builder))
 
 
-def policy_entries(builder: Any) -> dict[str, str | None]:
-    """Returns the entries of `llms` that are the policy being trained, with the adapter that each names."""
-    llms, named = builder.config.llms, adapters_of(builder.config.llms)
+def find_policy_entries(builder: Builder) -> dict[str, str | None]:
+    """Returns the entries of `llms` that are the trained policy, with the adapter of each."""
+    llms, named = builder.config.llms, find_adapters(builder.config.llms)
     return {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}

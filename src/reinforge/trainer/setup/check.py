@@ -1,4 +1,4 @@
-"""Looks at everything that a run needs without running: `reinforge check` and `finetune --dry_run`. No torch."""
+"""Validates a run without running it, and without torch: `reinforge check` and `finetune --dry_run`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
-from reinforge.registry import REGISTRY, Registry
-from reinforge.trainer.run import RunOptions
-from reinforge.trainer.setup.components import Builder
-from reinforge.trainer.setup.prepare import Attempts, effective_settings, gather_parts, make_parts, refuse_disabled
+from reinforge.registry import Registry
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.prepare import Attempts, build_parts, effective_settings, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
 CHECKPOINTS_KEPT = 3
 """A run keeps the base, the best and the newest checkpoint."""
 
 DRY = "-dry"
-"""Ends the name of a folder that holds nothing but a resolved configuration."""
+"""Suffix of a folder that holds only a resolved configuration."""
 
 
 @dataclass(frozen=True, slots=True)
-class TriedReward:
-    """What one evaluator says about one example.
+class RewardSample:
+    """Scores of one evaluator on one example.
 
     Attributes:
         example_id: The example.
         evaluator: Its name.
-        on_expected: Its score of the dataset's own expected answer; a text says why there is none.
-        on_empty: Its score of an empty answer.
+        on_expected: Score of the dataset's expected answer; a text with the reason if it is missing.
+        on_empty: Score of an empty answer, likewise.
     """
 
     example_id: str
@@ -46,13 +46,13 @@ class TriedReward:
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """Room for the run folder, in bytes.
+class DiskSpace:
+    """Disk space for the run folder, in bytes.
 
     Attributes:
         folder: The nearest folder that exists.
-        free: What is free there.
-        needed: What the checkpoints take; None where the model's size is not known yet.
+        free: Free bytes there.
+        needed: Bytes of the checkpoints; None if the model's size is not known yet.
     """
 
     folder: str
@@ -62,23 +62,23 @@ class Disk:
 
 @dataclass
 class CheckReport:
-    """What was found.
+    """The result of validating a run.
 
     Attributes:
-        problems: Everything that would stop a run.
-        notes: What would not, and is worth knowing.
+        problems: Everything that would stop the run.
+        notes: What would not stop it but is worth knowing.
         examples: Number of examples by split.
-        settings: What takes effect, name and value.
-        rewards: What the evaluators say about the samples.
-        disk: Room for the run folder.
+        settings: Effective settings, as name and value.
+        rewards: Scores of the evaluators on a few examples.
+        disk: Disk space for the run folder.
     """
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
     settings: list[tuple[str, str]] = field(default_factory=list)
-    rewards: list[TriedReward] = field(default_factory=list)
-    disk: Disk | None = None
+    rewards: list[RewardSample] = field(default_factory=list)
+    disk: DiskSpace | None = None
 
     @property
     def ok(self) -> bool:
@@ -90,115 +90,114 @@ class CheckReport:
         return {"ok": self.ok, **asdict(self)}
 
 
-def free_on_disk(folder: Path) -> int:
-    """Returns the free bytes of the disk that a folder is on."""
+def free_disk_bytes(folder: Path) -> int:
+    """Returns the free bytes on a folder's disk."""
     return shutil.disk_usage(folder).free
 
 
 async def check_config(
     loaded: LoadedConfig,
-    registry: Registry = REGISTRY,
+    registry: Registry | None = None,
     *,
     num_samples: int = 0,
-    free_bytes: Callable[[Path], int] = free_on_disk,
+    free_bytes: Callable[[Path], int] = free_disk_bytes,
 ) -> CheckReport:
-    """Returns what a run of this configuration would meet.
+    """Validates a run of this configuration.
 
     Args:
-        loaded: A configuration that was read without problems.
-        registry: Where component types are looked up.
-        num_samples: Examples on which the evaluators are tried; each may call a judge twice.
-        free_bytes: Room on a folder's disk.
+        loaded: A configuration that loaded without problems.
+        registry: Component types; None: all installed ones.
+        num_samples: How many examples to try the evaluators on; each may call a judge twice.
+        free_bytes: Returns the free bytes on a folder's disk.
     """
     report = CheckReport()
     try:
-        refuse_disabled(loaded)
+        require_enabled(loaded)
     except ConfigError as error:
         report.problems += error.problems
         return report
-    async with Builder(loaded, registry, makes_models=False) as builder:
-        attempt = Attempts(builder.placed)
-        parts = await gather_parts(builder, None, attempt)
+    async with ComponentBuilder(loaded, registry, makes_models=False) as builder:
+        attempt = Attempts(builder.locate)
+        parts = await try_build_parts(builder, None, attempt)
         report.problems = attempt.problems
         if parts.splits:
             report.examples = {name: len(items) for name, items in parts.splits.items()}
             evaluators = {name: made for name, made in parts.evaluators.items() if made is not None}
             report.rewards = await _try_rewards(evaluators, parts.splits["train"][:num_samples])
-            report.notes += _reward_notes(report.rewards, parts.reward_metric)
-    report.disk = _disk(loaded, free_bytes)
+            report.notes += _find_reward_notes(report.rewards, parts.reward_metric)
+    report.disk = _measure_disk(loaded, free_bytes)
     if report.disk.needed is not None and report.disk.free < report.disk.needed:
-        report.problems.append(_no_room(loaded, report.disk))
+        report.problems.append(_report_full_disk(loaded, report.disk))
     if report.ok:
         report.settings = effective_settings(parts)
     return report
 
 
-async def dry_run(loaded: LoadedConfig, options: RunOptions, registry: Registry = REGISTRY) -> Path:
-    """Makes everything that a run would check and writes its resolved configuration; returns that file.
+async def dry_run(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> Path:
+    """Validates a run, writes its resolved configuration, and returns that file.
 
-    The folder's name ends with `-dry`, so that the run itself finds its own name free.
+    The folder's name ends with `-dry`, so that the name stays free for the run itself.
 
     Raises:
-        ConfigError: Everything that is wrong.
+        ConfigError: Lists every problem.
     """
-    refuse_disabled(loaded)
-    folder = options.folder_for(loaded.config.finetuning, DRY)
-    async with Builder(loaded, registry, makes_models=False) as builder:
-        await make_parts(builder, None)
+    require_enabled(loaded)
+    folder = options.choose_folder(loaded.config.finetuning, DRY)
+    async with ComponentBuilder(loaded, registry, makes_models=False) as builder:
+        await build_parts(builder, None)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "config.yml", dump_config(loaded))
     return folder / "config.yml"
 
 
-async def _try_rewards(evaluators: Mapping[str, Evaluator], items: list[EvalInputItem]) -> list[TriedReward]:
+async def _try_rewards(evaluators: Mapping[str, Evaluator], items: list[EvalInputItem]) -> list[RewardSample]:
     tried = []
     for item in items:
         for name, evaluator in evaluators.items():
-            expected = await _score(evaluator, item, item.expected_output_obj)
-            tried.append(TriedReward(str(item.id), name, expected, await _score(evaluator, item, "")))
+            expected = await _score_output(evaluator, item, item.expected_output_obj)
+            tried.append(RewardSample(str(item.id), name, expected, await _score_output(evaluator, item, "")))
     return tried
 
 
-async def _score(evaluator: Evaluator, item: EvalInputItem, output: Any) -> float | str:
+async def _score_output(evaluator: Evaluator, item: EvalInputItem, output: Any) -> float | str:
     scored = await score_item(evaluator, item.copy_with_updates(output_obj=output))
     return f"missing: {scored.error}" if scored.error is not None else float(scored.score)
 
 
-def _reward_notes(tried: list[TriedReward], reward: str) -> list[str]:
+def _find_reward_notes(tried: list[RewardSample], reward: str) -> list[str]:
     mine = [row for row in tried if row.evaluator == reward]
     known = [(row.on_expected, row.on_empty) for row in mine if isinstance(row.on_expected, float)]
     if mine and not known:
-        return [
-            f'the reward "{reward}" scores none of the expected answers; a run needs it to score what the agent gives'
-        ]
+        return [f'the reward "{reward}" returns no score for any expected answer; a run needs a score for each answer']
     if known and all(expected == empty for expected, empty in known):
-        return [f'the reward "{reward}" scores the expected answers like empty ones; it cannot tell right from wrong']
+        return [
+            f'the reward "{reward}" gives expected and empty answers the same score, so it cannot tell right from wrong'
+        ]
     return []
 
 
-def _disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int]) -> Disk:
+def _measure_disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int]) -> DiskSpace:
     folder = Path(loaded.config.finetuning.output_dir).expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
     policy = loaded.config.finetuning.policy
     model = Path(policy.model or "")
     sizes = [file.stat().st_size for file in model.glob("*.safetensors")] if model.is_dir() else []
-    needed = sum(sizes) * (CHECKPOINTS_KEPT * _copies(policy) + 1) if sizes else None
-    return Disk(str(folder), free_bytes(folder), needed)
+    needed = sum(sizes) * (CHECKPOINTS_KEPT * _count_copies(policy) + 1) if sizes else None
+    return DiskSpace(str(folder), free_bytes(folder), needed)
 
 
-def _copies(policy: PolicyConfig) -> int:
-    """Returns the sizes of the model that a checkpoint takes: weights and moments, and those in float32 with a copy.
+def _count_copies(policy: PolicyConfig) -> int:
+    """Returns a checkpoint's size in models: the weights, the moments, and float32 copies of weights with fewer bits.
 
     Example: adamw -> 3; adamw in bfloat16 -> 1 + 2 (1 + 2) = 7.
     """
     moments = policy.optimizer.num_moments
-    return 1 + moments if policy.precision == "float32" else 1 + 2 * (1 + moments)
+    return 1 + moments if policy.dtype == "float32" else 1 + 2 * (1 + moments)
 
 
-def _no_room(loaded: LoadedConfig, disk: Disk) -> Problem:
+def _report_full_disk(loaded: LoadedConfig, disk: DiskSpace) -> Problem:
     path = "finetuning.output_dir"
-    message = (
-        f"{disk.free / 2**30:.1f} GiB are free on {disk.folder}, and the checkpoints take {disk.needed or 0:,} bytes"
-    )
-    return Problem(path, message, "make room, or name a folder on another disk", loaded.locate(path))
+    needed = (disk.needed or 0) / 2**30
+    message = f"{disk.folder} has {disk.free / 2**30:.1f} GiB free, but the checkpoints need {needed:.1f} GiB"
+    return Problem(path, message, "free some space, or choose a folder on another disk", loaded.locate(path))

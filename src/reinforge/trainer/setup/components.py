@@ -1,4 +1,4 @@
-"""Makes the components of one run and tears them down in the opposite order, also when the run fails."""
+"""Builds the components of one run and tears them down in reverse order, also when the run fails."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from reinforge.config.schema import Config
 from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
 from reinforge.interfaces import (
     Algorithm,
+    ChatModel,
     DatasetLoader,
     Evaluator,
     PolicyServer,
@@ -24,8 +25,8 @@ from reinforge.interfaces import (
     TrajectoryBuilder,
 )
 from reinforge.registry import REGISTRY, Registry, TypedConfig
-from reinforge.rollout.capture import ChatModel
-from reinforge.rollout.workflow import BoundWorkflow, bind_workflow
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +34,21 @@ BUNDLED = "bundled:"
 DATASET = "eval.general.dataset"
 
 
-class Builder:
-    """Gives access to the components of one configuration; each is made once, on first use.
+class ComponentBuilder:
+    """Gives access to the components of one configuration; each is built once, on first use.
 
     Args:
         loaded: The configuration.
-        registry: Where component types are looked up.
-        makes_models: False: a bundled model is looked up and not made, for checks that may cost nothing.
+        registry: Where component types are looked up; None: everything that is installed.
+        makes_models: False: a bundled model is looked up but not made, for validation alone.
     """
 
-    def __init__(self, loaded: LoadedConfig, registry: Registry = REGISTRY, *, makes_models: bool = True):
-        self.loaded, self.registry, self.makes_models = loaded, registry, makes_models
+    def __init__(self, loaded: LoadedConfig, registry: Registry | None = None, *, makes_models: bool = True):
+        self.loaded, self.registry, self.makes_models = loaded, registry or REGISTRY, makes_models
         self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
         self._adapter: TrainerAdapter | None = None
-        self._validation: Builder | None = None
+        self._validation: ComponentBuilder | None = None
 
     @property
     def config(self) -> Any:
@@ -56,7 +57,7 @@ class Builder:
 
     @property
     def project_root(self) -> Path:
-        """The folder below which `module:name` is looked up."""
+        """The folder that relative paths and `module:name` start from."""
         return self.loaded.project_root
 
     async def __aenter__(self) -> Self:
@@ -65,18 +66,18 @@ class Builder:
     async def __aexit__(self, *exc_info: Any) -> None:
         await self._stack.__aexit__(*exc_info)
 
-    async def get_validation_builder(self) -> Builder:
-        """Returns what makes dataset and evaluators of `select` and `confirm`: itself, or that of another file.
+    async def get_validation_builder(self) -> ComponentBuilder:
+        """Returns the builder of dataset and evaluators for `select` and `confirm`: itself, or the validation file's.
 
         Raises:
-            ConfigError: Something is wrong in the other file.
+            ConfigError: The validation file has problems.
         """
         run = self.config.finetuning.run_configuration
         if run is None or run.validation_config_file is None:
             return self
         if self._validation is None:
             other = load_config(run.validation_config_file, registry=self.registry)
-            made = Builder(other, self.registry, makes_models=self.makes_models)
+            made = ComponentBuilder(other, self.registry, makes_models=self.makes_models)
             self._validation = await self._stack.enter_async_context(made)
         return self._validation
 
@@ -100,13 +101,13 @@ class Builder:
         """Returns the dataset's loader.
 
         Args:
-            file: Read like the configured dataset, in its place; its ending may name another type of file.
+            file: Replaces the configured file; its ending may select another file type.
         """
         config = self.config.eval.general.dataset
         if file is None:
             return await self._make("dataset", DATASET, config)
         if "file_path" not in type(config).model_fields:
-            message = f"the dataset's type {config.static_type} reads no file that {file} could replace"
+            message = f"the dataset's `_type: {config.static_type}` reads no file, so {file} cannot replace it"
             raise ConfigError(Problem(DATASET, message, "use a dataset with a file_path, such as `_type: jsonl`"))
         name = self.loaded.types.get(tuple(DATASET.split(".")), str(config.static_type))
         ending = Path(file).suffix.lower().removeprefix(".")
@@ -127,7 +128,7 @@ class Builder:
         return await self._section("trajectory_builder", "trajectory_builders", name)
 
     async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
-        """Returns a trainer adapter; its policy is what `llms.<name>._type: policy` means."""
+        """Returns a trainer adapter; `llms.<name>._type: policy` resolves to its policy."""
         self._adapter = await self._section("trainer_adapter", "trainer_adapters", name)
         return self._adapter
 
@@ -136,7 +137,7 @@ class Builder:
         return await self._section("trainer", "trainers", name)
 
     async def get_algorithm(self) -> Algorithm:
-        """Returns the run's algorithm; GRPO with its defaults where none is named."""
+        """Returns the run's algorithm; GRPO with its defaults if none is configured."""
         config = self.config.finetuning
         if config.algorithm is None:  # the default is written into the resolved configuration
             config.algorithm = GRPOConfig()
@@ -144,16 +145,16 @@ class Builder:
         return await self._make("algorithm", "finetuning.algorithm", config.algorithm)
 
     async def get_model_path(self) -> str | None:
-        """Returns the folder or id of the model to train; a bundled one is made on first use."""
+        """Returns the folder or hub id of the model to train; a bundled one is made on first use."""
         model = self.config.finetuning.policy.model
         return None if model is None else await self.get_bundled(model, "finetuning.policy.model")
 
     async def get_bundled(self, model: str, path: str = "model") -> str:
-        """Returns the folder of `bundled:NAME`, made on first use; any other model is returned as it is.
+        """Returns the folder of `bundled:NAME`, made on first use; any other model is returned unchanged.
 
         Args:
             model: Folder, hub id or `bundled:NAME`.
-            path: Where it stands in the configuration, for the message that there is no such model.
+            path: Its path in the configuration, for error messages.
         """
         if not model.startswith(BUNDLED):
             return model
@@ -164,39 +165,40 @@ class Builder:
         return str(await self._make("model", path, component.config_type(), name=name, key=name))
 
     def policy(self) -> PolicyServer | None:
-        """Returns the policy server of the adapter made before."""
+        """Returns the policy server of the trainer adapter; None before it is initialized, or if it serves none."""
         return self._adapter.policy() if self._adapter is not None else None
 
     async def _section(self, kind: str, section: str, name: str) -> Any:
         entries = getattr(self.config, section)
         if name not in entries:
-            raise ConfigError(f'{section}: no entry "{name}"; there: {", ".join(entries) or "none"}')
+            raise ConfigError(f'{section}: no entry "{name}"; it has {", ".join(entries) or "no entries"}')
         return await self._make(kind, f"{section}.{name}", entries[name])
 
     async def _make(self, kind: str, path: str, config: TypedConfig, *, name: str | None = None, key: str = "") -> Any:
-        """Returns a component, made once for each kind, path and key."""
+        """Returns a component, built once for each kind, path and key."""
         if (kind, path, key) not in self._made:
             name = name or self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
             component = self.registry.get(kind, name, path)
             try:
-                made = await self._stack.enter_async_context(_entered(component.factory(config, self), path))
+                made = await self._stack.enter_async_context(_enter(component.factory(config, self), path))
             except ConfigError as error:
-                raise ConfigError([self.placed(problem, path) for problem in error.problems]) from error
+                raise ConfigError([self.locate(problem, path) for problem in error.problems]) from error
             except ReinforgeError:
                 raise
             except Exception as error:
-                made = f'making the {kind.replace("_", " ")} "{name}" of {component.origin}'
-                message = f"{made} failed: {describe_error(error)}"
-                raise ConfigError(self.placed(Problem("", message), path)) from error
+                message = (
+                    f'cannot build the {kind.replace("_", " ")} "{name}" ({component.origin}): {describe_error(error)}'
+                )
+                raise ConfigError(self.locate(Problem("", message), path)) from error
             self._made[kind, path, key] = made
         return self._made[kind, path, key]
 
-    def placed(self, problem: Problem, component: str = "") -> Problem:
-        """Returns a problem with its whole path and its place in the file.
+    def locate(self, problem: Problem, component: str = "") -> Problem:
+        """Returns a problem with its full path, file and line.
 
         Args:
-            problem: Its path may be relative to the component.
-            component: Path of the component that has the problem.
+            problem: The problem; its path may be relative to the component.
+            component: Path of the component.
         """
         if problem.location:
             return problem
@@ -207,20 +209,20 @@ class Builder:
 
 
 @asynccontextmanager
-async def _entered(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]:
-    """Runs an async generator up to its yield; what follows the yield is the teardown, also when the run fails.
+async def _enter(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]:
+    """Runs an async generator up to its yield; the code after the yield is the teardown.
 
-    A teardown that raises is logged: it must not hide how the run ended.
+    An error of a teardown is logged, so that it does not hide how the run ended.
     """
     try:
         component = await anext(generator)
     except StopAsyncIteration:
-        raise ConfigError(Problem(path, "its registered function yields no component", "yield it once")) from None
+        raise ConfigError(Problem(path, "its factory yields no component", "yield it once")) from None
     try:
         yield component
     finally:
         try:
             async for _ in generator:
-                logger.warning("%s: its registered function yields more than once; only the first counts", path)
+                logger.warning("%s: its factory yields more than once; only the first component is used", path)
         except Exception:  # a user's teardown may raise anything
-            logger.exception("%s: tearing it down failed", path)
+            logger.exception("%s: teardown failed", path)

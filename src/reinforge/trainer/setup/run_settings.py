@@ -1,4 +1,4 @@
-"""What one call asks beyond the file: settings that are refused by name, and the small run of `--smoke`."""
+"""Settings of one call: validates them, and shrinks the run for `--smoke`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PATH = "finetuning.run_configuration"
 
 NUM_EXAMPLES = 2
 SMALLEST_GROUP = 2
-"""What `--smoke` collects; a group of one has nothing to compare."""
+"""Examples and siblings of a `--smoke` run; a group of one has nothing to compare."""
 
 MAX_REFILLS = 16
-"""How often `--smoke` may draw further examples until one group carries signal, so that a step is really made."""
+"""How often `--smoke` may collect again until a group has signal, so that it makes an optimizer step."""
 
 
-def refuse_run_settings(run: FinetuneRunConfig) -> list[Problem]:
-    """Returns what is wrong with the settings of a call, and those that this version cannot honour."""
-    problems = _invalid(run)
+def validate_run_settings(run: FinetuneRunConfig) -> list[Problem]:
+    """Returns the settings of a call that are wrong or that this version does not support."""
+    problems = _find_invalid(run)
     defaults = FinetuneRunConfig()
     remote = [name for name in ("endpoint", "endpoint_timeout", "result_json_path") if _differs(run, defaults, name)]
     if not problems:
@@ -29,13 +29,13 @@ def refuse_run_settings(run: FinetuneRunConfig) -> list[Problem]:
             Problem(
                 f"{PATH}.{name}",
                 f"--{name}: remote workflows are not supported in this version",
-                "name a workflow of this process under `workflow`, and leave the flag out",
+                "configure a local agent under `workflow` and leave the flag out",
             )
             for name in remote
         ]
     for name in ("config_file", "override"):
         if _differs(run, defaults, name):
-            message = f"{name} belongs to the command line: reinforge finetune FILE -o PATH VALUE"
+            message = f"{name} is a command-line option: reinforge finetune FILE -o PATH VALUE"
             problems.append(Problem(f"{PATH}.{name}", message, "remove it from the file"))
     return problems
 
@@ -44,7 +44,7 @@ def _differs(run: FinetuneRunConfig, defaults: FinetuneRunConfig, name: str) -> 
     return bool(getattr(run, name) != getattr(defaults, name))
 
 
-def _invalid(run: FinetuneRunConfig) -> list[Problem]:
+def _find_invalid(run: FinetuneRunConfig) -> list[Problem]:
     problems = []
     if run.endpoint is not None:
         parts = urlsplit(run.endpoint)
@@ -60,15 +60,15 @@ def _invalid(run: FinetuneRunConfig) -> list[Problem]:
     return problems
 
 
-def make_small(config: Config) -> None:
-    """Changes a configuration into the smallest run that does everything once: `--smoke`.
+def shrink_for_smoke(config: Config) -> None:
+    """Turns a configuration into the smallest run that does everything once: `--smoke`.
 
-    One epoch, two examples, the smallest group, one optimizer step, one draw; nothing is replaced by a stand-in.
+    One epoch, two examples, the smallest group, one optimizer step, one sample; nothing is mocked.
     """
     finetuning: FinetuneConfig = config.finetuning
     finetuning.num_epochs = 1
-    finetuning.policy.batch.steps_per_job = finetuning.policy.batch.passes = 1
-    finetuning.gate.draws = 1
+    finetuning.policy.batch.steps_per_job = finetuning.policy.batch.num_iterations = 1
+    finetuning.gate.num_samples = 1
     finetuning.limits.max_refills, finetuning.limits.min_groups = MAX_REFILLS, 1 / NUM_EXAMPLES
     finetuning.limits.max_empty_updates = 1
     builder = config.trajectory_builders[str(finetuning.trajectory_builder)]
@@ -80,8 +80,8 @@ def make_small(config: Config) -> None:
         builder.examples_per_epoch = NUM_EXAMPLES
 
 
-def cut_splits(splits: dict[str, list[EvalInputItem]], builder_config: Any) -> None:
-    """Leaves two examples in each split; `train` stays whole where the builder itself takes only two."""
+def shrink_splits(splits: dict[str, list[EvalInputItem]], builder_config: Any) -> None:
+    """Keeps two examples of each split; `train` stays whole if the builder itself takes only two."""
     for name in splits:
         if name != "train" or not hasattr(builder_config, "examples_per_epoch"):
             splits[name] = splits[name][:NUM_EXAMPLES]

@@ -1,4 +1,4 @@
-"""The debate about cells: what is true, what is shown, and what nobody can know alone."""
+"""The debate about cells: problems, the check of evidence, and what a verifier can know."""
 
 import random
 import re
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.loader import load_config
-from reinforge.tasks.debate.cells import LIMIT, Cells, checked, draw_cells
+from reinforge.tasks.debate.cells import LIMIT, Cells, check_evidence, sample_cells
 from reinforge.tasks.debate.dataset import CellsDataset, CellsDatasetConfig
 from reinforge.tasks.debate.prompts import HINT, PROVER, VERIFIER
-from reinforge.tasks.debate.starter import DebateRecipe, episodes, make_tokenizer
+from reinforge.tasks.debate.starter import DebateRecipe, generate_episodes, make_tokenizer
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "debate"
 PROBLEM = Cells(digits=(3, 2, 0, 4, 2, 1, 1, 3), seen=(1, 6))
 
 
 def test_a_problem_is_written_as_each_agent_sees_it():
-    assert PROBLEM.row() == {
+    assert PROBLEM.to_row() == {
         "question": "every cell is below 4: a3 b2 c0 d4 e2 f1 g1 h3",
         "answer": "reject",
         "cells": "a3 b2 c0 d4 e2 f1 g1 h3",
@@ -32,11 +32,11 @@ def test_a_problem_is_written_as_each_agent_sees_it():
     [("d4", "d4"), (" c0", "c0"), ("a4", "false"), ("trust me", "false"), ("d4 c0", "false")],
 )
 def test_evidence_is_checked(said, shown):
-    assert checked(said, PROBLEM.row()) == shown
+    assert check_evidence(said, PROBLEM.to_row()) == shown
 
 
 def decides_right(prover, cells):
-    """A verifier that rejects on what it is shown; `prover` picks a cell, None shows nothing."""
+    """A verifier that rejects if a cell it sees refutes the claim; `prover` picks a cell, None shows none."""
     shown = [cells.digits[i] for i in cells.seen]
     shown += [cells.digits[prover(cells)] for _ in range(2)] if prover else []
     return (max(shown) < LIMIT) == cells.is_true
@@ -44,7 +44,7 @@ def decides_right(prover, cells):
 
 def test_provers_that_know_are_needed():
     rng, chance = random.Random(0), random.Random(1)
-    problems = [draw_cells(rng) for _ in range(4000)]
+    problems = [sample_cells(rng) for _ in range(4000)]
 
     def share(prover):
         return sum(decides_right(prover, cells) for cells in problems) / len(problems)
@@ -63,7 +63,7 @@ def test_problems_stand_in_one_split_each():
 
 def test_the_starter_knows_which_way_is_its_own_and_no_more():
     tokenizer = make_tokenizer()
-    seen = list(islice(episodes(DebateRecipe(), tokenizer), 1500))
+    seen = list(islice(generate_episodes(DebateRecipe(), tokenizer), 1500))
     said = [(episode.episode[0].content, episode.turns[0].content) for episode in seen]
     accepted = {True: [], False: []}
     for prompt, reply in said:

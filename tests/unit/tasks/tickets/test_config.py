@@ -1,4 +1,4 @@
-"""The file beside the task says what the figures claim, and its names are registered."""
+"""The task's configuration measures what its figures claim, and its names are registered."""
 
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY

@@ -1,4 +1,4 @@
-"""E-mails by hand and by the hundred, and the rows made of them."""
+"""E-mails of the grammar, and the rows of the dataset."""
 
 import random
 
@@ -7,11 +7,11 @@ import pytest
 from reinforge.tasks.tickets import grammar
 from reinforge.tasks.tickets.dataset import TicketsDataset, TicketsDatasetConfig
 from reinforge.tasks.tickets.grammar import ASKS, DENIALS, PRODUCTS, STORIES, URGENCY, write_email
-from reinforge.tasks.tickets.ticket import FIELDS, ticket_problem
+from reinforge.tasks.tickets.ticket import FIELDS, find_ticket_problem
 
 
 class FirstChoice(random.Random):
-    """Takes the first of everything, and says yes to whatever may be left out."""
+    """Makes every choice the first one and includes every optional part."""
 
     def random(self):
         return 0.0
@@ -26,13 +26,13 @@ class FirstChoice(random.Random):
         pass
 
 
-def emails(count, known=1.0):
+def emails(count, wording_share=1.0):
     rng = random.Random(7)
-    return [write_email(rng, known) for _ in range(count)]
+    return [write_email(rng, wording_share) for _ in range(count)]
 
 
 def in_email(wording, text):
-    """True if the e-mail has the wording, whatever fills its gaps."""
+    """True if the e-mail has the wording, with any values for its placeholders."""
     pieces = [piece for gap in wording.split("{") for piece in gap.split("}")[-1:]]
     return all(piece in text for piece in pieces)
 
@@ -50,9 +50,9 @@ def test_an_email_by_hand():
 
 
 @pytest.mark.parametrize("email", emails(300), ids=lambda email: "")
-def test_every_field_can_be_told_from_the_text(email):
+def test_the_text_determines_every_field(email):
     text, ticket = email.text, email.ticket
-    assert ticket_problem(ticket) is None
+    assert find_ticket_problem(ticket) is None
     assert "{" not in text
     assert [issue for issue, told in STORIES.items() if any(in_email(story, text) for story in told)] == [
         ticket["issue"]
@@ -73,7 +73,7 @@ def test_no_wording_means_two_things():
     assert URGENCY.keys() == set(FIELDS["priority"])
 
 
-def test_all_values_come_up_alike():
+def test_all_values_are_equally_likely():
     tickets = [email.ticket for email in emails(2000)]
     for name, values in FIELDS.items():
         for value in values:
@@ -81,15 +81,15 @@ def test_all_values_come_up_alike():
             assert share == pytest.approx(1 / len(values), abs=0.05)
 
 
-def test_many_emails_hold_what_does_not_matter():
+def test_many_emails_have_distractors():
     several = sum(
         sum(any(name in email.text for name in names) for names in PRODUCTS.values()) > 1 for email in emails(1000)
     )
     assert 250 < several < 500  # two products, of which one is meant
 
 
-def test_a_desk_that_knows_less_meets_fewer_wordings():
-    texts = "\n".join(email.text for email in emails(1000, known=0.75))
+def test_a_share_of_the_wordings_leaves_out_the_last_ones():
+    texts = "\n".join(email.text for email in emails(1000, wording_share=0.75))
     assert "video doorbell" not in texts  # the last of four
     assert "tea kettle" in texts
     assert "Please reimburse me." not in texts  # the last of five
@@ -102,7 +102,7 @@ def test_the_same_seed_writes_the_same_email():
     assert grammar.random_ticket(random.Random(3)) == write_email(random.Random(3)).ticket
 
 
-def test_rows_name_their_split_and_no_email_stands_twice():
+def test_rows_name_their_split_and_emails_are_unique():
     config = TicketsDatasetConfig(num_train=60, num_select=20, num_confirm=30, seed=1)
     rows = TicketsDataset(config).rows()
     assert rows[17]["id"] == "train-00017"
@@ -112,7 +112,7 @@ def test_rows_name_their_split_and_no_email_stands_twice():
     assert rows != TicketsDataset(config.model_copy(update={"seed": 2})).rows()
 
 
-def test_an_email_drawn_twice_is_drawn_again(monkeypatch):
+def test_a_repeated_email_is_sampled_again(monkeypatch):
     for name in ("STORIES", "ASKS", "URGENCY", "PRODUCTS"):
         few = {key: values[:1] for key, values in getattr(grammar, name).items()}
         monkeypatch.setattr(grammar, name, few)
@@ -122,13 +122,13 @@ def test_an_email_drawn_twice_is_drawn_again(monkeypatch):
     assert len({row["question"] for row in TicketsDataset(config).rows()}) == 500
 
 
-def test_more_confirm_emails_leave_those_before_as_they_were():
+def test_more_confirm_emails_keep_the_earlier_ones():
     few = TicketsDataset(TicketsDatasetConfig(num_train=10, num_select=2, num_confirm=5)).rows()
     more = TicketsDataset(TicketsDatasetConfig(num_train=10, num_select=2, num_confirm=9)).rows()
     assert more[: len(few)] == few
 
 
-def test_an_example_asks_with_the_email_and_expects_the_ticket():
+def test_an_example_has_the_email_and_expects_the_ticket():
     item = TicketsDataset(TicketsDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
     assert item.id == "train-00001"
     assert item.input_obj.startswith("Subject: ")

@@ -1,4 +1,4 @@
-"""The starter's tokenizer, what it is shown, and the starter itself in a few steps."""
+"""The starter: tokenizer, training episodes, and a build with few steps."""
 
 import itertools
 import random
@@ -9,12 +9,12 @@ from reinforge.tasks.tickets.grammar import write_email
 from reinforge.tasks.tickets.starter import (
     DeskRecipe,
     break_ticket,
-    careless_filing,
-    careless_ticket,
     ensure_starter,
+    generate_careless_filings,
     make_tokenizer,
+    write_careless_ticket,
 )
-from reinforge.tasks.tickets.ticket import FIELDS, read_ticket, write_ticket
+from reinforge.tasks.tickets.ticket import FIELDS, format_ticket, parse_ticket
 
 TINY = DeskRecipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=2, batch_size=4)
 
@@ -28,7 +28,7 @@ def test_emails_and_tickets_are_short_in_tokens(tokenizer):
     rng = random.Random(0)
     emails = [write_email(rng) for _ in range(200)]
     assert max(len(tokenizer.encode(email.text)) for email in emails) < 90
-    assert {len(tokenizer.encode(write_ticket(email.ticket))) for email in emails} == {17}
+    assert {len(tokenizer.encode(format_ticket(email.ticket))) for email in emails} == {17}
     for values in FIELDS.values():
         for value in values:
             if isinstance(value, str):
@@ -36,15 +36,15 @@ def test_emails_and_tickets_are_short_in_tokens(tokenizer):
 
 
 def test_its_positions_reach_an_email_a_correction_and_two_answers(tokenizer):
-    episodes = itertools.islice(careless_filing(DeskRecipe(faulty=1.0), tokenizer), 300)
+    episodes = itertools.islice(generate_careless_filings(DeskRecipe(fault_rate=1.0), tokenizer), 300)
     last = [trajectory.episode[-1].tokens for trajectory in episodes]
-    assert max(len(tokens.prompt_token_ids) for tokens in last) + 32 < DeskRecipe().max_context
+    assert max(len(tokens.prompt_token_ids) for tokens in last) + 32 < DeskRecipe().max_model_len
 
 
-def test_a_careless_ticket_is_right_as_often_as_said():
+def test_a_careless_ticket_has_the_configured_accuracy():
     rng = random.Random(0)
     truth = {"product": "kettle", "issue": "defect", "priority": "high", "refund": True}
-    tickets = [careless_ticket(rng, truth, right=0.7) for _ in range(4000)]
+    tickets = [write_careless_ticket(rng, truth, field_accuracy=0.7) for _ in range(4000)]
     for name, values in FIELDS.items():
         share = sum(ticket[name] == truth[name] for ticket in tickets) / len(tickets)
         assert share == pytest.approx(0.7 + 0.3 / len(values), abs=0.03)
@@ -52,16 +52,16 @@ def test_a_careless_ticket_is_right_as_often_as_said():
 
 def test_a_broken_ticket_is_never_valid():
     rng = random.Random(0)
-    problems = {read_ticket(break_ticket(rng, write_email(rng).ticket))[1] for _ in range(500)}
+    problems = {parse_ticket(break_ticket(rng, write_email(rng).ticket))[1] for _ in range(500)}
     assert None not in problems
     assert len(problems) == 1 + 2 * len(FIELDS)  # no JSON; each field missing, or with another's value
 
 
 def test_it_is_shown_valid_tickets_in_the_end_and_corrections_before(tokenizer):
-    first = list(itertools.islice(careless_filing(DeskRecipe(faulty=0.2), tokenizer), 300))
+    first = list(itertools.islice(generate_careless_filings(DeskRecipe(fault_rate=0.2), tokenizer), 300))
     for trajectory in first:
         answers = [turn for turn in trajectory.episode if turn.tokens is not None]
-        valid = [read_ticket(answer.content)[1] is None for answer in answers]
+        valid = [parse_ticket(answer.content)[1] is None for answer in answers]
         assert valid in ([True], [False, True])
         assert tokenizer.decode(answers[-1].tokens.token_ids) == f"{answers[-1].content}<|end|>"
     corrected = [trajectory.episode for trajectory in first if len(trajectory.episode) == 4]
@@ -70,20 +70,22 @@ def test_it_is_shown_valid_tickets_in_the_end_and_corrections_before(tokenizer):
 
 
 def test_both_answers_of_an_episode_make_one_sample(tokenizer):
-    from reinforge.algorithms.samples import to_samples
+    from reinforge.algorithms.samples import samples_from_trajectory
 
-    trajectory = next(careless_filing(DeskRecipe(faulty=1.0), tokenizer))
-    (sample,) = to_samples(trajectory)
+    trajectory = next(generate_careless_filings(DeskRecipe(fault_rate=1.0), tokenizer))
+    (sample,) = samples_from_trajectory(trajectory)
     assert sample.num_trained == sum(len(turn.tokens.token_ids) for turn in trajectory.episode if turn.tokens)
 
 
-def test_it_is_made_once(tmp_path, monkeypatch):
+def test_a_starter_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
     folder = ensure_starter(recipe=TINY)
     assert folder.name.startswith("tickets-")
     assert ensure_starter(lambda *_: pytest.fail("made twice"), TINY) == folder
 
 
-@pytest.mark.parametrize("change", [{"known": 0.5}, {"right": 0.5}, {"faulty": 0.0}, {"num_steps": 3}])
+@pytest.mark.parametrize(
+    "change", [{"wording_share": 0.5}, {"field_accuracy": 0.5}, {"fault_rate": 0.0}, {"num_steps": 3}]
+)
 def test_another_recipe_is_another_model(change):
     assert DeskRecipe(**change).sha256 != DeskRecipe().sha256

@@ -1,21 +1,21 @@
-"""The schema: what is a ticket, and what the agent is told where it is none."""
+"""The ticket's parser, and the problems that it reports."""
 
 import pytest
 
-from reinforge.tasks.tickets.ticket import FIELDS, num_right, read_ticket, write_ticket
+from reinforge.tasks.tickets.ticket import FIELDS, count_correct_fields, format_ticket, parse_ticket
 
 TICKET = {"product": "kettle", "issue": "defect", "priority": "high", "refund": True}
 
 
 def test_a_ticket_survives_the_round_trip():
-    text = write_ticket(TICKET)
+    text = format_ticket(TICKET)
     assert text == '{"product":"kettle","issue":"defect","priority":"high","refund":true}'
-    assert read_ticket(text) == (TICKET, None)
+    assert parse_ticket(text) == (TICKET, None)
 
 
 def test_spaces_and_order_do_not_matter():
     text = '\n{ "refund": true, "priority": "high", "issue": "defect", "product": "kettle" } '
-    assert read_ticket(text) == (TICKET, None)
+    assert parse_ticket(text) == (TICKET, None)
 
 
 @pytest.mark.parametrize(
@@ -29,26 +29,26 @@ def test_spaces_and_order_do_not_matter():
         ({"colour": "red", "age": 3}, "there is no field age"),
     ],
 )
-def test_a_wrong_value_is_told_with_those_allowed(changes, problem):
-    assert read_ticket(write_ticket({**TICKET, **changes})) == (None, problem)
+def test_a_wrong_value_is_reported_with_the_allowed_ones(changes, problem):
+    assert parse_ticket(format_ticket({**TICKET, **changes})) == (None, problem)
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_missing_field_is_named(name):
     rest = {key: value for key, value in TICKET.items() if key != name}
-    assert read_ticket(write_ticket(rest)) == (None, f"{name} is missing")
+    assert parse_ticket(format_ticket(rest)) == (None, f"{name} is missing")
 
 
-@pytest.mark.parametrize("text", [None, "", "ticket", write_ticket(TICKET)[:-1], "[" * 100_000, "\ud83c", "{,}"])
-def test_what_is_no_json_is_said_to_be_none(text):
-    assert read_ticket(text) == (None, "this is not JSON")
+@pytest.mark.parametrize("text", [None, "", "ticket", format_ticket(TICKET)[:-1], "[" * 100_000, "\ud83c", "{,}"])
+def test_text_that_is_not_json_is_reported(text):
+    assert parse_ticket(text) == (None, "this is not JSON")
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "true", '"kettle"', "NaN"])
-def test_json_that_is_no_object_is_said_to_be_none(text):
-    assert read_ticket(text) == (None, "this is not an object")
+def test_json_that_is_not_an_object_is_reported(text):
+    assert parse_ticket(text) == (None, "this is not an object")
 
 
 def test_right_fields_are_counted():
-    assert num_right(TICKET, TICKET) == 4
-    assert num_right(TICKET, {**TICKET, "refund": False, "issue": "billing"}) == 2
+    assert count_correct_fields(TICKET, TICKET) == 4
+    assert count_correct_fields(TICKET, {**TICKET, "refund": False, "issue": "billing"}) == 2

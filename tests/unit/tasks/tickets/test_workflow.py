@@ -1,4 +1,4 @@
-"""One e-mail filed by a scripted model: at once, after a correction, not at all; and what each is worth."""
+"""One e-mail filed by a scripted model: at once, after a correction, or not at all, and the scores."""
 
 import json
 from types import SimpleNamespace
@@ -6,19 +6,19 @@ from types import SimpleNamespace
 import pytest
 
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.tasks.tickets.evaluators import Exact, Fields, Reward, RewardConfig, Schema
-from reinforge.tasks.tickets.ticket import write_ticket
+from reinforge.tasks.tickets.evaluators import TicketExact, TicketFields, TicketReward, TicketRewardConfig, TicketSchema
+from reinforge.tasks.tickets.ticket import format_ticket
 from reinforge.tasks.tickets.workflow import TicketAgent
 from reinforge.types.evaluation import EvalInputItem
 
 TICKET = {"product": "lamp", "issue": "billing", "priority": "low", "refund": False}
-VALID = write_ticket(TICKET)
-NO_REFUND = write_ticket({"product": "lamp", "issue": "billing", "priority": "low"})
+VALID = format_ticket(TICKET)
+NO_REFUND = format_ticket({"product": "lamp", "issue": "billing", "priority": "low"})
 EMAIL = "Subject: order 4821\nHello,\nI was charged twice for the desk lamp."
 
 
 class ScriptedLLM:
-    """A model that gives its answers in turn and keeps what it was asked."""
+    """A model with scripted answers that records its prompts."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
@@ -45,7 +45,7 @@ async def test_a_valid_ticket_is_filed_at_once():
     assert llm.asked == [[{"role": "user", "content": EMAIL}]]
 
 
-async def test_an_invalid_ticket_is_told_and_may_be_corrected():
+async def test_an_invalid_ticket_may_be_corrected():
     llm = ScriptedLLM(NO_REFUND, VALID)
     assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 2}
     assert llm.asked[1] == [
@@ -63,7 +63,7 @@ async def test_twice_invalid_is_the_policys_own_failure(answer):
         await TicketAgent()(example(), llm, None)
     filed = failure.value.output
     assert json.loads(json.dumps(filed)) == {"ticket": None, "num_answers": 2}
-    for evaluator in (Exact(), Fields(), Schema()):
+    for evaluator in (TicketExact(), TicketFields(), TicketSchema()):
         assert await score(evaluator, filed) == 0.0
 
 
@@ -89,18 +89,20 @@ def test_it_is_an_async_workflow():
 )
 async def test_scores_by_hand(changes, num_answers, exact, fields, schema, reward):
     filed = {"ticket": {**TICKET, **changes}, "num_answers": num_answers}
-    assert await score(Exact(), filed) == exact
-    assert await score(Fields(), filed) == fields
-    assert await score(Schema(), filed) == schema
-    assert await score(Reward(RewardConfig(exact=0.5, fields=0.5, correction=0.2)), filed) == pytest.approx(reward)
+    assert await score(TicketExact(), filed) == exact
+    assert await score(TicketFields(), filed) == fields
+    assert await score(TicketSchema(), filed) == schema
+    assert await score(TicketReward(TicketRewardConfig(exact=0.5, fields=0.5, correction=0.2)), filed) == pytest.approx(
+        reward
+    )
 
 
 async def test_a_score_says_what_was_filed_and_expected():
-    found = await Exact().evaluate(example().copy_with_updates(output_obj={"ticket": TICKET, "num_answers": 1}))
+    found = await TicketExact().evaluate(example().copy_with_updates(output_obj={"ticket": TICKET, "num_answers": 1}))
     assert found.reasoning == f"{VALID} after 1 answer, expected {VALID}"
 
 
 async def test_without_an_answer_the_score_is_missing():
-    found = await Exact().evaluate(example())
+    found = await TicketExact().evaluate(example())
     assert found.score is None
     assert found.error == "the agent filed nothing"

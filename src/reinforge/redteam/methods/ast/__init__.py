@@ -1,11 +1,11 @@
-"""Adaptive stress testing: a tester is trained to say likely things that make a target fail (arXiv:2407.09447).
+"""Adaptive stress testing: train a tester whose natural probes make a target fail (arXiv:2407.09447).
 
-texts.py       text that keeps its tokens
-system.py      text in, text out; the reward
-problem.py     the system that rides on the engine
-targets.py     what can be attacked: a model here, one behind a URL, a function, a workflow
-sampler.py     trees, level by level
-evaluator.py   every branch looked at
+texts.py       strings that carry their tokens
+system.py      systems on text, and the reward
+problem.py     the system on the engine
+targets.py     targets: a local model, a model behind a URL, a function, a workflow
+sampler.py     trees, sampled level by level
+evaluator.py   metrics over every branch
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reinforge.redteam.methods.ast.problem import ASTProblem
 from reinforge.redteam.methods.ast.sampler import ASTNode, ASTSampler
 from reinforge.redteam.methods.ast.system import ASTSystem
 from reinforge.redteam.methods.ast.targets import WorkflowTarget, openai_target
-from reinforge.redteam.methods.ast.texts import Dialogue, Said
+from reinforge.redteam.methods.ast.texts import Conversation, GeneratedText
 
 __all__ = [
     "ASTEvaluator",
@@ -23,8 +23,8 @@ __all__ = [
     "ASTProblem",
     "ASTSampler",
     "ASTSystem",
-    "Dialogue",
-    "Said",
+    "Conversation",
+    "GeneratedText",
     "WorkflowTarget",
     "openai_target",
 ]

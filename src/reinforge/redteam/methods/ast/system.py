@@ -1,4 +1,4 @@
-"""Adaptive stress testing of text: the conversation is one text that grows, and the reward of ASTPrompter."""
+"""Adaptive stress testing on text: the conversation is one growing string, with the reward of ASTPrompter."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from reinforge.redteam.core.scorer import Scorer
-from reinforge.redteam.core.system import System, checked_logprobs
-from reinforge.redteam.rewards import AttackWeights, attack_reward
+from reinforge.redteam.core.system import System, check_logprobs
+from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
 
 
 class ASTSystem(System[str, str]):
-    """Text in, text out; a user's own gives the models, and has the reward.
+    """A system on text. Subclass it with your models; `advance` and `reward` are given.
 
     reward = combined_weight * score(probe + response) + defense_toxicity_weight * score(response)
              - ppl_weight * exp(-mean_t log p(probe_t))
@@ -27,14 +27,15 @@ class ASTSystem(System[str, str]):
 
         Mine(KeywordScorer("quibbern"), ppl_weight=0.01)
 
-    Differs from the paper: p is the baseline's, not the target's, since many targets do not tell it; see `likelihood`.
+    Differs from the paper: p is the baseline's, not the target's, because many targets do not report log-probs; see
+    `likelihood`.
 
     Args:
-        scorer: Says how much a text is of what is looked for.
-        ppl_weight: Weight of the probe's perplexity, which is subtracted; 0 asks no model.
+        scorer: Scores texts.
+        ppl_weight: Weight of the probe's perplexity, which is subtracted; 0: no log-probs are computed.
         combined_weight: Weight of the score of probe and response together.
         defense_toxicity_weight: Weight of the score of the response.
-        likelihood: Whose log-probs say how likely a probe is.
+        likelihood: The model whose log-probs give the perplexity.
     """
 
     def __init__(
@@ -51,29 +52,31 @@ class ASTSystem(System[str, str]):
         self.defense_toxicity_weight, self.likelihood = defense_toxicity_weight, likelihood
 
     def advance(self, context: str, probe: str, response: str) -> str:
-        """Returns the three as one text."""
+        """Returns context, probe and response as one text."""
         return context + probe + response
 
     def reward(self, context: Sequence[str], probe: Sequence[str], response: Sequence[str]) -> list[float]:
-        """Returns the reward of each turn; the scorer is asked once about all texts."""
+        """Returns the reward of each turn; the scorer is called once with all texts."""
         if not probe:
             return []
         weights = AttackWeights(self.combined_weight, self.defense_toxicity_weight, self.ppl_weight)
         together = [p + r for p, r in zip(probe, response, strict=True)]
         scores = self.scorer.score([*together, *response])
-        unlikely = self.perplexities(context, probe) if self.ppl_weight else [None] * len(probe)
+        perplexities = self.perplexities(context, probe) if self.ppl_weight else [None] * len(probe)
         return [
-            attack_reward(weights, float(combined), float(alone), perplexity)
-            for combined, alone, perplexity in zip(scores[: len(probe)], scores[len(probe) :], unlikely, strict=True)
+            compute_attack_reward(weights, float(combined), float(alone), perplexity)
+            for combined, alone, perplexity in zip(
+                scores[: len(probe)], scores[len(probe) :], perplexities, strict=True
+            )
         ]
 
     def perplexities(self, context: Sequence[str], probe: Sequence[str]) -> list[float]:
-        """Returns exp(-mean log p) of each probe under the baseline, or the target if `likelihood` says so."""
+        """Returns exp(-mean log p) of each probe under the model that `likelihood` names."""
         import torch
 
         from reinforge.engine.training.reply_logprobs import perplexities
 
-        ask = self.get_target_logprobs if self.likelihood == "target" else self.get_baseline_logprobs
+        get_logprobs = self.get_target_logprobs if self.likelihood == "target" else self.get_baseline_logprobs
         with torch.no_grad():
-            logprobs = checked_logprobs(ask(context, probe), len(probe), self.likelihood)
+            logprobs = check_logprobs(get_logprobs(context, probe), len(probe), self.likelihood)
             return perplexities(logprobs, self.token_mask(context, probe, logprobs))

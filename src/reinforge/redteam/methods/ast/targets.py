@@ -1,4 +1,4 @@
-"""What can be attacked: a model in this process, one behind a URL, a function, a workflow of the harness."""
+"""Targets: a model loaded in this process, a model behind a URL, a function, or a workflow."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pydantic import SecretStr
 
 from reinforge.config.loader import build_config
 from reinforge.errors import BackendError
-from reinforge.evaluation.evaluators.base import text_of
-from reinforge.rollout.capture import ChatModel
+from reinforge.evaluation.evaluators.base import to_text
+from reinforge.interfaces import ChatModel
 from reinforge.rollout.openai_client import OpenAIChat
-from reinforge.rollout.openai_config import OpenAILLMConfig, endpoint_of
+from reinforge.rollout.openai_config import OpenAILLMConfig, resolve_endpoint
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.setup.components import Builder
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
 Target = str | Path | ChatModel | Callable[[list[Message]], Any]
-"""A folder, hub id or `bundled:NAME`; anything with `sample(request)`; or `function(messages)`, async or plain."""
+"""A folder, hub id or `bundled:NAME`; an object with `sample(request)`; or `function(messages)`, async or not."""
 
 
 class FunctionTarget:
-    """A function as a model: `function(messages)` returns the text of the answer.
+    """A function as a chat model: `function(messages)` returns the text of the response.
 
-    This is how a whole agent is attacked: the function runs it on the conversation and returns what it says.
+    Use it to attack a whole agent: the function runs the agent on the conversation and returns its answer.
 
     Args:
-        function: Async, or plain; a plain one runs in threads, many at a time.
+        function: Async or not; a function that is not async runs in several threads at once.
     """
 
     is_policy = False
@@ -47,7 +47,7 @@ class FunctionTarget:
         return getattr(self._function, "__name__", type(self._function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Returns what the function answers."""
+        """Returns the function's response."""
         if inspect.iscoroutinefunction(self._function):
             answer = await self._function(list(request.messages))
         else:
@@ -57,9 +57,9 @@ class FunctionTarget:
 
 
 class WorkflowTarget:
-    """A whole agent of the harness as a model: each answer is one episode, with its retries and its timeout.
+    """A workflow as a chat model: each response is one episode, with its retries and timeout.
 
-    The workflow is asked the last probe as its question and finds the conversation in its row's `messages`.
+    The workflow gets the last probe as its question and the conversation as `messages` in its row.
 
     Example:
         async def clerk(item, llm, context):
@@ -69,10 +69,10 @@ class WorkflowTarget:
         ASTProblem(target=WorkflowTarget(clerk, {"model": openai_target("some-model", "http://localhost:8000/v1")}))
 
     Args:
-        workflow: `workflow(item, llm, context)`, async or plain.
+        workflow: `workflow(item, llm, context)`, async or not.
         llms: The models that it may call, by name.
-        llm: The one that it is given; None: the only one.
-        settings: Further settings: those of `finetuning`, such as `{"limits": {"episode_timeout_s": 30}}`.
+        llm: The name of the model that is passed as `llm`; None: the only one.
+        settings: Settings of `finetuning`, such as `{"limits": {"episode_timeout_s": 30}}`.
     """
 
     is_policy = False
@@ -85,7 +85,7 @@ class WorkflowTarget:
         settings: Mapping[str, Any] | None = None,
     ):
         self._bound = bind_workflow(workflow, llm)
-        self._runner = EpisodeRunner.configured(
+        self._runner = EpisodeRunner.from_config(
             build_config({"finetuning": dict(settings or {})}).config, self._bound, llms
         )
 
@@ -95,10 +95,10 @@ class WorkflowTarget:
         return getattr(self._bound.function, "__name__", type(self._bound.function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Returns what the workflow returns; where it fails by its own fault, what it had said by then.
+        """Returns the workflow's output, which may be that of an episode in which the model itself failed.
 
         Raises:
-            BackendError: The world failed it, and trying again did not help.
+            BackendError: The episode failed for a reason outside the model, and retries did not help.
         """
         name = str(request.sampling.seed or 0)
         item = EvalInputItem(
@@ -107,18 +107,18 @@ class WorkflowTarget:
             expected_output_obj=None,
             full_dataset_entry={"messages": list(request.messages)},
         )
-        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], _unscored, _untold)
+        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], _skip_scoring, _ignore_record)
         if record.outcome.is_missing:
-            raise BackendError(f"the workflow {self.model_name} gave no answer ({record.outcome}): {record.reason}")
-        return ModelReply({"role": "assistant", "content": text_of(record.item.output_obj)}, "stop", None)
+            raise BackendError(f"the workflow {self.model_name} returned no answer ({record.outcome}): {record.reason}")
+        return ModelReply({"role": "assistant", "content": to_text(record.item.output_obj)}, "stop", None)
 
 
-async def _unscored(record: EpisodeRecord) -> None:
-    """The reward is the attack's, not the episode's."""
+async def _skip_scoring(record: EpisodeRecord) -> None:
+    """Does nothing: the attack computes the reward, not the episode."""
 
 
-def _untold(record: EpisodeRecord) -> None:
-    """Nobody waits for single episodes."""
+def _ignore_record(record: EpisodeRecord) -> None:
+    """Does nothing: `sample` reads the record that the runner returns."""
 
 
 def openai_target(
@@ -130,43 +130,43 @@ def openai_target(
 
     Args:
         model_name: The model's name at the endpoint.
-        base_url: Up to /v1; None: `OPENAI_BASE_URL`, or OpenAI's own.
-        api_key: Sent as a bearer token; None: none, or `OPENAI_API_KEY` at OpenAI's own.
-        settings: Further settings of `llms.<name>._type: openai`, such as `timeout_s`.
+        base_url: URL up to /v1; None: `OPENAI_BASE_URL`, or OpenAI's own endpoint.
+        api_key: Sent as a bearer token. None: with a `base_url`, no key is sent; without one, `OPENAI_API_KEY` is.
+        settings: Other settings of `llms.<name>._type: openai`, such as `timeout_s`.
     """
     secret = None if api_key is None else SecretStr(api_key)
     config = OpenAILLMConfig(model_name=model_name, base_url=base_url, api_key=secret, **settings)
-    url, key = endpoint_of(config)
+    url, key = resolve_endpoint(config)
     return OpenAIChat(config, url, key)
 
 
-async def model_folder(named: str | Path) -> str:
-    """Returns the folder or hub id of a model; `bundled:NAME` is made on first use.
+async def resolve_model_folder(named: str | Path) -> str:
+    """Returns the folder or hub id of a model; a `bundled:NAME` model is built on first use.
 
     Raises:
         ConfigError: There is no bundled model of that name.
     """
-    async with Builder(build_config({"finetuning": {"policy": {"model": str(named)}}})) as builder:
+    async with ComponentBuilder(build_config({"finetuning": {"policy": {"model": str(named)}}})) as builder:
         return str(await builder.get_model_path())
 
 
-def is_local(target: Target) -> bool:
-    """Returns True for a model that is loaded into this process."""
+def is_in_process(target: Target) -> bool:
+    """Returns True if the target is a model to load in this process."""
     return isinstance(target, str | Path)
 
 
-def as_chat_model(target: Any) -> ChatModel:
-    """Returns a target that is not loaded here as a chat model."""
+def to_chat_model(target: Any) -> ChatModel:
+    """Returns a target that is not loaded in this process as a chat model."""
     return target if hasattr(target, "sample") else FunctionTarget(target)
 
 
-class Answers(Protocol):
-    """Whatever answers a request: a chat model, or the tester's own policy."""
+class ReplySource(Protocol):
+    """Anything that replies to requests: a chat model or a policy server."""
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Draws one reply."""
+        """Samples one reply."""
 
 
-async def ask_all(model: Answers, requests: Sequence[ModelRequest]) -> list[ModelReply | BaseException]:
-    """Returns every reply, all asked for at the same time; what went wrong stands in its place."""
+async def sample_all(model: ReplySource, requests: Sequence[ModelRequest]) -> list[ModelReply | BaseException]:
+    """Returns the replies to all requests, made concurrently; a failed request gives its exception instead."""
     return list(await asyncio.gather(*(model.sample(request) for request in requests), return_exceptions=True))

@@ -1,6 +1,6 @@
-"""Text that keeps what it was made of: to user code it is plain text, and nothing of ours is tokenised twice.
+"""Strings that carry their tokens and turns: plain text to user code, and nothing is tokenized a second time.
 
-Dialogue("Monday.") + Said(" What is new?", tokens) + Said(" Nothing.")
+Conversation("Monday.") + GeneratedText(" What is new?", tokens) + GeneratedText(" Nothing.")
 => "Monday. What is new? Nothing.", turns ("Monday.", " What is new?", " Nothing.")
 """
 
@@ -11,29 +11,31 @@ from typing import Any
 from reinforge.types.request import Message, TokenLogprobs
 
 
-class Said(str):
-    """What a model said.
+class GeneratedText(str):
+    """Text that a model generated.
 
     Attributes:
-        tokens: Its exact tokens; None where the model behind it does not tell them.
-        message: The whole message, with `tool_calls` where there are any; None: the text is all.
+        tokens: The exact tokens; None if the model does not report them.
+        message: The whole message, including `tool_calls`; None: the text is the whole message.
     """
 
     tokens: TokenLogprobs | None
     message: Message | None
 
-    def __new__(cls, text: str = "", tokens: TokenLogprobs | None = None, message: Message | None = None) -> Said:
-        """Returns the text, with its tokens."""
-        said = super().__new__(cls, text)
-        said.tokens, said.message = tokens, message
-        return said
+    def __new__(
+        cls, text: str = "", tokens: TokenLogprobs | None = None, message: Message | None = None
+    ) -> GeneratedText:
+        """Returns the text with its tokens and message."""
+        generated = super().__new__(cls, text)
+        generated.tokens, generated.message = tokens, message
+        return generated
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return str(self), self.tokens, self.message
 
 
-class Dialogue(str):
-    """A conversation as one text: an opening, then probe and response by turns.
+class Conversation(str):
+    """A conversation as one text: the opening, then probes and responses in turn.
 
     Attributes:
         turns: Opening, probe, response, probe, ...
@@ -41,26 +43,26 @@ class Dialogue(str):
 
     turns: tuple[str, ...]
 
-    def __new__(cls, *turns: str) -> Dialogue:
-        """Returns the turns as one text; of a conversation alone, that conversation."""
-        if len(turns) == 1 and isinstance(turns[0], Dialogue):
+    def __new__(cls, *turns: str) -> Conversation:
+        """Returns the turns as one text; a single argument that is a conversation already is copied."""
+        if len(turns) == 1 and isinstance(turns[0], Conversation):
             turns = turns[0].turns
-        dialogue = super().__new__(cls, "".join(turns))
-        dialogue.turns = turns
-        return dialogue
+        conversation = super().__new__(cls, "".join(turns))
+        conversation.turns = turns
+        return conversation
 
-    def __add__(self, turn: str) -> Dialogue:
-        return Dialogue(*self.turns, turn)
+    def __add__(self, turn: str) -> Conversation:
+        return Conversation(*self.turns, turn)
 
     def __getnewargs__(self) -> tuple[str, ...]:  # type: ignore[override]  # every turn is an argument
         return self.turns
 
     @property
     def exchanges(self) -> list[tuple[str, str]]:
-        """The turns that are answered: (probe, response)."""
+        """The completed turns, as (probe, response)."""
         return list(zip(self.turns[1::2], self.turns[2::2], strict=False))
 
     @property
     def open_probe(self) -> str | None:
-        """The last probe, while nobody has answered it."""
+        """The last probe if it has no response yet, else None."""
         return self.turns[-1] if len(self.turns) % 2 == 0 else None

@@ -1,0 +1,100 @@
+"""Options that commands share, and help pages that group options and show each spelling once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+OPTIONS = "Options"
+DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"
+"""Titles of groups of options."""
+
+
+class GroupedOption(click.Option):
+    """An option with the title of its group on the help page."""
+
+    def __init__(self, *args: Any, group: str = OPTIONS, **attributes: Any):
+        super().__init__(*args, **attributes)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Returns names and help text; `--run-name` is left out next to `--run_name`."""
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        names, text = record
+        for name in self.opts:
+            if (underscored := f"--{name[2:].replace('-', '_')}") != name and underscored in self.opts:
+                names = names.replace(f", {name}", "")
+        return names, text
+
+
+class GroupedCommand(click.Command):
+    """A command whose help page has one section for each group of options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the groups in the order of their first option, general options last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                groups.setdefault(getattr(parameter, "group", OPTIONS), []).append(record)
+        for title, records in sorted(groups.items(), key=lambda item: item[0] == OPTIONS):
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:
+    """Returns the decorator of an option that may be written with underscores or with dashes.
+
+    Args:
+        name: Without the leading dashes: `run_name` makes `--run_name` and `--run-name`.
+        short: Further names, such as `-o`.
+        attributes: Arguments of `click.option`, and `group`, the title of its section on the help page.
+    """
+    names = dict.fromkeys([*short, f"--{name}", f"--{name.replace('_', '-')}"])
+    return click.option(*names, cls=GroupedOption, **attributes)
+
+
+def parse_existing_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """Returns a file argument as a path; a missing file is a usage error."""
+    if value is None:
+        return None
+    path = Path(value)
+    if not path.is_file():
+        raise click.BadParameter(f"file not found: {value}", context, parameter)
+    return path
+
+
+def parse_output_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """Returns an output file as a path; a missing folder is a usage error, before any work."""
+    path = Path(value) if value is not None else None
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise click.BadParameter(f"cannot write {value}: the folder does not exist", context, parameter)
+    return path
+
+
+CONFIG_FILE = click.argument("file", callback=parse_existing_file)
+OVERRIDE = click.option(
+    "-o",
+    "--override",
+    "overrides",
+    cls=GroupedOption,
+    nargs=2,
+    multiple=True,
+    metavar="PATH VALUE",
+    help="Set any key of the file, for example -o finetuning.num_epochs 20. Repeatable.",
+)
+OUTPUT_DIR = option(
+    "output_dir",
+    metavar="FOLDER",
+    default="./.reinforge/runs",
+    show_default=True,
+    help="Folder that contains the run folders.",
+)
+JSON = click.option("--json", "as_json", cls=GroupedOption, is_flag=True, help="Print the result as JSON.")
+DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help="Print the traceback if the command fails.")
+"""Arguments and options that several commands have."""

@@ -1,0 +1,89 @@
+"""Compares two resolved configurations, also if the first one was written by an earlier release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic_core import to_jsonable_python
+
+from reinforge.config.document import ABSENT, Document, KeyPath, format_path
+from reinforge.config.fields import find_field
+from reinforge.config.renamed_keys import rename_keys
+from reinforge.config.schema import Config
+from reinforge.config.sections import find_component
+from reinforge.files import to_json
+from reinforge.registry import REGISTRY, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One value that differs.
+
+    Attributes:
+        path: Keys joined by dots.
+        old: The value before; `ABSENT` if the key is new.
+        new: The value now; `ABSENT` if the key is gone.
+    """
+
+    path: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_format(self.old)} -> {_format(self.new)}"
+
+
+def compare_configs(before: str, after: str, registry: Registry | None = None) -> list[Change]:
+    """Returns the values that differ between two resolved configurations.
+
+    Keys that have been renamed since `before` was written count as the same key, and a key that did not exist then
+    counts as having had its default.
+
+    Args:
+        before: YAML as `dump_config` wrote it, by this release or an earlier one.
+        after: YAML of this release.
+        registry: Has the classes of the components; None: everything that is installed.
+    """
+    registry = registry or REGISTRY
+    old, new = Document(yaml.safe_load(before) or {}), Document(yaml.safe_load(after) or {})
+    rename_keys(old, registry, warn=False)
+    _add_new_defaults(old.data, new, (), registry)
+    before_values, after_values = _flatten(old.data), _flatten(new.data)
+    return [
+        Change(format_path(path), before_values.get(path, ABSENT), after_values.get(path, ABSENT))
+        for path in dict.fromkeys([*before_values, *after_values])
+        if before_values.get(path, ABSENT) != after_values.get(path, ABSENT)
+    ]
+
+
+def _add_new_defaults(old: Any, new: Document, path: KeyPath, registry: Registry) -> None:
+    """Puts the defaults of keys that only `new` has into `old`."""
+    block = new.get(path) if path else new.data
+    if not isinstance(old, dict) or not isinstance(block, dict):
+        return
+    for key in block:
+        if key in old:
+            _add_new_defaults(old[key], new, (*path, key), registry)
+        elif (default := _find_default(new, (*path, key), registry)) is not ABSENT:
+            old[key] = default
+
+
+def _find_default(document: Document, path: KeyPath, registry: Registry) -> Any:
+    component_path, config_type = find_component(document, path, registry)
+    field = find_field(config_type or Config, path[len(component_path) :])
+    if field is None or field.is_required():
+        return ABSENT
+    return to_jsonable_python(field.get_default(call_default_factory=True), fallback=str)
+
+
+def _flatten(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
+    if isinstance(value, dict) and value:
+        parts = (_flatten(item, (*path, str(key))) for key, item in value.items())
+        return {key: item for part in parts for key, item in part.items()}
+    return {path: value}
+
+
+def _format(value: Any) -> str:
+    return "nothing" if value is ABSENT else to_json(value)

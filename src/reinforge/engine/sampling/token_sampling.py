@@ -1,0 +1,154 @@
+"""Samples tokens from logits, with one uniform number per token, from its request's seed and its place in the reply.
+
+A counter decides each number, so a reply does not depend on the other replies in the batch.
+
+Shapes: B rows, V vocabulary, K ranked tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reinforge.engine.sampling.torchscript import compile_torchscript
+from reinforge.types.supports import MAX_SUPPORT
+
+RANK_WIDTHS = (64, MAX_SUPPORT + 1)
+"""How many of the most likely tokens are ranked before all are: most nuclei are small."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Returns 64 well-mixed bits of each state: the finalizer of SplitMix64 (Steele et al. 2014, section 3)."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def draw_uniforms(seeds_B: NDArray[np.uint64], counts_B: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Returns one number in [0, 1) per row: number `count` of the stream of `seed`, with 23 random bits."""
+    bits = mix_bits(mix_bits(seeds_B) + (counts_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFilters:
+    """The sampling filters of each row; a token has to pass all three, and each filter looks at all tokens.
+
+    Attributes:
+        top_p_B: Nucleus; 1 keeps all tokens.
+        top_k_B: Number of most likely tokens to keep; V keeps all.
+        min_p_B: Smallest share of the most likely token's probability; 0 keeps all.
+    """
+
+    top_p_B: Tensor
+    top_k_B: Tensor
+    min_p_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens that pass each row's filters.
+
+    Attributes:
+        tokens_BK: The most likely tokens, in falling order; a row keeps its first `counts_B`, if K is that large.
+        counts_B: Number of kept tokens; V where the row has no filter.
+        log_mass_B: log of their summed probability.
+    """
+
+    tokens_BK: Tensor
+    counts_B: Tensor
+    log_mass_B: Tensor
+
+
+def sample_tokens(
+    logits_BV: Tensor,
+    temperatures_B: Tensor,
+    uniforms_B: Tensor,
+    filters: SamplingFilters | None = None,
+    *,
+    torchscript: bool = True,
+) -> tuple[Tensor, Tensor, KeptTokens | None]:
+    """Returns a token for each row, its log-prob after temperature over the whole vocabulary, and the kept tokens.
+
+    Inverse of the distribution function: the first token at which the summed probabilities exceed u times their sum.
+    Over the kept tokens the log-prob is higher by -`log_mass_B`.
+
+    Args:
+        logits_BV: float32.
+        temperatures_B: Divides the logits; 0 takes the most likely token, with its log-prob at temperature 1.
+        uniforms_B: u, in [0, 1).
+        filters: None where no row has one.
+        torchscript: Run the function without filters by TorchScript, where it exists.
+    """
+    if filters is None:
+        sample = compile_torchscript(_sample, logits_BV.device, enabled=torchscript)
+        return *sample(logits_BV, temperatures_B, uniforms_B), None
+    logprobs_BV = _compute_logprobs(logits_BV, temperatures_B)
+    probs_BV, kept = apply_filters(logprobs_BV.exp(), filters)
+    return *_invert_distribution(logits_BV, logprobs_BV, probs_BV, temperatures_B, uniforms_B), kept
+
+
+def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs = _compute_logprobs(logits, temperatures)
+    return _invert_distribution(logits, logprobs, logprobs.exp(), temperatures, uniforms)
+
+
+def _compute_logprobs(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Returns log-probs after temperature, `[B, V]`; for temperature 0 those at 1."""
+    return torch.log_softmax(logits / torch.where(temperatures == 0, 1.0, temperatures)[:, None], dim=-1)
+
+
+def _invert_distribution(
+    logits: Tensor, logprobs: Tensor, probs: Tensor, temperatures: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns a token for each row of `probs`, `[B, V]`, and its log-prob."""
+    sums = probs.cumsum(dim=-1)
+    thresholds = uniforms * sums[:, -1]
+    tokens = torch.searchsorted(sums, thresholds[:, None], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    tokens = torch.where(temperatures == 0, logits.argmax(dim=-1), tokens)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def apply_filters(probs_BV: Tensor, filters: SamplingFilters) -> tuple[Tensor, KeptTokens]:
+    """Returns the probabilities with those of removed tokens set to 0, and the kept tokens.
+
+    A few tokens are ranked first, and more only where some row may keep that many: a full sort takes longer than all
+    the rest of sampling. What a row keeps does not depend, to the last bit, on the other rows.
+
+    Example: probs [0.5, 0.3, 0.2], top_p 0.6, top_k 3, min_p 0.5
+        => [0.5, 0.3, 0]: the smallest set that reaches 0.6; all; those that reach half of 0.5
+    """
+    vocab_size = probs_BV.shape[-1]
+    is_filtered_B = (filters.top_p_B < 1) | (filters.top_k_B < vocab_size) | (filters.min_p_B > 0)
+    for width in [*(width for width in RANK_WIDTHS if width < vocab_size), vocab_size]:
+        top_BK, tokens_BK = _rank_tokens(probs_BV, width)
+        sums_BK, ranks_K = top_BK.cumsum(dim=-1), torch.arange(width, device=probs_BV.device)
+        kept_BK = (sums_BK - top_BK < filters.top_p_B[:, None]) | (filters.top_p_B[:, None] >= 1)
+        kept_BK &= ranks_K[None] < filters.top_k_B[:, None]
+        kept_BK &= top_BK >= filters.min_p_B[:, None] * top_BK[:, :1]
+        counts_B = kept_BK.sum(dim=-1)  # rounding may leave a hole before the last kept token; counting closes it
+        least_B = top_BK.gather(1, counts_B[:, None] - 1)[:, 0]
+        if width == vocab_size or not ((top_BK[:, -1] == least_B) & is_filtered_B).any():
+            break
+    top_BK = torch.where(ranks_K[None] < counts_B[:, None], top_BK, 0.0)
+    filtered_BV = torch.zeros_like(probs_BV).scatter_(1, tokens_BK, top_BK)
+    filtered_BV = torch.where(is_filtered_B[:, None], filtered_BV, probs_BV)
+    mass_B = sums_BK.gather(1, counts_B[:, None] - 1)[:, 0]
+    log_mass_B = torch.where(is_filtered_B, mass_B.log(), 0.0)
+    return filtered_BV, KeptTokens(tokens_BK, torch.where(is_filtered_B, counts_B, vocab_size), log_mass_B)
+
+
+def _rank_tokens(probs_BV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Returns the highest probabilities in falling order and their tokens, `[B, K]`; of equals the lower id first."""
+    if width == probs_BV.shape[-1]:
+        top_BK, tokens_BK = probs_BV.sort(dim=-1, descending=True, stable=True)
+        return top_BK, tokens_BK
+    tokens_BK = probs_BV.topk(width, sorted=False).indices.sort(dim=-1).values
+    top_BK, order_BK = probs_BV.gather(1, tokens_BK).sort(dim=-1, descending=True, stable=True)
+    return top_BK, tokens_BK.gather(1, order_BK)

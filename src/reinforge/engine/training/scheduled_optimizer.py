@@ -1,0 +1,148 @@
+"""An optimizer with parameter groups, gradient clipping, a learning rate schedule and float32 master copies.
+
+The caller runs `take_gradients` after each backward pass, `optimizer_step` at the end of a step, and `clear_gradients`
+after it. A step whose gradient is not finite is skipped and changes no parameter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from reinforge.config.schema import CriticConfig, OptimizerConfig, ScheduleConfig
+from reinforge.crash import crash_point
+from reinforge.engine.model.value_head import CRITIC_PREFIX
+from reinforge.engine.training.optimizers import (
+    MasterWeights,
+    get_optimizer_state,
+    make_optimizer,
+    restore_optimizer_state,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ScheduledOptimizer:
+    """Trains a set of parameters from their gradients.
+
+    Args:
+        parameters: The parameters by name; the critic's names begin with `value_head.`.
+        settings: Settings of the optimizer.
+        schedule: The learning rate schedule.
+        critic: Settings of the critic's parameters, if there are any.
+
+    Attributes:
+        parameters: The trained parameters by name, including the critic's.
+        masters: Float32 copies of low-precision parameters, which the optimizer updates in their place.
+        num_steps: Optimizer steps made since the weights were loaded.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerConfig,
+        schedule: ScheduleConfig,
+        critic: CriticConfig | None = None,
+    ):
+        self.parameters = dict(parameters)
+        self.configure(settings, schedule, critic or CriticConfig())
+
+    def configure(self, settings: OptimizerConfig, schedule: ScheduleConfig, critic: CriticConfig) -> None:
+        """Replaces the settings and resets the optimizer."""
+        self._settings, self._schedule, self._critic = settings, schedule, critic
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops the optimizer's state and step count; master copies are made again from the current weights."""
+        settings, self.num_steps = self._settings, 0
+        self.masters = MasterWeights(self.parameters)
+        optimized = self.masters.optimized
+        self._policy_parameters = [p for name, p in optimized.items() if not name.startswith(CRITIC_PREFIX)]
+        self._critic_parameters = [p for name, p in optimized.items() if name.startswith(CRITIC_PREFIX)]
+        matrices = [p for p in self._policy_parameters if p.ndim >= 2]
+        others = [p for p in self._policy_parameters if p.ndim < 2]
+        peak = settings.learning_rate
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay, "peak": peak},
+            {"params": others, "weight_decay": 0.0, "peak": peak},
+        ]
+        if self._critic_parameters:
+            groups.append({"params": self._critic_parameters, "weight_decay": 0.0, "peak": self._critic.learning_rate})
+        self.optimizer = make_optimizer(settings, groups)
+
+    def take_gradients(self) -> None:
+        """Adds the gradients of a backward pass to those of the step."""
+        self.masters.take_gradients()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies the gradients that have been accumulated so far."""
+        for parameter in (*self._policy_parameters, *self._critic_parameters):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def clear_gradients(self) -> None:
+        """Clears all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.masters.clear_gradients()
+
+    def optimizer_step(self, progress: float) -> dict[str, float] | None:
+        """Makes one optimizer step with the accumulated gradients.
+
+        Args:
+            progress: Share of the run that is done, in [0, 1]; it sets the learning rate.
+
+        Returns:
+            `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
+        """
+        limit = self._settings.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self._policy_parameters, limit)
+        critic_norm = torch.nn.utils.clip_grad_norm_(self._critic_parameters, limit)
+        if not torch.isfinite(norm) or not torch.isfinite(critic_norm):
+            log_skipped_step("the gradient is")
+            return None
+        factor = learning_rate_factor(self._schedule, self.num_steps, progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+        self.optimizer.step()
+        self.masters.store()
+        self.num_steps += 1
+        crash_point("step.after_optim")
+        return {"grad_norm": norm.item(), "lr": self._settings.learning_rate * factor}
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the tensors that a resume needs besides the weights: optimizer state and float32 copies, by name."""
+        return get_optimizer_state(self.optimizer, self.masters.optimized) | self.masters.state()
+
+    def restore(self, state: Mapping[str, Tensor], num_steps: int) -> None:
+        """Restores the tensors that `state` returned; the weights must have been loaded before."""
+        self.reset()
+        self.num_steps = num_steps
+        self.masters.restore(state)
+        restore_optimizer_state(self.optimizer, self._settings, self.masters.optimized, state)
+
+
+def log_skipped_step(what: str) -> None:
+    """Logs why an optimizer step is skipped."""
+    logger.warning("optimizer step skipped: %s not finite", what)
+
+
+def learning_rate_factor(schedule: ScheduleConfig, num_steps: int, progress: float) -> float:
+    """Returns the factor on the peak learning rate.
+
+    Warm-up: (steps made + 1) / warmup_steps, at most 1. Then, with f = final_fraction and p the progress:
+    constant 1; linear 1 - (1 - f) p; cosine f + (1 - f) (1 + cos(pi p)) / 2.
+
+    Example: warmup_steps 10, linear, f = 0.1: 0.1 at the first step; 0.55 in the middle of the run.
+    """
+    warm_up = min(1.0, (num_steps + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
+    final = schedule.final_fraction
+    shapes = {
+        "constant": 1.0,
+        "linear": 1 - (1 - final) * progress,
+        "cosine": final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2,
+    }
+    return warm_up * shapes[schedule.name]

@@ -1,0 +1,255 @@
+"""What the journal of a run and its JSON files hold: one dataclass per kind of row.
+
+journal (run.sqlite)                           Session, StageRow, JobRow, EpisodeRow, PolicyVersion, SnapshotRow,
+                                               EpochSnapshot
+training_metrics.jsonl, reward_history.json    EpochMetrics
+validation_history.json                        ValidationRow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from reinforge.types.evaluation import MetricSummary
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+
+BASELINE = -1
+"""The epoch of everything that happens before the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process that worked on a run.
+
+    Attributes:
+        id: From 1, in the order of the sessions.
+        started_s: Seconds since the Unix epoch.
+        pid: The process.
+        host: The machine.
+        resumed_after: The last finished epoch when it started; -1: none was finished; None: it started from scratch.
+        ended_s: Seconds since the Unix epoch; None: it is still running, or was killed.
+        ended: How it ended, for example `completed`; None: it is still running, or was killed.
+    """
+
+    id: int
+    started_s: float
+    pid: int
+    host: str
+    resumed_after: int | None
+    ended_s: float | None
+    ended: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """One stage of an epoch that has ended.
+
+    Attributes:
+        epoch: The epoch; -1 outside the epochs.
+        stage: Its name, for example `COLLECT`.
+        at_s: When it ended, in seconds since the Unix epoch.
+        data: What the stage recorded.
+    """
+
+    epoch: int
+    stage: str
+    at_s: float
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One training job.
+
+    Attributes:
+        job_key: Names the job in the run, `RUN/EPOCH`.
+        epoch: The epoch that submitted it.
+        backend: Where it runs; None: it has not been submitted yet.
+        state: `intent` before it is submitted, then the value of its `TrainingStatusEnum`.
+        ref: Its name at the backend; None: it has not been submitted yet.
+        status: Its last known status; None: the backend has not reported one yet.
+    """
+
+    job_key: str
+    epoch: int
+    backend: str | None
+    state: str
+    ref: TrainingJobRef | None
+    status: TrainingJobStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One finished episode.
+
+    Attributes:
+        key: `phase/epoch/round/example/generation`.
+        data: As `episode_json.dump_episode` wrote it.
+    """
+
+    key: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One version of the weights.
+
+    Attributes:
+        version: From 0, the weights before training.
+        fingerprint: A hash of the weights.
+        num_updates: Optimizer steps of the job that made it; None: the backend does not report them.
+        checkpoint: Its checkpoint, relative to the run folder; None: it has none.
+    """
+
+    version: int
+    fingerprint: str
+    num_updates: int | None
+    checkpoint: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the entry of `summary.json`, which does not name checkpoints."""
+        return {"version": self.version, "fingerprint": self.fingerprint, "num_updates": self.num_updates}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Returns an entry of `summary.json`; unknown keys are ignored."""
+        return cls(row["version"], row.get("fingerprint", ""), row.get("num_updates"), row.get("checkpoint"))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A point from which a run can resume.
+
+    Attributes:
+        epoch: The last epoch whose job is done; -1: before the first epoch.
+        version: Version of the weights that this job made; None: the backend serves no policy.
+        checkpoint: Folder of these weights, relative to the run folder; None: the backend does not export its weights.
+    """
+
+    epoch: int
+    version: int | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSnapshot(SnapshotRow):
+    """A snapshot with everything that resuming needs.
+
+    Attributes:
+        state: State of the trainer and the run's counters.
+    """
+
+    state: dict[str, Any]
+
+
+@dataclass
+class EpochMetrics:
+    """The metrics of one epoch: a line of `training_metrics.jsonl` and an entry of `reward_history.json`.
+
+    Attributes:
+        epoch: From 0.
+        avg_reward: Mean reward over the examples; None: unknown, or the data has no rewards.
+        ci_low, ci_high: Ends of its 95 % interval; None: unknown.
+        filtered_avg_reward: Mean reward of the groups that were trained on; None: none were.
+        num_groups: Collected groups.
+        num_groups_kept: Groups that were trained on.
+        num_groups_zero_variance: Groups dropped because all siblings have the same reward.
+        num_groups_low_spread: Groups dropped because the rewards of the siblings differ too little.
+        num_groups_outside: Groups that the curriculum left out.
+        num_groups_spared: Groups that were not even collected because the curriculum would have left them out.
+        num_trajectories: Collected trajectories.
+        num_missing: Episodes that failed for reasons outside the policy; None: the builder does not count them.
+        curriculum_percentile: Share of the groups that the curriculum admits, from 0 to 1.
+        job: What the training job and the canary reported, by name: `loss`, `policy_version`, `canary_k3`, ...
+    """
+
+    epoch: int
+    avg_reward: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    filtered_avg_reward: float | None = None
+    num_groups: int | None = None
+    num_groups_kept: int | None = None
+    num_groups_zero_variance: int | None = None
+    num_groups_low_spread: int | None = None
+    num_groups_outside: int | None = None
+    num_groups_spared: int | None = None
+    num_trajectories: int | None = None
+    num_missing: int | None = None
+    curriculum_percentile: float | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the row as its file holds it: the job's metrics follow the epoch's own.
+
+        Example: `EpochMetrics(3, 0.5, job={"loss": 0.1}).as_dict()` -> `{"epoch": 3, "avg_reward": 0.5, ...,
+        "curriculum_percentile": None, "loss": 0.1}`.
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "job"}
+        return {**own, **self.job}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Returns a row as its file holds it; every key that is not a field goes to `job`."""
+        own = {each.name for each in fields(cls)} - {"job"}
+        job = {name: value for name, value in row.items() if name not in own}
+        return cls(**{name: row[name] for name in own if name in row}, job=job)
+
+
+@dataclass
+class ValidationRow:
+    """One validation on the `select` examples: an entry of `validation_history.json`.
+
+    Attributes:
+        epoch: The epoch after which it ran; -1: the baseline.
+        avg_reward: Mean reward; None: unknown, see `error`.
+        ci_low, ci_high: Ends of its 95 % interval; None: unknown.
+        num_examples: Examples that were scored; None: not reported.
+        num_unscored: Examples that are missing for reasons outside the policy; None: not reported.
+        metrics: Evaluator -> mean score; None: unknown.
+        summaries: Evaluator -> mean score with its interval.
+        outcomes: Outcome -> number of episodes.
+        error: Why there is no reward; None: there is one.
+        version: Version of the weights; None: not known.
+        checkpoint: Their checkpoint, relative to the run folder; None: there is none.
+        extra: What else a user's own `run_validation_evaluation` returned.
+    """
+
+    epoch: int
+    avg_reward: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    num_examples: int | None = None
+    num_unscored: int | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    summaries: dict[str, MetricSummary] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+    version: int | None = None
+    checkpoint: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the row as `validation_history.json` holds it; `extra` follows the known fields."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "extra"}
+        own["summaries"] = {name: summary.as_dict() for name, summary in self.summaries.items()}
+        return {**own, **self.extra}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Returns a row of `validation_history.json`, or what a user's own `run_validation_evaluation` returned."""
+        own = {each.name for each in fields(cls)} - {"extra"}
+        found = {name: row[name] for name in own if row.get(name) is not None}
+        found["summaries"] = {name: _parse_summary(value) for name, value in found.get("summaries", {}).items()}
+        extra = {name: value for name, value in row.items() if name not in own}
+        return cls(**found, extra=extra)
+
+
+def _parse_summary(value: MetricSummary | Mapping[str, Any]) -> MetricSummary:
+    if isinstance(value, MetricSummary):
+        return value
+    names = {each.name for each in fields(MetricSummary)}
+    return MetricSummary(**{name: each for name, each in value.items() if name in names})

@@ -1,0 +1,139 @@
+"""Activation checkpointing: the same gradients, from layers that save their inputs and little else."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
+from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.errors import ConfigError
+from reinforge.types.sample import LossSpec
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import random_samples, sibling_samples
+
+LAYERS = 6
+CLIPPED = LossSpec("clipped_pg")
+
+
+@pytest.fixture(scope="module")
+def deep_model_dir(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("deep") / "llama", num_hidden_layers=LAYERS)
+
+
+def load(folder, *, again: bool = True, **policy) -> Engine:
+    config = PolicyConfig(
+        model=str(folder), activation_checkpointing=again, batch=BatchConfig(steps_per_job=1, micro_batch_tokens=150),
+        **policy,
+    )  # fmt: skip
+    return Engine.load(config, seed=0, device="cpu")
+
+
+def backward(engine: Engine, samples, *, again: bool, shares: bool, max_tokens: int = 500):
+    """Returns every gradient, and the most bytes that one micro-batch saved for its backward pass."""
+    model, held, most, shared = engine.model, {}, 0, False
+
+    def pack(tensor):
+        if not isinstance(tensor, torch.nn.Parameter):  # weights are in memory anyway
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model.module.zero_grad()
+    masks = engine.learner.masks if shares else None
+    assert masks is not None or not shares
+    for indices in make_micro_batches(samples, max_tokens, share=shares):
+        batch, held = collate([samples[i] for i in indices], model.device), {}
+        shared = shared or (shares and batch.prefixes is not None)
+        with checkpoint_activations(find_checkpointable_layers(model)) if again else nullcontext():
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                logprobs, entropies = token_logprobs(model, batch, masks=masks, entropy_grad=True)
+            most = max(most, sum(held.values()))
+            (logprobs.sum() + 0.1 * entropies.sum()).backward()
+    assert shared == shares
+    return {name: p.grad.clone() for name, p in engine.learner.parameters.items()}, most
+
+
+@pytest.mark.parametrize("fast_paths", [True, False])
+@pytest.mark.parametrize("shares", [False, True])
+def test_gradients_stay_and_saved_memory_falls(deep_model_dir, shares, fast_paths):
+    """A layer saves its input, and the keys and values that siblings share."""
+    samples = sibling_samples() if shares else random_samples(8)
+    with load(deep_model_dir, fast_paths=fast_paths) as engine:
+        plain, saved = backward(engine, samples, again=False, shares=shares)
+        gradients, saved_again = backward(engine, samples, again=True, shares=shares)
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+    assert saved_again < 0.2 * saved, (saved, saved_again)
+
+
+@pytest.mark.parametrize("fast_paths", [True, False])
+def test_gradients_stay_after_a_shared_stem(deep_model_dir, fast_paths):
+    samples = sibling_samples(stem=80)
+    with load(deep_model_dir, fast_paths=fast_paths) as engine:
+        batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, 2000)]
+        assert engine.learner.masks.shares_stems
+        assert any(batch.stems for batch in batches)
+        plain, _ = backward(engine, samples, again=False, shares=True, max_tokens=2000)
+        gradients, _ = backward(engine, samples, again=True, shares=True, max_tokens=2000)
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+
+
+@pytest.mark.parametrize("fast_paths", [True, False])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family(tmp_path, family, fast_paths):
+    """A job with checkpointing ends with the weights of one without: dropout is off and nothing is random.
+
+    SGD, because AdamW's first step divides each gradient by its size, which turns the rounding of a small one into a
+    step.
+    """
+    folder = make_tiny_model(tmp_path / family, family)
+    samples, weights = sibling_samples(), []
+    for again in (False, True):
+        with load(
+            folder, again=again, fast_paths=fast_paths, optimizer={"name": "sgd", "learning_rate": 0.1}
+        ) as engine:
+            engine.begin_job()
+            engine.update(samples, CLIPPED, progress_start=0, progress_end=1)
+            weights.append({name: p.detach().clone() for name, p in engine.learner.parameters.items()})
+    for name, value in weights[0].items():
+        assert (value - weights[1][name]).abs().max() <= 1e-6, name
+
+
+def test_adapters_of_a_frozen_model_get_their_gradients(deep_model_dir):
+    """The input of the first layer carries no gradient."""
+    samples = sibling_samples()
+    with load(deep_model_dir, lora={"r": 4}) as engine:
+        with torch.no_grad():
+            for name, p in engine.learner.parameters.items():
+                p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))))
+        plain, _ = backward(engine, samples, again=False, shares=True)
+        gradients, _ = backward(engine, samples, again=True, shares=True)
+    assert any("layers.0." in name and gradient.abs().max() > 1e-4 for name, gradient in plain.items())
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+
+
+def test_layers_are_restored_after_a_step(deep_model_dir):
+    """A copy made between two jobs has its own layers, even if memory ran out within a step."""
+    with load(deep_model_dir) as engine:
+        with pytest.raises(MemoryError), checkpoint_activations(find_checkpointable_layers(engine.model)):
+            raise MemoryError
+        assert all("forward" not in vars(layer) for layer in find_checkpointable_layers(engine.model))
+        copy = engine.model.make_frozen_copy()
+        with torch.no_grad():
+            for p in engine.model.module.parameters():
+                p.zero_()
+        assert copy.features(torch.tensor([[1, 2, 3]])).abs().max() > 0
+
+
+def test_a_family_without_marked_layers_is_rejected(deep_model_dir):
+    class Unmarked:
+        module = torch.nn.Linear(2, 2)
+        config = type("Config", (), {"model_type": "own"})
+
+    with pytest.raises(ConfigError, match=r"activation_checkpointing: own models mark no layers"):
+        find_checkpointable_layers(Unmarked())

@@ -1,0 +1,191 @@
+"""Fast decoding of Llama-like models: which models use it, that its logits are the modules', and new weights."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.sampling import fast_llama, torchscript
+from reinforge.engine.sampling.fast_llama import FastLlama
+from reinforge.engine.sampling.prefill import PrefillRequest
+from reinforge.engine.sampling.running_batch import SampleRequest
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import ask, request
+
+SUPPORTED = {"llama", "mistral", "qwen2", "qwen3"}
+
+
+def load(folder, **config):
+    return Engine.load(PolicyConfig(model=str(folder), max_num_seqs=8, **config), seed=0, device="cpu")
+
+
+def find_fast_llama(engine):
+    return engine.policy.sampler._prefiller.fast_llama
+
+
+def step(engine):
+    """Logits after one more token of 6 rows at different positions of the cache, `[6, V]`."""
+    sampler = engine.policy.sampler
+
+    def compute():
+        with torch.inference_mode():
+            torch.manual_seed(0)
+            sampler._cache.reserve(32, 0)
+            for layer in sampler._cache.layers:
+                layer.keys.normal_()
+                layer.values.normal_()
+            return sampler._forward(np.arange(6) * 7, np.array([3, 20, 0, 11, 30, 8]))
+
+    return sampler.call(compute)
+
+
+def prompts(engine):
+    """Logits after three prompts of 3, 7 and 8 tokens, one of which has two replies, `[4, V]`; and their slots."""
+    sampler = engine.policy.sampler
+    prefills = [
+        PrefillRequest(ids, [SampleRequest(ids, 1)] * count)
+        for ids, count in (((5, 6, 7), 1), (tuple(range(20, 27)), 2), (tuple(range(40, 48)), 1))
+    ]
+
+    def compute():
+        with torch.inference_mode():
+            logits = sampler._prefiller.run(prefills, 0)
+            slots = [sampler._cache.copy_out(slot, 3) for slot in range(4)]
+            return torch.cat([logits.flatten(), *(part.flatten() for parts in slots for part in parts)])
+
+    return sampler.call(compute)
+
+
+def both_ways(engine, compute):
+    """What the fast path computes, and what the modules compute."""
+    prefiller = engine.policy.sampler._prefiller
+    fast, path = compute(engine), prefiller.fast_llama
+    prefiller.fast_llama = None
+    modules = compute(engine)
+    prefiller.fast_llama = path
+    return fast, modules
+
+
+def assert_equal_to_modules(engine):
+    for compute in (step, prompts):
+        fast, modules = both_ways(engine, compute)
+        assert (fast - modules).abs().max() <= 1e-5 * modules.abs().max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_modules(tmp_path, family):
+    with load(make_tiny_model(tmp_path, family, **FAMILIES[family])) as engine:
+        assert (find_fast_llama(engine) is not None) == (family in SUPPORTED)
+        assert_equal_to_modules(engine)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_supported"),
+    [
+        ({"attention_bias": True}, False),
+        ({"mlp_bias": True}, False),
+        ({"head_dim": 32}, True),
+        ({"num_key_value_heads": 4}, True),
+        ({"hidden_act": "gelu"}, False),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}, True),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}}, False),
+        ({"tie_word_embeddings": True}, True),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_settings_of_a_family_decide(tmp_path, config, is_supported):
+    with load(make_tiny_model(tmp_path, "llama", **config)) as engine:
+        assert (find_fast_llama(engine) is not None) == is_supported
+        assert_equal_to_modules(engine)
+
+
+def change_weights(engine):
+    """Changes the weights as jobs do: while no reply is in flight."""
+    generator = torch.Generator().manual_seed(1)
+
+    def change():
+        with torch.no_grad():
+            for parameter in engine.model.trained_parameters.values():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+
+    engine.policy.sampler.pause()
+    engine.policy.sampler.call(change)
+    engine.policy.sampler.resume(1)
+
+
+@pytest.mark.parametrize("family", sorted(SUPPORTED))
+def test_new_weights_are_used(tmp_path, monkeypatch, family):
+    """Mutation check: copies that are never refreshed give other logits."""
+    with load(make_tiny_model(tmp_path, family, **FAMILIES[family])) as engine:
+        before = step(engine)
+        change_weights(engine)
+        assert_equal_to_modules(engine)
+        assert (step(engine) - before).abs().max() > 0.01
+        monkeypatch.setattr(FastLlama, "drop_weights", lambda self: None)
+        change_weights(engine)
+        stale, modules = both_ways(engine, step)
+        assert (stale - modules).abs().max() > 0.01
+
+
+def test_adapters_use_the_modules(tiny_model_dir):
+    with load(tiny_model_dir, lora=LoRAConfig(r=4)) as engine:
+        assert find_fast_llama(engine) is None
+
+
+def test_larger_models_use_the_modules(tmp_path, caplog):
+    """Gate and up of two layers, 2 x 2 x 64 x 70,000 numbers, are 68 MiB."""
+    with caplog.at_level(logging.INFO), load(make_tiny_model(tmp_path, "llama", intermediate_size=70_000)) as engine:
+        assert find_fast_llama(engine) is None
+        assert "sampling llama with transformers' own modules" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["decode_step", "prefill"])
+def test_a_fast_path_with_other_logits_is_not_used(tiny_model_dir, monkeypatch, caplog, part):
+    """As if a family's next release computed something else."""
+    right = getattr(FastLlama, part)
+
+    def wrong(*args):
+        return right(*args) * 1.5
+
+    monkeypatch.setattr(FastLlama, part, wrong)
+    with caplog.at_level(logging.WARNING), load(tiny_model_dir) as engine:
+        assert find_fast_llama(engine) is None
+        assert "sampling with transformers' own modules (slower)" in caplog.text
+        assert ask(engine.policy, [request("still there")])[0].num_completion_tokens
+
+
+def test_logits_are_the_same_without_torchscript(tiny_model_dir, monkeypatch, caplog):
+    """As in a torch that has removed it."""
+
+    def gone(function):
+        raise RuntimeError("torch.jit.script is gone")
+
+    with load(tiny_model_dir) as engine:
+        found = prompts(engine), step(engine)
+        assert isinstance(find_fast_llama(engine)._decode, torch.jit.ScriptFunction)
+    torchscript._compile.cache_clear()
+    monkeypatch.setattr(torch.jit, "script", gone)
+    try:
+        with caplog.at_level(logging.INFO), load(tiny_model_dir) as engine:
+            assert "sampling without TorchScript (slower): torch.jit.script is gone" in caplog.text
+            assert not isinstance(find_fast_llama(engine)._decode, torch.jit.ScriptFunction)
+            assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, (prompts(engine), step(engine)), strict=True))
+    finally:
+        torchscript._compile.cache_clear()
+
+
+def test_long_prompts_use_the_modules(tiny_model_dir, tmp_path):
+    """And so do prompts longer than a sliding window."""
+    with load(tiny_model_dir) as engine:
+        fast = find_fast_llama(engine)
+        assert fast.can_prefill(fast_llama.MAX_PROMPT)
+        assert not fast.can_prefill(fast_llama.MAX_PROMPT + 1)
+    with load(make_tiny_model(tmp_path, "mistral", sliding_window=8)) as engine:
+        fast = find_fast_llama(engine)
+        assert fast.can_prefill(8)
+        assert not fast.can_prefill(9)

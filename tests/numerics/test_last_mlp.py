@@ -1,0 +1,107 @@
+"""The last MLP runs only for needed tokens: their features, and every gradient, stay the same."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.last_mlp import compute_mlp_at, find_last_layer
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.sampling.fast_llama import MAX_PROMPT
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
+from tests.models import FAMILIES, make_tiny_model
+from tests.samples import ask, random_samples, request, sibling_samples
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request, tmp_path_factory):
+    folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+    with Engine.load(PolicyConfig(model=str(folder), max_num_seqs=5), seed=0, device="cpu") as engine:
+        yield engine
+
+
+class TokenCounter:
+    """Counts the tokens that a module computes."""
+
+    def __init__(self, module):
+        self.count = 0
+        self.hook = module.register_forward_hook(self._count)
+
+    def _count(self, module, inputs, output):
+        self.count += inputs[0].shape[:-1].numel()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.hook.remove()
+
+
+def train_on(engine, samples, *, shares):
+    """Log-probs, every gradient, and the number of tokens that the last layer's MLP computed."""
+    model, batch = engine.model, collate(samples)
+    model.module.zero_grad()
+    with TokenCounter(find_last_layer(model.module).mlp) as counter:
+        logprobs, entropies = token_logprobs(model, batch, masks=engine.learner.masks if shares else None)
+        (logprobs.sum() + 0.1 * entropies.sum()).backward()
+    return logprobs.detach(), {name: p.grad.clone() for name, p in engine.learner.parameters.items()}, counter.count
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_log_probs_and_gradients_stay(engine, monkeypatch, shares):
+    """Prefixes of 30 tokens, of which one is needed: counted by hand."""
+    samples = sibling_samples() if shares else random_samples(6)
+    model, trained = engine.model, sum(sample.num_trained for sample in samples)
+    logprobs, gradients, count = train_on(engine, samples, shares=shares)
+    shared = collate(samples).prefixes
+    saved = 0 if shared is None or not shares else len(samples) - len(shared.lengths)
+    assert count == trained - saved, "one per trained token; the first tokens of siblings share one"
+    monkeypatch.setattr(model, "_last_layer", None)
+    whole, whole_gradients, whole_count = train_on(engine, samples, shares=shares)
+    assert whole_count > 1.5 * count
+    assert (logprobs - whole).abs().max() <= 1e-5
+    for name, gradient in whole_gradients.items():
+        assert (gradients[name] - gradient).abs().max() <= 1e-4 * max(1e-2, gradient.abs().max().item()), name
+
+
+def test_only_the_last_token_of_a_prompt_is_computed(engine):
+    """In prompts longer than those of `fast_llama.py`, which has its own code for this."""
+    asked = [request("a" * (MAX_PROMPT + i), max_tokens=1) for i in range(3)]
+    with TokenCounter(find_last_layer(engine.model.module).mlp) as counter:
+        ask(engine.policy, asked)
+    assert counter.count == 3
+
+
+def test_a_family_whose_last_mlp_mixes_tokens_is_detected_at_load(tiny_model_dir, monkeypatch):
+    """As if an MLP used other tokens of the row."""
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        module = engine.model.module
+        assert engine.model._last_layer is not None
+        plain = module.model.layers[-1].mlp.forward
+        monkeypatch.setattr(module.model.layers[-1].mlp, "forward", lambda x: plain(x + x.mean(1, keepdim=True)))
+        assert CausalModel(module)._last_layer is None
+
+
+def test_a_family_whose_last_mlp_returns_a_tuple_computes_all_tokens(tmp_path, caplog):
+    """GPT-OSS' experts return their routing, too."""
+    config = {"num_local_experts": 4, "head_dim": 16, "attn_implementation": "eager"}
+    folder = make_tiny_model(tmp_path, "gpt_oss", **config)
+    with caplog.at_level(logging.INFO):
+        model = CausalModel(load_module(folder, torch.float32))
+    assert model._last_layer is None
+    assert "gpt_oss models compute their last MLP for every token: AttributeError" in caplog.text
+
+
+def test_hooks_are_removed_after_an_error(tiny_model_dir):
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        layer = find_last_layer(engine.model.module)
+        with pytest.raises(MemoryError), compute_mlp_at(torch.tensor([0]), layer):
+            raise MemoryError
+        assert not layer.mlp._forward_hooks
+        assert not layer.mlp._forward_pre_hooks

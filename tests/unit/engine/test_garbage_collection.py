@@ -1,0 +1,77 @@
+"""The garbage collector during a run: it skips old objects, collects new ones, and is restored afterwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from reinforge.engine.garbage_collection import THRESHOLDS, limit_garbage_collection
+
+
+@pytest.fixture(autouse=True)
+def unfrozen():
+    """Undoes the freeze of `tests/conftest.py` during these tests."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    gc.freeze()
+
+
+class Node:
+    """Something that can be part of a cycle."""
+
+
+def cycle():
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+
+
+def test_old_objects_are_skipped_and_new_garbage_is_collected():
+    before, lasting = gc.get_threshold(), [Node()]
+    with limit_garbage_collection():
+        assert gc.get_threshold() == THRESHOLDS
+        assert not any(each is lasting for each in gc.get_objects()), "the collector skips it"
+        found = cycle()
+        gc.collect()
+        assert found() is None
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+    assert any(each is lasting for each in gc.get_objects())
+
+
+def test_settings_are_restored_after_an_error():
+    before = gc.get_threshold()
+    with pytest.raises(MemoryError), limit_garbage_collection():
+        raise MemoryError
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_nested_run_changes_nothing():
+    with limit_garbage_collection():
+        count = gc.get_freeze_count()
+        with limit_garbage_collection():
+            assert gc.get_freeze_count() == count
+        assert gc.get_threshold() == THRESHOLDS
+
+
+def test_a_run_collects_garbage_of_the_run_before():
+    """Such as its model, whose weights would otherwise stay in memory next to the new ones."""
+    with limit_garbage_collection():
+        left = cycle()
+    with limit_garbage_collection():
+        assert left() is None
+
+
+def test_objects_that_the_program_froze_stay_frozen():
+    gc.freeze()
+    try:
+        count, before = gc.get_freeze_count(), gc.get_threshold()
+        with limit_garbage_collection():
+            assert gc.get_threshold() == before
+        assert gc.get_freeze_count() >= count
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,116 @@
+"""How samples are split into micro-batches: siblings stay together if sharing their prefix pays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reinforge.algorithms.samples import samples_from_groups
+from reinforge.engine.training.collate import collate, get_prefix
+from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.types.request import TokenLogprobs
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
+from tests.samples import make_sample, sibling_samples
+
+
+def sample(prompt, reply):
+    return make_sample(TokenLogprobs(tuple(prompt), tuple(reply), (-1.0,) * len(reply)))
+
+
+def test_siblings_share_a_long_prompt_and_others_are_batched_alone():
+    siblings = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(3)]
+    assert make_micro_batches([*siblings, sample([9] * 6, [1, 2, 3])], 12) == [[3], [0, 1, 2]]
+
+
+def test_siblings_that_do_not_fit_one_batch_repeat_their_prefix():
+    """Prefix 6, suffixes of 2: four members in 14 tokens, the other two in a batch of their own."""
+    family = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(6)]
+    assert make_micro_batches(family, 14) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_a_short_prompt_is_not_worth_a_second_pass():
+    """Prefix 1, suffixes of 20: 41 tokens shared, 42 as rows."""
+    assert collate([sample([1], range(20)), sample([1], range(20))]).prefixes is not None
+    assert make_micro_batches([sample([1], range(20)), sample([2], range(9)), sample([1], range(20))], 100) == [
+        [1, 0, 2]
+    ]
+
+
+def make_turn(prompt, reply, *, trained):
+    tokens = TokenLogprobs(tuple(prompt), tuple(reply), (-1.0,) * len(reply))
+    return EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=tokens, trained=trained)
+
+
+def test_children_of_a_node_share_the_whole_path_to_it():
+    """A tree: [1, 2] -> 3 4, then [.., 5] -> 6 7 is the path; three children extend [.., 8, 9]."""
+    path = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    above = [make_turn(path[:2], path[2:4], trained=False), make_turn(path[:5], path[5:7], trained=False)]
+    episodes = [[*above, make_turn(path, [10 + n, 20], trained=True)] for n in range(3)]
+    children = [Trajectory(episode=episode, reward=float(n)) for n, episode in enumerate(episodes)]
+    samples = samples_from_groups([TrajectoryGroup(group_id="node", trajectories=children)])
+    assert [get_prefix(child) for child in samples] == [tuple(path)] * 3
+    assert [child.token_ids[child.loss_mask].tolist() for child in samples] == [[10, 20], [11, 20], [12, 20]]
+    assert make_micro_batches(samples, 15) == [[0, 1, 2]], "9 tokens once and 2 for each"
+    prefixes = collate(samples).prefixes
+    assert (prefixes.token_ids.tolist(), prefixes.groups.tolist()) == ([path], [0, 0, 0])
+
+
+@pytest.mark.parametrize("max_tokens", [1, 16, 60, 10_000])
+@pytest.mark.parametrize("share", [True, False])
+def test_each_sample_is_in_exactly_one_batch_which_is_not_too_large(max_tokens, share):
+    samples = sibling_samples(seed=3)
+    batches = make_micro_batches(samples, max_tokens, share=share)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(samples)))
+    for chosen in ([samples[i] for i in batch] for batch in batches):
+        padded = len(chosen) * max(map(len, chosen))
+        prefixes = {get_prefix(sample) for sample in chosen}
+        suffix = max(len(sample) - len(get_prefix(sample)) for sample in chosen)
+        shared = len(prefixes) * max(map(len, prefixes)) + len(chosen) * suffix
+        assert min(padded, shared if share else padded) <= max_tokens or len(chosen) == 1
+
+
+def test_the_prefixes_of_a_batch():
+    batch = collate([sample([1, 2, 3], [4]), sample([5, 6], [7, 8]), sample([1, 2, 3], [9, 9])])
+    assert batch.prefixes.token_ids.tolist() == [[1, 2, 3], [5, 6, 0]]
+    assert (batch.prefixes.lengths.tolist(), batch.prefixes.groups.tolist()) == ([3, 2], [0, 1, 0])
+    assert collate([sample([1, 2], [3]), sample([1, 3], [3])]).prefixes is None
+    assert np.array_equal(batch.token_ids[1].tolist(), [5, 6, 7, 8, 0])
+
+
+def pair(name, *samples):
+    """Gives two samples a pair id and rewards 1 and 0."""
+    for reward, member in zip((1.0, 0.0), samples, strict=True):
+        member.pair_id, member.reward = name, reward
+    return samples
+
+
+def test_a_pair_stays_together_among_rows():
+    """Rows of 3, 9, 4, 8 tokens of which the first two are a pair: 2 x 9 tokens go together, too many or not."""
+    rows = [sample([n], range(length - 1)) for n, length in enumerate((3, 9, 4, 8), start=1)]
+    pair("p", *rows[:2])
+    assert make_micro_batches(rows, 16) == [[2, 3], [0, 1]]
+    assert make_micro_batches(rows, 1) == [[2], [3], [0, 1]]
+
+
+def test_a_sample_without_siblings_joins_families_of_similar_length():
+    """One pass more or less counts as 128 tokens: 20 + 20 + 4 x 2 and two passes, against two more for the one."""
+    family = [sample([1] * 20, [i, i]) for i in range(3)]
+    assert make_micro_batches([*family, sample([2] * 20, [5, 6])], 100) == [[0, 1, 2, 3]]
+    assert make_micro_batches([*family, sample([2] * 300, [5, 6])], 2000) == [[3], [0, 1, 2]], (
+        "all prefixes would be padded to 300"
+    )
+
+
+def test_a_pair_stays_together_in_a_family_that_is_split():
+    """Prefix 6, suffixes of 2: three rows in 12 tokens; the pair 0 and 3 is not split."""
+    family = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(5)]
+    pair("p", family[0], family[3])
+    assert make_micro_batches(family, 12) == [[0, 3, 1], [2, 4]]
+    assert make_micro_batches(family, 8) == [[0, 3], [1], [2], [4]]
+
+
+def test_the_pairs_of_a_batch_name_the_preferred_row_first():
+    better, worse = pair("p", sample([1], [2]), sample([1], [3]))
+    alone, _ = pair("q", sample([1], [4]), sample([1], [5]))
+    assert collate([worse, alone, better]).pairs.tolist() == [[2, 0]]
+    assert collate([worse, alone]).pairs is None

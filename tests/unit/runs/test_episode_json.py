@@ -1,0 +1,105 @@
+"""A journalled episode comes back as it was: the same calls, and the same samples from them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from reinforge.algorithms.samples import samples_from_trajectory
+from reinforge.files import to_json
+from reinforge.rollout.episode import build_trajectory
+from reinforge.runs.episode_json import dump_episode, parse_episode
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.supports import Supports
+from tests.doubles import examples
+
+PROMPT = [{"role": "user", "content": "hi"}]
+
+
+def record_of(tokens, sampling):
+    reply = ModelReply({"role": "assistant", "content": "x"}, "stop", tokens, 2, len(tokens.token_ids))
+    call = ModelCall("c0", "agent", "m", ModelRequest(PROMPT, sampling), reply, (), 0.0, 1.0)
+    return EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])
+
+
+def again(record):
+    return parse_episode(json.loads(to_json(dump_episode(record))), record.item)
+
+
+def cut_tokens(rng, sampling, length=9, vocab_size=152_000):
+    sets = [np.unique(rng.integers(0, vocab_size, size)).astype(np.int32) for size in rng.integers(0, 60, length)]
+    return TokenLogprobs(
+        (1, 2),
+        tuple(int(words[0]) if len(words) else 7 for words in sets),
+        tuple(rng.normal(-3, 1, length).astype(np.float32).tolist()),
+        policy_version=4,
+        temperature=sampling.temperature,
+        restricted=True,
+        processed_logprobs=tuple(rng.normal(-1, 1, length).astype(np.float32).tolist()),
+        supports=Supports.from_sets(sets),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_supports_round_trip_bit_for_bit(seed):
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, min_p=0.02, seed=2**62 + 1)
+    record = record_of(cut_tokens(np.random.default_rng(seed), sampling), sampling)
+    back = again(record)
+    assert back.calls[0].reply == record.calls[0].reply
+    assert back.calls[0].request.sampling == sampling
+    (before,), (after,) = (samples_from_trajectory(build_trajectory(r, 1.0, [True])) for r in (record, back))
+    assert before.supports == after.supports
+    assert before.supports.counts.max() > 0
+    for name in ("token_ids", "loss_mask", "sampling_logprobs", "temperatures", "policy_versions", "turn_ids"):
+        assert (getattr(before, name) == getattr(after, name)).all(), name
+
+
+def test_a_sample_holds_the_tokens_with_recorded_supports():
+    """A token without a set is context; the others carry their processed log-probs and their words."""
+    sets = [np.array([4, 9], np.int32), np.zeros(0, np.int32), np.array([7], np.int32)]
+    tokens = TokenLogprobs(
+        (1, 2),
+        (9, 5, 7),
+        (-2.0, -3.0, -1.0),
+        restricted=True,
+        processed_logprobs=(-0.5, -2.5, 0.0),
+        supports=Supports.from_sets(sets),
+    )
+    (sample,) = samples_from_trajectory(build_trajectory(record_of(tokens, SamplingParams(top_p=0.5)), 1.0, [True]))
+    assert sample.loss_mask.tolist() == [False, False, True, False, True]
+    assert sample.sampling_logprobs.tolist() == [0, 0, -0.5, 0, 0]
+    assert sample.turn_ids.tolist() == [-1, -1, 0, -1, 0]
+    assert [words.tolist() for words in sample.supports.sets] == [[], [], [4, 9], [], [7]]
+
+
+def test_an_episode_without_supports_is_trained_as_before():
+    """Without supports: what was drawn by top-p is not trained, what was drawn from every word is."""
+    for sampling, count in ((SamplingParams(top_p=0.9), 0), (SamplingParams(), 1)):
+        tokens = TokenLogprobs((1, 2), (5,), (-1.0,))
+        data = json.loads(to_json(dump_episode(record_of(tokens, sampling))))
+        (call,) = data["calls"]
+        for name in ("min_p", "restricted"):
+            del call[name]
+        back = parse_episode(data, examples(1)[0])
+        assert len(samples_from_trajectory(build_trajectory(back, 1.0, [True]))) == count
+
+
+def test_wide_supports_take_little_space():
+    """64 tokens of 300 neighbouring words each would be 76,800 bytes as they are."""
+    sets = [np.arange(token, token + 300, dtype=np.int32) for token in range(64)]
+    supports = Supports.from_sets(sets)
+    assert len(supports.packed_token_ids) == 76_800
+    tokens = TokenLogprobs(
+        (1,), (5,) * 64, (-1.0,) * 64, restricted=True, processed_logprobs=(-1.0,) * 64, supports=supports
+    )
+    assert len(to_json(dump_episode(record_of(tokens, SamplingParams(top_p=0.9)))["calls"][0]["supports"])) < 1000
+
+
+def test_the_version_of_a_reply_without_tokens_round_trips():
+    for version in (3, None):
+        reply = ModelReply({"role": "assistant", "content": "x"}, "stop", None, 2, 1, policy_version=version)
+        call = ModelCall("c0", "agent", "m", ModelRequest(PROMPT), reply, (), 0.0, 1.0)
+        found = again(EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])).calls[0]
+        assert (found.reply, found.training_source) == (reply, call.training_source)
+        assert found.reply.version == version

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import io
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from reinforge.runs.progress import PlainProgress, RichProgress, SilentProgress, default_progress
+from reinforge.runs.rows import EpochMetrics, ValidationRow
+
+SETTINGS = [("policy.model", "bundled:tic_tac_toe"), ("seed", "0")]
+ROW = EpochMetrics(
+    epoch=0,
+    avg_reward=0.5123,
+    ci_low=0.48,
+    ci_high=0.544,
+    filtered_avg_reward=0.55,
+    num_groups=64,
+    num_groups_kept=30,
+    curriculum_percentile=0.3,
+    num_missing=2,
+)
+VALIDATION = ValidationRow(-1, avg_reward=0.4, ci_low=0.3, ci_high=0.5, num_examples=98, num_unscored=2)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def plain(clock):
+    stream = io.StringIO()
+    return PlainProgress(stream, clock=clock), stream
+
+
+def rich(clock, width=120):
+    stream = Terminal()
+    console = Console(file=stream, force_terminal=True, width=width, highlight=False, color_system=None)
+    return RichProgress(console, clock=clock), stream
+
+
+def show_one_epoch(progress, clock):
+    progress.start("run-7", Path("runs/run-7"), 3, SETTINGS)
+    progress.stage(None, "BASELINE", 2)
+    progress.episode("ok", 1.0, 10)
+    progress.validation(VALIDATION)
+    progress.stage(0, "COLLECT", 4)
+    for outcome, reward in (("ok", 1.0), ("ok", 0.0), ("timeout", None), ("policy_error", 0.0)):
+        progress.episode(outcome, reward, 20)
+    clock.now += 12
+    progress.epoch_done(ROW)
+    progress.note("the agent asked for temperature 0; sampling.temperature 1 is used")
+
+
+@pytest.mark.parametrize("make", [plain, rich])
+def test_permanent_lines(make, clock):
+    progress, stream = make(clock)
+    show_one_epoch(progress, clock)
+    progress.close()
+    progress.close()
+    text = stream.getvalue()
+    assert "run-7 in runs/run-7\n" in text
+    assert "  policy.model  bundled:tic_tac_toe\n  seed          0\n" in text
+    assert "baseline: reward 0.400 [0.300, 0.500] on 98 examples (2 unscored)\n" in text
+    epoch = "epoch 0 (1/3): reward 0.512 [0.480, 0.544], 30 of 64 groups kept (reward 0.550)"
+    assert f"{epoch}, curriculum 30%, 2 missing, 12 s\n" in text
+    assert "the agent asked for temperature 0" in text
+
+
+@pytest.mark.parametrize("make", [plain, rich])
+def test_unknown_rewards_are_called_unknown(make, clock):
+    progress, stream = make(clock)
+    progress.start("run", Path("run"), 2, [])
+    progress.epoch_done(EpochMetrics(0, num_groups=8, num_groups_kept=0))
+    progress.validation(ValidationRow(0, error="the backend\ndoes not answer"))
+    progress.close()
+    text = stream.getvalue()
+    assert "reward unknown, 0 of 8 groups kept," in text
+    assert "validation after epoch 0: reward unknown: the backend does not answer" in text
+
+
+@pytest.mark.parametrize("make", [plain, rich])
+def test_texts_are_not_read_as_markup_or_control_codes(make, clock):
+    progress, stream = make(clock)
+    progress.start("[red]run[/red]", Path("[bold]"), 1, [("[link]", "[/nothing]\x1b[2J")])
+    progress.note("[/b] \x1b[31mnot red")
+    progress.close()
+    text = stream.getvalue()
+    assert "[red]run[/red] in [bold]" in text
+    assert "[link]  [/nothing] [2J" in text
+    assert "[/b] [31mnot red" in text
+    assert "\x1b[31m" not in text
+    assert "\x1b[2J" not in text
+
+
+def test_plain_writes_one_progress_line_in_five_seconds(clock):
+    progress, stream = plain(clock)
+    progress.start("run", Path("run"), 2, [])
+    progress.stage(0, "COLLECT", 1000)
+    before = len(stream.getvalue())
+    for _ in range(1000):
+        clock.now += 0.0111
+        progress.episode("ok", 0.25, 3)
+    lines = stream.getvalue()[before:].splitlines()
+    assert lines == [
+        "  epoch 0 (1/2) collect: 451/1000 episodes, reward 0.250, 270 tokens/s",
+        "  epoch 0 (1/2) collect: 902/1000 episodes, reward 0.250, 270 tokens/s",
+    ]
+
+
+def test_plain_survives_a_closed_stream(clock):
+    progress, stream = plain(clock)
+    progress.start("run", Path("run"), 2, [])
+    stream.close()
+    progress.note("after the stream was closed")
+    progress.close()
+
+
+def test_plain_writes_what_the_stream_can_encode(clock):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    progress = PlainProgress(stream, clock=clock)
+    progress.note("läuft")
+    assert stream.buffer.getvalue().decode().strip() == "l?uft"
+
+
+def test_time_left_is_the_mean_of_past_epochs_times_those_left(clock):
+    progress, _ = plain(clock)
+    progress.start("run", Path("run"), 5, [])
+    progress.stage(0, "COLLECT", 8)
+    assert progress._counters.time_left_s() is None
+    for epoch, seconds in ((0, 10), (1, 20)):
+        progress.stage(epoch, "COLLECT", 8)
+        clock.now += seconds
+        progress.epoch_done(replace(ROW, epoch=epoch))
+    assert progress._counters.time_left_s() == 45  # 3 epochs of 15 s
+    progress.stage(2, "COLLECT", 8)
+    clock.now += 5
+    assert progress._counters.time_left_s() == 40
+    assert progress._counters.format_counts() == ["0/8 episodes", "~40 s left"]
+
+
+def test_resumed_run_counts_the_epochs_that_are_left(clock):
+    progress, _ = plain(clock)
+    progress.start("run", Path("run"), 10, [])
+    progress.stage(7, "COLLECT", 8)
+    clock.now += 10
+    progress.epoch_done(replace(ROW, epoch=7))
+    assert progress._counters.time_left_s() == 20
+
+
+def test_live_line_shows_stage_episodes_reward_and_speed(clock):
+    progress, stream = rich(clock)
+    progress.start("run", Path("run"), 20, [])
+    progress.stage(3, "COLLECT", 64)
+    for reward in (1.0, 0.0, 0.5):
+        progress.episode("ok", reward, 100)
+    progress.episode("judge_error", None, 100)
+    clock.now += 2
+    progress._live.refresh()
+    progress.close()
+    assert "epoch 3 (4/20) collect" in stream.getvalue()
+    assert "4/64 episodes, reward 0.500, 1 missing, 200 tokens/s" in stream.getvalue()
+
+
+def test_live_line_fits_a_narrow_terminal(clock):
+    progress, stream = rich(clock, width=60)
+    progress.start("run", Path("run"), 20, [])
+    progress.stage(3, "COLLECT", 64)
+    progress.episode("ok", 1.0, 100)
+    clock.now += 2
+    progress._live.refresh()
+    progress.close()
+    lines = re.sub(r"\x1b\[[0-9?;]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").split("\n")
+    assert any(line.startswith("epoch 3 (4/20) collect 1/64 episodes") for line in lines)
+    assert max(map(len, lines)) <= 60
+
+
+def test_counting_an_episode_is_cheap(clock):
+    progress, _ = rich(clock)
+    progress.start("run", Path("run"), 1, [])
+    progress.stage(0, "COLLECT", 20_000)
+    began = time.perf_counter()
+    for _ in range(20_000):
+        progress.episode("ok", 1.0, 5)
+    seconds = time.perf_counter() - began
+    progress.close()
+    assert seconds / 20_000 < 50e-6  # about 1 us; generous, since the machine may be busy
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "kind"),
+    [
+        (Terminal(), {"TERM": "xterm-256color"}, RichProgress),
+        (Terminal(), {"TERM": "dumb"}, PlainProgress),
+        (Terminal(), {"TERM": "xterm", "CI": "true"}, PlainProgress),
+        (Terminal(), {"TERM": "xterm", "CI": "false"}, RichProgress),
+        (io.StringIO(), {"TERM": "xterm"}, PlainProgress),
+    ],
+)
+def test_default_fits_the_stream(stream, environment, kind):
+    assert type(default_progress(stream, environment)) is kind
+
+
+def test_no_color_keeps_the_live_line_without_colour():
+    progress = default_progress(Terminal(), {"TERM": "xterm", "NO_COLOR": "1"})
+    assert progress._console.no_color is True
+
+
+def test_silence(clock, capsys):
+    show_one_epoch(SilentProgress(), clock)
+    SilentProgress().close()
+    assert capsys.readouterr() == ("", "")
