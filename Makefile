@@ -1,6 +1,7 @@
 # Two commands: `make demo` makes an agent better and shows the proof; `make test` passes the tests.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+LOCK ?=
 OPENAI ?= 1.109.1 2.8.0 3.54.0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,12 +11,15 @@ STAMP := $(VENV)/.installed
 
 install: $(STAMP)
 
-# torch comes first and by itself, so that nothing below pulls in another build of it
+# torch comes first and by itself, so that nothing below pulls in another build of it; then what LOCK pins, if given
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,data,dev]"
+ifneq ($(LOCK),)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(LOCK)
+endif
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -41,7 +45,7 @@ check: $(STAMP)
 
 # TRL, which our speed is measured against, is installed by this alone
 bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,data,dev,bench]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev,bench]"
 	@sed -n 's/^ *python benchmarks/$(subst /,\/,$(BIN))\/python benchmarks/p' benchmarks/*.py
 
 # the official clients, each in an environment of its own, against our stand-in of the service
