@@ -81,7 +81,7 @@ async def run_round(folder: Path) -> float:
         {"reward": Constant()},
         reward_metric="reward",
         outcomes=OutcomesConfig(),
-        listener=context.episode_done,
+        listener=context.record_episode,
     )
     await builder.initialize(FinetuneConfig(reward_function={"name": "reward"}))
     started = time.perf_counter()

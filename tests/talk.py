@@ -103,7 +103,7 @@ def build_groups(records):
     builder = AgentsTrajectoryBuilder(AgentsTrajectoryBuilderConfig(), [])
     builder.policies = {call.llm for record in records for call in record.calls}
     builder.run_config = TARGETS
-    return builder._groups([(record, 0.0) for record in records])
+    return builder._group_scored([(record, 0.0) for record in records])
 
 
 class _Targets:

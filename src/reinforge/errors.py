@@ -139,7 +139,7 @@ class Interrupted(ReinforgeError):
 
 @contextmanager
 def boundary(error: type[ReinforgeError], what: str) -> Iterator[None]:
-    """Turns any exception of other code into `error`, with a message that says `what` was being done.
+    """Turns any exception of other code into `error`; its message starts with `what`, such as "cannot read run.sqlite".
 
     A `ReinforgeError` passes through unchanged, so that the innermost message is kept.
     """

@@ -80,7 +80,7 @@ def storage_boundary(path: Path, num_bytes: int | None = None) -> Iterator[None]
     except Exception as cause:
         full = getattr(cause, "errno", None) in _NO_ROOM or getattr(cause, "sqlite_errorcode", None) in _DATABASE_FULL
         room = f"; {_count_free_bytes(path):,} bytes are free on its disk" if full else ""
-        raise StorageError(f"writing {path}{size}: {type(cause).__name__}: {cause}{room}") from cause
+        raise StorageError(f"cannot write {path}{size}: {type(cause).__name__}: {cause}{room}") from cause
 
 
 def _count_free_bytes(path: Path) -> int:

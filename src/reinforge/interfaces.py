@@ -1,4 +1,4 @@
-"""The ports: what reinforge asks of its parts, on one page. Read this first.
+"""The interfaces that the components implement, on one page. Read this first.
 
     TrajectoryBuilder  runs the agent and returns trajectories
     TrainerAdapter     sends trajectories to a training backend
@@ -91,11 +91,13 @@ class TrajectoryBuilder(ABC):
             EvaluationError: `evaluation` is not set: the builder is used outside a run.
         """
         if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set; the run sets it, outside a run set it yourself")
+            raise EvaluationError(
+                "builder.evaluation is not set; a run sets it, but outside a run you have to set it yourself"
+            )
         return await self.evaluation.run_eval()
 
     def plan(self, epoch: int) -> CollectionPlan | None:
-        """Returns which episodes an epoch collects; None: unknown, so no examples are spared or refilled."""
+        """Returns which episodes an epoch collects; None: unknown, so no example is skipped and nothing is refilled."""
         return None
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
@@ -168,7 +170,7 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; submitting a job key again returns the job of before."""
+        """Starts a job; submitting the same job key again returns the existing job."""
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:

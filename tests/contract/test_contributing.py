@@ -44,7 +44,7 @@ def tree_of(text):
 def test_every_path_of_a_page_exists(page):
     named = paths_in(read(page))
     assert named, "the page names paths"
-    missing = {path for path in named if not (ROOT / path).exists()} - {"docs/images/reward_plot.png"}
+    missing = {path for path in named if not (ROOT / path).exists()}
     assert not missing
 
 

@@ -157,7 +157,7 @@ async def test_art_10_a_collection_that_fails_leaves_nothing_behind():
 async def test_art_11_a_group_of_one_is_refused_for_their_builder_too(tmp_path):
     run = ScriptedRun(tmp_path)
     run.settings["trajectory_builders"]["builder"] = {"_type": "openpipe_art_traj_builder", "num_generations": 1}
-    with pytest.raises(ConfigError, match="groups of one"):
+    with pytest.raises(ConfigError, match="each group has one episode"):
         await run.run()
 
 

@@ -185,5 +185,5 @@ def test_astra_18_a_missing_method_is_named():
 
 def test_astra_19_resuming_without_a_run_dir_is_rejected():
     system = ToySystem()
-    with pytest.raises(ConfigError, match="set the run_dir"):
+    with pytest.raises(ConfigError, match="run_dir is not set"):
         Trainer(TrainingConfiguration(resume=True), ASTSampler(system, ["x"]), PPO(system))

@@ -49,7 +49,7 @@ def test_nat_1_overrides_apply_to_the_whole_configuration_before_anything_is_bui
 async def test_nat_2_a_failed_job_fails_the_run(tmp_path):
     run = ScriptedRun(tmp_path)
     run.adapter.outcome = "failed"
-    with pytest.raises(RuntimeError, match="the job of epoch 0 ended as failed"):
+    with pytest.raises(RuntimeError, match="the job of epoch 0 ended with status failed"):
         await run.run()
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
 

@@ -210,7 +210,11 @@ def test_a_run_name_outside_the_output_folder(project, name):
 def test_a_trained_model_that_is_never_called(project):
     """A file of another framework that still has its `openai` llm: the agent would never call the trained model."""
     project.set("llms.agent", {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9", "api_key": "x"})
-    assert_rejected(project, r"run\.yml:1.*llms: no entry is `_type: policy`.*agent is openai", "fix: make the entry")
+    assert_rejected(
+        project,
+        r"run\.yml:1.*llms: no entry is `_type: policy`.*agent is openai",
+        "fix: set `_type: policy` for the entry",
+    )
 
 
 def test_a_filter_that_matches_nothing_lists_what_there_is_to_match(project):

@@ -154,4 +154,4 @@ def test_an_agent_that_always_fails_is_an_error_and_not_a_zero(project):
     write(project)
     result = invoke("eval", "run.yml", "--limit", "2")
     assert result.exit_code == 3
-    assert "nothing could be scored: 2 of 2 episodes have no score because of tool_error" in result.output
+    assert "no example could be scored: 2 of 2 episodes have no score because of tool_error" in result.output

@@ -54,7 +54,7 @@ def test_sft_on_preferences_learns_the_chosen_reply_if_the_rejected_one_is_left_
     offline.write("task.py", PROMPTED)
     offline.rows = [{"prompt": f"say {n}", "chosen": "yes", "rejected": "no"} for n in range(48)]
     refused = offline.finetune()
-    assert (refused.exit_code, "sft would learn the rejected replies too" in refused.output) == (2, True)
+    assert (refused.exit_code, "so sft would also train on the rejected replies" in refused.output) == (2, True)
     (offline.folder / "run.yml").unlink()
     offline.set("finetuning.algorithm.min_reward", 0.5)
     result = offline.finetune("--require_improvement")
@@ -82,7 +82,7 @@ def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
         offline.rows[number] = {**conversation(number, "yes " * 60), "split": "train"}
     result = offline.finetune()
     assert result.exit_code == 0, result.output
-    assert result.output.count("3 of 16 training rows do not fit the context") == 1
+    assert result.output.count("3 of 16 training rows do not fit the model's context") == 1
     history = json.loads((offline.run / "reward_history.json").read_text())
     assert [row["num_trajectories"] for row in history] == [13] * 3
 
@@ -126,7 +126,7 @@ def test_rows_that_show_no_reply_are_refused(offline):
     offline.write("task.py", PROMPTED)
     offline.rows = [{"question": f"say {n}", "answer": "yes"} for n in range(12)]
     result = offline.finetune()
-    assert (result.exit_code, "which holds no assistant replies" in result.output) == (2, True), result.output
+    assert (result.exit_code, "which has no assistant replies to train on" in result.output) == (2, True), result.output
 
 
 def test_the_small_run_does_everything_once(offline):

@@ -191,7 +191,7 @@ def test_a_failed_job_ends_the_run_with_the_services_message(hosted, service):
     result = hosted.finetune()
     assert result.exit_code == 3
     reason = hosted.summary["reason"]
-    assert "the job of epoch 1 ended as failed: ftjob-" in reason
+    assert "the job of epoch 1 ended with status failed: ftjob-" in reason
     assert "server_error: The job failed due to an internal error" in reason
 
 

@@ -74,7 +74,7 @@ async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(p
         progress = Settings()
         summary = await run_async(write(project), RunOptions(run_name="r", progress=progress))
         sent_to = f"advisor: {advisor.url}, judge: {judge.url}"
-        assert progress.settings["sends to"] == sent_to, "the run reports where it sends data"
+        assert progress.settings["sends data to"] == sent_to, "the run reports where it sends data"
         assert progress.settings["dataset"] == "rows of the shape question/answer"
     assert summary.status == "completed"
     assert summary.episodes == {"ok": sum(summary.episodes.values())}

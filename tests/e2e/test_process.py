@@ -58,7 +58,7 @@ def test_a_model_that_cannot_be_downloaded_is_an_environment_failure(tmp_path):
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 4, done.stderr
-    assert "error: load the model owner/name: " in done.stderr
+    assert "error: cannot load the model owner/name: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -144,7 +144,7 @@ def test_a_run_whose_backend_lost_the_weights_is_not_resumed(project, monkeypatc
     assert result.exit_code == 5, result.output
     result = call("finetune", "--resume", "runs/r")
     assert result.exit_code == 2, result.output
-    assert "no longer serves version 1 of r, and no checkpoint holds it" in result.output
+    assert "no longer serves version 1 of r, and no checkpoint has it" in result.output
 
 
 def test_python_resumes_too(tmp_path, tiny_model_dir, monkeypatch):

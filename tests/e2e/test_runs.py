@@ -129,7 +129,7 @@ def test_show_of_a_completed_run(runs):
 def test_show_of_a_killed_run_and_after_it_is_resumed(runs):
     text = call("show", "killed").output
     assert "the process was killed, or the machine went down" in text
-    assert "it resumes after epoch 0 from checkpoints/step-000001" in text
+    assert "the run resumes after epoch 0 from checkpoints/step-000001" in text
     assert text.endswith("resume with: reinforge finetune --resume runs/killed\n")
     resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/killed"])
     assert resumed.exit_code == 0, resumed.output
@@ -238,10 +238,10 @@ def test_verify_distinguishes_leftovers_from_damage(runs):
     result = call("verify", "killed")
     assert result.exit_code == 0, result.output
     for said in (
-        ".tmp-7-1: a process that was killed was writing it",
+        ".tmp-7-1: left behind by a process that was killed while writing it",
         "--resume removes it",
-        ".trash-step-000009-7-1: a process that was killed was removing it",
-        ".summary.json.tmp-7: a process that was killed was writing it",
+        ".trash-step-000009-7-1: left behind by a process that was killed while removing it",
+        ".summary.json.tmp-7: left behind by a process that was killed while writing it",
         "step-000001: it is not in the journal",
         "--resume adopts it and resumes after epoch 0",
     ):
@@ -257,13 +257,13 @@ def test_verify_distinguishes_leftovers_from_damage(runs):
          "step-000001: it is missing, but the journal lists it.*resumes at epoch 0"),
         (lambda run: (run / "checkpoints/step-000000/manifest.json").unlink(), "step-000000: manifest.json is missing"),
         (lambda run: [shutil.rmtree(path) for path in (run / "checkpoints").iterdir()],
-         "restarts from the beginning: no other one is usable"),
+         "restarts from the beginning: no other checkpoint is usable"),
         (lambda run: (run / "episodes/epoch-0000.jsonl.zst").write_bytes(b"x"),
          "epoch-0000.jsonl.zst: it cannot be read"),
         (lambda run: os.truncate(run / "episodes/epoch-0000.jsonl.zst", 500),
          "epoch-0000.jsonl.zst: it.*the journal holds the 128 episodes; --resume exports them again"),
         (lambda run: (run / "config.yml").write_text("a: [b"), "config.yml: it is missing or cannot be read"),
-        (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")], "run.sqlite: reading"),
+        (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")], "run.sqlite: cannot read"),
     ],
 )  # fmt: skip
 def test_verify_names_what_is_damaged_and_how_to_fix_it(runs, damage, said):
@@ -311,13 +311,13 @@ def test_a_damaged_or_unstarted_run_is_listed_as_such(runs):
     db.execute("PRAGMA user_version = 99")
     db.close()
     text = call("list").output
-    assert "junk is damaged: reading runs/junk/run.sqlite: DatabaseError" in text
+    assert "junk is damaged: cannot read runs/junk/run.sqlite: DatabaseError" in text
     assert "has format 99, written by a newer reinforge" in text
     statuses = {run["name"]: run["status"] for run in as_json("list")["runs"]}
     assert statuses == {
         "junk": "damaged", "old": "damaged", "unborn": "interrupted", "done": "completed", "killed": "interrupted",
     }  # fmt: skip
-    assert "the run was stopped before it started" in call("show", "unborn").output
+    assert "the run stopped during startup" in call("show", "unborn").output
     assert call("verify", "unborn").exit_code == 0
     assert "Traceback" not in call("show", "junk").output
     assert call("show", "junk").exit_code == 4
@@ -342,7 +342,7 @@ def test_rm_finishes_an_interrupted_removal_and_refuses_links(runs):
     assert "killed" not in {run["name"] for run in as_json("list")["runs"]}
     assert call("rm", ".trash-killed-12-0", "--yes").exit_code == 0
     result = call("rm", "link", "--yes")
-    assert (result.exit_code, "link is a link" in result.output) == (2, True), result.output
+    assert (result.exit_code, "link is a symbolic link" in result.output) == (2, True), result.output
     assert sorted(path.name for path in runs.iterdir()) == ["done", "link"]
 
 

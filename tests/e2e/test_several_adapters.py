@@ -107,7 +107,7 @@ def test_both_adapters_are_trained_evaluated_and_promoted(team, tiny_model_dir):
     (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
     unnamed = invoke("eval", "run.yml", "--model", "r")
     assert unnamed.exit_code == 2
-    assert "no entry of llms says which one answers" in unnamed.output
+    assert "no entry of llms says which one to use" in unnamed.output
     other["worker"]["adapter"] = other["planner"]["adapter"] = "c"
     (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
     assert "holds the adapters a, b, but llms names c" in invoke("eval", "run.yml", "--model", "r").output
@@ -181,7 +181,7 @@ async def swapped_adapter(config, builder):
 def test_an_adapter_that_serves_another_ones_weights_stops_the_run(team):
     result = team.set("trainer_adapters.adapter._type", "test_swapped").finetune()
     assert result.exit_code == 3, result.output
-    assert "the agent is not served the trained weights of the adapter b" in result.output
+    assert "the policy does not serve the trained weights of the adapter b" in result.output
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_an_adapter_that_serves_another_ones_weights_stops_the_run(team):
             ["llms.worker.adapter", "other entries of llms name an adapter", "planner: a", "run.yml:"],
         ),
         ("llms.worker.adapter", "my worker", ["llms.worker.adapter", "is not a valid adapter name"]),
-        ("finetuning.policy.lora", None, ["finetuning.policy.lora", "name the adapters a, b", "set lora"]),
+        ("finetuning.policy.lora", None, ["finetuning.policy.lora", "names the adapters a, b", "set it to {}"]),
         ("finetuning.algorithm", {"_type": "ppo"}, ["finetuning.algorithm", "cannot serve several adapters (a, b)"]),
         (
             "finetuning.curriculum_learning.collect_only_included",
             True,
-            ["collect_only_included", "a group for each adapter (a, b)"],
+            ["collect_only_included", "a group per adapter (a, b)"],
         ),
-        ("trajectory_builders.builder", {"_type": "dataset"}, ["do not say which adapter learns them: a, b"]),
-        ("llms.worker.adapter", "layers", ["a part of the model is called layers too", "another name"]),
+        ("trajectory_builders.builder", {"_type": "dataset"}, ["do not say which adapter to train: a, b"]),
+        ("llms.worker.adapter", "layers", ["a module of the model is also called layers", "another name"]),
     ],
 )
 def test_impossible_adapter_settings_are_refused(team, path, value, said):

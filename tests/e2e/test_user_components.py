@@ -181,7 +181,7 @@ def test_a_failed_job_that_a_trainer_only_returns_fails_the_run(project, cleanup
     project.set("finetuning.num_epochs", 1)
     result = project.finetune()
     assert result.exit_code == 3, result.output
-    assert "ended as failed: the pod was evicted" in result.output
+    assert "ended with status failed: the pod was evicted" in result.output
     assert (project.summary["status"], project.summary["promoted"]) == ("failed", None)
     assert ("the cleanup is broken" in (project.run / "run.log").read_text()) == cleanup_fails
 

@@ -205,7 +205,7 @@ def test_a_run_without_matplotlib_says_that_there_is_no_plot(project, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = project.set("finetuning.num_epochs", 1).finetune()
     assert result.exit_code == 0, result.output
-    assert 'no reward plot: matplotlib is not installed; pip install "reinforge[plot]" adds it' in result.output
+    assert 'no reward plot: matplotlib is not installed; install it with pip install "reinforge[plot]"' in result.output
     assert not (project.run / "reward_plot.png").exists()
     assert "reward_plot.png" not in (project.run / "report.md").read_text()
     assert "reward_plot.png" not in result.output

@@ -128,7 +128,7 @@ def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
     result = run.set("trainer_adapters.adapter._type", "test_offset").finetune()
     assert (result.exit_code, "differ by up to 5.00e-02 nats" in result.output) == (3, True), result.output
     assert run.summary["status"] == "failed"
-    assert "the agent is not served the trained weights" in run.summary["reason"]
+    assert "the policy does not serve the trained weights" in run.summary["reason"]
     assert not (run.run / "training_metrics.jsonl").exists(), "it ends in the first epoch"
 
 

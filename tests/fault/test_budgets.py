@@ -72,7 +72,7 @@ ALWAYS = [
     (raising(BackendError("503 from the endpoint")), 4, "backend_error: BackendError: 503 from the endpoint"),
     (raising(ConnectionError("refused")), 4, "backend_error: ConnectionError: refused"),
     (raising(RuntimeError("a tool broke")), 3, "tool_error: RuntimeError: a tool broke"),
-    (raising(asyncio.CancelledError()), 3, "cancelled: the agent cancelled itself"),
+    (raising(asyncio.CancelledError()), 3, "cancelled: the agent raised CancelledError"),
     (raising(SystemExit(0)), 3, "tool_error: SystemExit: 0"),
     (hang, 3, "timeout: not finished after 0.05 s"),
     (sleep_through_its_cancellation, 3, "a library turned the cancellation into an error"),

@@ -122,7 +122,10 @@ def test_a_file_that_cannot_be_replaced_is_unchanged(tmp_path, disk):
 
 
 def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path, disk):
-    with disk.failing(1, errno.EACCES), pytest.raises(StorageError, match=r"creating the run folder .*/r .*Permission"):
+    with (
+        disk.failing(1, errno.EACCES),
+        pytest.raises(StorageError, match=r"cannot create the run folder .*/r .*Permission"),
+    ):
         RunJournal(tmp_path / "r")
 
 
@@ -189,7 +192,7 @@ def test_a_run_without_room_for_its_checkpoint_resumes_once_there_is_some(tmp_pa
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
     full = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
     assert full.returncode == 4, full.stderr
-    assert f"writing {project.run.relative_to(tmp_path)}/checkpoints/step-000001 (" in full.stderr
+    assert f"cannot write {project.run.relative_to(tmp_path)}/checkpoints/step-000001 (" in full.stderr
     assert " bytes)" in full.stderr
     checkpoints = Checkpoints(project.run)
     assert checkpoints.names() == ["checkpoints/step-000000"]

@@ -64,7 +64,7 @@ FAILURES = [
     (raises, "ValueError: no such column"),
     (exits, "SystemExit(2)"),
     (exits_later, "SystemExit: 2"),
-    (cancels_itself, "cancelled itself"),
+    (cancels_itself, "the evaluator raised CancelledError"),
     (hangs, "timed out after 0.1 s"),
     (hangs_politely, "timed out after 0.1 s"),
     (times_out_by_itself, "TimeoutError: its own database"),

@@ -312,7 +312,7 @@ def assert_stopped(toy, child):
     assert len(told["skipped_episodes"]) > 4
     assert set(told["skipped_episodes"]) <= {key for (key,) in toy.rows_of("SELECT key FROM episodes")}
     assert "no optimizer step was made: 4 were skipped" in toy.summary["reason"]
-    assert "the credit or the log-probs of a sample are not finite" in (toy.run / "run.log").read_text()
+    assert "the advantages or the log-probs of a sample are not finite" in (toy.run / "run.log").read_text()
     assert [row["version"] for row in toy.summary["policy_versions"]] == [0, 1]
     newest = sorted((toy.run / "checkpoints").glob("step-*"))[-1]
     assert newest.name == "step-000001"
@@ -328,7 +328,7 @@ def test_a_run_continues_after_one_skipped_step_and_records_it(toy):
     assert child.wait() == 0, child.said
     rows = [json.loads(line) for line in (toy.run / "training_metrics.jsonl").read_text().splitlines()]
     assert [row["num_skipped_steps"] for row in rows] == [0, 1, 0, 0]
-    assert "1 optimizer steps skipped (not finite)" in child.said
+    assert "1 optimizer steps skipped (non-finite numbers)" in child.said
     known = {key for (key,) in toy.rows_of("SELECT key FROM episodes WHERE epoch = 1 AND phase = 'collect'")}
     assert 0 < len(rows[1]["skipped_episodes"]) <= 6
     assert set(rows[1]["skipped_episodes"]) <= known

@@ -150,6 +150,6 @@ async def test_a_checkpoint_of_both_is_restored_as_a_whole_or_not_at_all(jobs, t
     await jobs.train()
     await adapter.policy().publish(2)
     later = jobs.bits()
-    with pytest.raises(Exception, match="read the adapters"):
+    with pytest.raises(Exception, match="cannot read the adapters"):
         await adapter.restore(tmp_path / "kept", 1)
     assert (jobs.differing(later), adapter.policy().version) == ([], 2)

@@ -95,7 +95,7 @@ def test_a_family_whose_last_mlp_returns_a_tuple_computes_all_tokens(tmp_path, c
     with caplog.at_level(logging.INFO):
         model = CausalModel(load_module(folder, torch.float32))
     assert model._last_layer is None
-    assert "gpt_oss models compute their last MLP for every token: AttributeError" in caplog.text
+    assert "gpt_oss: computing the last MLP for every token (slower): AttributeError" in caplog.text
 
 
 def test_hooks_are_removed_after_an_error(tiny_model_dir):

@@ -205,5 +205,5 @@ def test_the_cache_shrinks_when_memory_runs_out(engine, caplog, monkeypatch):
             patch.setattr(owner, name, fail_once)
             caplog.clear()
             assert_scores_match(engine, sample_replies(engine, [prompt], 5))
-        assert "memory ran out; the prefix cache now takes at most" in caplog.text
+        assert "out of memory: reducing the prefix cache to at most" in caplog.text
         assert engine.policy.stats().prefix_cache_bytes == left * BYTES

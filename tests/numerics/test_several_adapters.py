@@ -258,7 +258,7 @@ def test_checkpoints_of_both_are_loaded_in_one_job_or_not_at_all(base, engine, t
         before = weights(again)
         again.begin_job(*NAMES)
         again.load_weights(tmp_path / "prover", "prover")
-        with pytest.raises(EngineError, match="read the adapters"):
+        with pytest.raises(EngineError, match="cannot read the adapters"):
             again.load_weights(tmp_path / "nowhere", "verifier")
         again.rollback()
         assert differing(again, before) == set()
@@ -302,19 +302,19 @@ def test_without_padding_the_bits_depend_on_other_rows(base, monkeypatch):
 
 
 def test_impossible_adapter_settings_are_rejected(base, tmp_path, engine):
-    with pytest.raises(ConfigError, match="none are trained"):
+    with pytest.raises(ConfigError, match="LoRA is off"):
         Engine.load(PolicyConfig(model=str(base)), seed=0, device="cpu", adapters=NAMES)
-    with pytest.raises(ConfigError, match="names must differ"):
+    with pytest.raises(ConfigError, match="names must differ and contain only letters"):
         load(base, adapters=("a", "a"))
-    with pytest.raises(ConfigError, match="names must differ, and be letters"):
+    with pytest.raises(ConfigError, match="names must differ and contain only letters"):
         load(base, adapters=("a.b", "c"))
     with pytest.raises(ConfigError, match="one policy's features"):
         load(base, critic=True)
     engine.save(tmp_path / "saved", 1)
-    with pytest.raises(ConfigError, match="holds an adapter already"):
+    with pytest.raises(ConfigError, match="already has an adapter"):
         load(tmp_path / "saved")
     with pytest.raises(EngineError, match="no adapter is named judge; the adapters are: prover, verifier"):
         engine.begin_job("judge")
     for name in ("layers", "values", "q_proj"):
-        with pytest.raises(ConfigError, match=f"a part of the model is called {name} too"):
+        with pytest.raises(ConfigError, match=f"a module of the model is also called {name}"):
             load(base, adapters=("prover", name))

@@ -52,7 +52,7 @@ class _Job:
     def set_status(self, status: TrainingStatusEnum, message: str, metadata: dict[str, Any] | None = None) -> None:
         """Changes the status, if the table of transitions allows it."""
         if status not in JOB_TRANSITIONS[self.status.status]:
-            raise BackendError(f"a job cannot go from {self.status.status} to {status}")
+            raise BackendError(f"the status of a job cannot change from {self.status.status} to {status}")
         update = {"status": status, "message": message, "metadata": metadata}
         self.status = self.status.model_copy(update=update)
         if status.is_terminal:
@@ -142,7 +142,7 @@ class LocalAdapter(TrainerAdapter):
             where = f"trainer_adapters.{run_config.trainer_adapter}.fine_tune_from_scratch"
             problems.append(Problem(where, message, fix))
         if policy.model is None:
-            fix = "give a folder, a hub id or bundled:NAME"
+            fix = "name a folder, a hub id or bundled:NAME"
             return [Problem("finetuning.policy.model", "no model is named", fix), *problems]
         if (Path(policy.model) / HOSTED_MODEL).is_file():
             message = f"{policy.model} refers to a model of a remote service, so its weights are not available here"

@@ -32,7 +32,9 @@ class OpenAIAdapterConfig(EndpointConfig, TrainerAdapterConfig, name="openai"):
         default=False, description="Start each job from the base model; false: from the previous job's model."
     )
     min_examples: int = Field(
-        default=10, ge=1, description="Fewest rows in a training file; with fewer, the job fails and nothing is sent."
+        default=10,
+        ge=1,
+        description="Minimum number of rows in a training file; with fewer, the job fails and nothing is sent.",
     )
     poll_interval_s: float = Field(default=10.0, gt=0, description="Seconds between two polls of a job.")
     max_wait_s: float = Field(

@@ -157,7 +157,7 @@ class HostedJobs:
     async def _time_out(self, ref: TrainingJobRef, state: _JobState) -> TrainingJobStatus:
         """Cancels a job that exceeded `max_wait_s`; if it succeeded just before, returns that status."""
         last = (state.status.metadata or {}).get("service_status") if state.status else "unknown"
-        message = f"job {_get_job_id(ref)} was {last} after max_wait_s ({self.config.max_wait_s:g} s)"
+        message = f"job {_get_job_id(ref)} was still {last} after max_wait_s ({self.config.max_wait_s:g} s)"
         try:
             status = await self.cancel(ref)
         except BackendError as error:

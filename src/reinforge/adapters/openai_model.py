@@ -35,7 +35,7 @@ class HostedModel:
         Raises:
             StorageError: The folder has no readable `openai_model.json`.
         """
-        with boundary(StorageError, f"read {folder / HOSTED_MODEL}"):
+        with boundary(StorageError, f"cannot read {folder / HOSTED_MODEL}"):
             return cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> None:

@@ -43,23 +43,23 @@ def find_unsupported_settings(config: FinetuneConfig, algorithm: Algorithm) -> l
     problems = [*_find_algorithm_problems(config, algorithm)]
     for path, value in _iterate_changed(config.policy, PolicyConfig()):
         if path != "model":
-            message = f"{_format_value(value)}: the fine-tuning API has no such setting"
+            message = f"is {_format_value(value)}, but the fine-tuning API has no such setting"
             problems.append(Problem(f"finetuning.policy.{path}", message, REPLACEMENTS.get(path, LEAVE_OUT)))
     if config.deterministic:
-        message = "true: a hosted model's replies are not reproducible"
+        message = "is true, but a hosted model's replies are not reproducible"
         problems.append(Problem("finetuning.deterministic", message, "leave it out, or use `_type: local`"))
     if config.device != "auto":
-        message = f"{config.device}: the model runs at the service, not on this machine"
+        message = f"is {config.device}, but the model runs at the service, not on this machine"
         problems.append(Problem("finetuning.device", message, "leave it out"))
     for path, value in _iterate_changed(config.sampling, SamplingConfig()):
         if path in ("top_k", "min_p"):
-            message = f"{value}: the chat completions API has no such argument"
+            message = f"is {value}, but the chat completions API has no such argument"
             problems.append(Problem(f"finetuning.sampling.{path}", message, "leave it out, or use top_p"))
     if config.sampling.temperature > MAX_TEMPERATURE:
-        message = f"{config.sampling.temperature:g}: the chat completions API allows 0 to {MAX_TEMPERATURE:g}"
+        message = f"is {config.sampling.temperature:g}, but the chat completions API allows 0 to {MAX_TEMPERATURE:g}"
         problems.append(Problem("finetuning.sampling.temperature", message, f"set it to {MAX_TEMPERATURE:g} or less"))
     if config.limits.max_skipped_steps != LimitsConfig().max_skipped_steps:
-        message = f"{config.limits.max_skipped_steps}: the service does not report its optimizer steps"
+        message = f"is {config.limits.max_skipped_steps}, but the service does not report its optimizer steps"
         problems.append(Problem("finetuning.limits.max_skipped_steps", message, "leave it out"))
     return problems
 
@@ -81,7 +81,7 @@ def find_model_problems(base_model: str | None, config: FinetuneConfig) -> list[
         message = f"{named} is a model on this machine, which the service cannot train"
         return [Problem(path, message, "name a model of the service, such as gpt-4.1-mini, or use `_type: local`")]
     if base_model not in (None, named):
-        message = f"{named}, but the trainer adapter's base_model is {base_model}"
+        message = f"is {named}, but the trainer adapter's base_model is {base_model}"
         return [Problem(path, message, "remove one of the two")]
     return []
 
@@ -90,15 +90,15 @@ def _find_algorithm_problems(config: FinetuneConfig, algorithm: Algorithm) -> It
     path, name = "finetuning.algorithm", type(algorithm).__name__
     if type(algorithm) not in METHODS:
         supported = "sft, rejection_sampling, expert_iteration, dpo or malt"
-        yield Problem(path, f"{name}: the fine-tuning API does not support it", f"use {supported}, or `_type: local`")
+        yield Problem(path, f"the fine-tuning API does not support {name}", f"use {supported}, or `_type: local`")
     if isinstance(algorithm, ExpertIteration) and algorithm.is_weighted:
-        message = "weighted_sampling: it repeats trajectories, but a training file lists each row once"
+        message = "weighted_sampling repeats trajectories, but a training file lists each row once"
         yield Problem(f"{path}.rollout_selection_method", message, "set it to threshold, or use `_type: local`")
     if isinstance(algorithm, DPO):
         for name in ("label_smoothing", "sft_coef", "length_normalised"):
             value, default = getattr(algorithm.config, name), DPOConfig.model_fields[name].default
             if value != default:
-                message = f"{value}: the fine-tuning API's DPO has no such setting"
+                message = f"is {value}, but the fine-tuning API's DPO has no such setting"
                 yield Problem(f"{path}.{name}", message, "leave it out")
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MAX_LISTED_EPISODES = 5
 PROBE_SAMPLES = (8, 256)
-"""Fewest and most of the samples that are scored again after a job to see which way their log-probs moved. An eighth of
-a job's samples is used: a forward pass over all of them would cost a third of the update."""
+"""Minimum and maximum number of samples that are scored again after a job, to see which way their log-probs moved. An
+eighth of a job's samples is used: a forward pass over all of them would cost a third of the update."""
 
 
 class StepsSkipped(JobFailed):

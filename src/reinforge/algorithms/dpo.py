@@ -24,9 +24,7 @@ from reinforge.types.sample import LossSpec
 class DPOConfig(PreferenceConfig, name="dpo"):
     """Settings of DPO; the defaults are the paper's."""
 
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of pairs assumed to be labelled the wrong way round."
-    )
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, description="Share of pairs assumed to be mislabelled.")
     sft_coef: float = Field(
         default=0.0, ge=0, description="Weight of the preferred reply's mean negative log-likelihood; RPO uses 1."
     )

@@ -42,7 +42,7 @@ class PPOConfig(AlgorithmConfig, name="ppo"):
         default=True, description="Normalize to mean 0 and standard deviation 1 over a job's tokens."
     )
     value_clip: float | None = Field(
-        default=None, gt=0, description="Most that a value may move in a job, in the reward's unit; null: no limit."
+        default=None, gt=0, description="Maximum change of a value within a job, in the reward's unit; null: no limit."
     )
     value_coef: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference model, in the reward.")

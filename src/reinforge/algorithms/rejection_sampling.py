@@ -37,7 +37,7 @@ class RejectionSamplingConfig(ImitationConfig, name="rejection_sampling"):
     min_reward: float | None = Field(default=None, description="Minimum reward to keep a trajectory; null: any.")
 
     @model_validator(mode="after")
-    def _rejects(self) -> RejectionSamplingConfig:
+    def _check_criteria(self) -> RejectionSamplingConfig:
         if self.best_k is None and self.min_reward is None:
             raise ValueError("without best_k and min_reward nothing is rejected; set one of them, or use _type: sft")
         return self

@@ -37,7 +37,7 @@ EXIT, RESET = "/exit", "/reset"
     type=click.IntRange(min=1),
     default=256,
     group=SAMPLING,
-    help="Longest reply in tokens.",
+    help="Maximum tokens of a reply.",
 )
 @option("seed", metavar="N", type=int, group=SAMPLING, help="Seed, for reproducible replies; default: random.")
 @OUTPUT_DIR

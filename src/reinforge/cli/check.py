@@ -55,8 +55,8 @@ def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...]
         for name, value in report.settings:
             click.echo(f"  {name:<10} {value}")
         if report.disk is not None:
-            needed = "unknown" if report.disk.needed is None else f"{report.disk.needed / 2**30:.2f} GiB"
-            click.echo(f"  {'disk':<10} {report.disk.free / 2**30:.1f} GiB free, checkpoints take {needed}")
+            needed = "an unknown amount" if report.disk.needed is None else f"{report.disk.needed / 2**30:.2f} GiB"
+            click.echo(f"  {'disk':<10} {report.disk.free / 2**30:.1f} GiB free, checkpoints need {needed}")
         for note in report.notes:
             click.echo(f"  note: {note}")
         click.echo(f"{file} is valid")

@@ -27,9 +27,11 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 @click.command("eval", cls=GroupedCommand, context_settings={"show_default": True})
 @CONFIG_FILE
 @option(
-    "model", metavar="RUN|PATH", group=DATA, help="Run, folder or Hugging Face model id; default: that of the file."
+    "model", metavar="RUN|PATH", group=DATA, help="Run, folder or Hugging Face model id; default: the file's model."
 )
-@option("split", type=SPLITS, group=DATA, help="Examples; default: select, or all if the file does not train.")
+@option(
+    "split", type=SPLITS, group=DATA, help="Split to evaluate; default: select, or all if finetuning is not enabled."
+)
 @option("limit", metavar="N", type=click.IntRange(min=1), group=DATA, help="Evaluate only the first N examples.")
 @option("output", callback=parse_output_file, metavar="FILE", group=OUTPUT, help="Write all episodes as JSON Lines.")
 @OVERRIDE
@@ -48,7 +50,7 @@ def command(
     """Evaluate the agent of a file, with its own model or with that of a run. Trains nothing.
 
     Prints the mean of each evaluator with its 95 % confidence interval. Avoid the split `confirm` before a run: its
-    verdict is only valid if those examples were not used to make decisions.
+    verdict is only valid if no decision was based on those examples.
 
     \b
     Example:

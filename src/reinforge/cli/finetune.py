@@ -39,7 +39,13 @@ FLAG_PATHS = {
 
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("file", required=False, callback=parse_existing_file)
-@option("config_file", metavar="FILE", callback=parse_existing_file, group=DATA, help="The YAML file, as an option.")
+@option(
+    "config_file",
+    metavar="FILE",
+    callback=parse_existing_file,
+    group=DATA,
+    help="The configuration file, instead of the argument FILE.",
+)
 @option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
@@ -53,7 +59,7 @@ FLAG_PATHS = {
 @option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
 @option("dry_run", is_flag=True, group=RUN, help="Only validate, and write the resolved configuration.")
 @OVERRIDE
-@option("max_minutes", metavar="MINUTES", type=float, group=LIMITS, help="Stop after this long (exit code 5).")
+@option("max_minutes", metavar="MINUTES", type=float, group=LIMITS, help="Stop after this many minutes (exit code 5).")
 @option("max_tokens", metavar="N", type=int, group=LIMITS, help="Stop after sampling N tokens (exit code 5).")
 @option("require_improvement", is_flag=True, group=OUTPUT, help="Exit with code 3 if the model is not promoted.")
 @JSON

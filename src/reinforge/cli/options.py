@@ -70,10 +70,11 @@ def parse_existing_file(context: click.Context, parameter: click.Parameter, valu
 
 
 def parse_output_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """Returns an output file as a path; a missing folder is a usage error, before any work."""
+    """Returns an output file as a path; a missing folder is a usage error before any work starts."""
     path = Path(value) if value is not None else None
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise click.BadParameter(f"cannot write {value}: the folder does not exist", context, parameter)
+        reason = "it is a folder, not a file" if path.is_dir() else "the folder does not exist"
+        raise click.BadParameter(f"cannot write {value}: {reason}", context, parameter)
     return path
 
 

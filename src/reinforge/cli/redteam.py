@@ -80,7 +80,12 @@ def write_attack_report(summary: RunSummary) -> list[str]:
 )
 @CONFIG_FILE
 @option("model", metavar="RUN|PATH", group=DATA, help="The attacker: run, folder or model id; default: the file's.")
-@option("split", type=SPLITS, group=DATA, help="Openings of the conversations; default: select.")
+@option(
+    "split",
+    type=SPLITS,
+    group=DATA,
+    help="Split that the openings come from; default: select, or all if finetuning is not enabled.",
+)
 @option("limit", metavar="N", type=click.IntRange(min=1), group=DATA, help="Use only the first N openings.")
 @option("output_dir", metavar="FOLDER", group=OUTPUT, help="Write attack_report.json and attack_report.txt here.")
 @OVERRIDE

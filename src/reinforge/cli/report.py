@@ -79,10 +79,8 @@ def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
         head = f"{count} problems:\n" if count > 1 else ""
         click.echo(f"error: {head}{error}", err=True)
     else:
-        text = (
-            f"error: {type(error).__name__}: {error}\n    fix: this is a bug in reinforge; --debug prints the traceback"
-        )
-        click.echo(text, err=True)
+        fix = "this is a bug in reinforge; please report it, with the traceback that --debug prints"
+        click.echo(f"error: {type(error).__name__}: {error}\n    fix: {fix}", err=True)
     for note in getattr(error, "__notes__", []):
         click.echo(note, err=True)
     if isinstance(error, Interrupted):  # all files are written; a thread that still loads a model would abort the exit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reinforge.runs.verify import Verification
 
 DAMAGE = 4
-RESTART = "it restarts from the beginning: no usable checkpoint is left"
+RESTART = "the run restarts from the beginning: no usable checkpoint is left"
 
 
 @click.group("runs")
@@ -37,7 +37,7 @@ def command() -> None:
 @JSON
 @DEBUG
 def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
-    """List the runs of a folder, the latest one last.
+    """List the runs in a folder, the newest last.
 
     \b
     Status: running · interrupted (its process was killed) · stopped (by a limit or a signal)
@@ -66,7 +66,7 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
             _print_table([header, *(_build_row(run) for run in runs)])
         for run in runs:
             if run.status == "damaged":
-                _say(f"{run.folder.name} is damaged: {run.reason}\n    look: reinforge runs verify {run.folder}")
+                _say(f"{run.folder.name} is damaged: {run.reason}\n    details: reinforge runs verify {run.folder}")
         for path in leftovers:
             _say(f"{path.name} is a run whose removal was interrupted\n    fix: reinforge runs rm {path}")
         last = runs[-1] if runs else None
@@ -83,13 +83,13 @@ def _build_row(run: RunOverview) -> tuple[str, ...]:
         run.folder.name,
         run.status,
         epochs,
-        _reward(run),
+        _format_reward(run),
         format_local_time(run.started_s),
         format_size(run.num_bytes),
     )
 
 
-def _reward(run: RunOverview) -> str:
+def _format_reward(run: RunOverview) -> str:
     """Returns the improvement on `confirm` where there was a verdict, else the rewards on `select`."""
     if run.summary is not None and run.summary.improvement is not None:
         verdict = {True: "promoted", False: "not promoted", None: "no verdict"}[run.summary.promoted]
@@ -100,7 +100,11 @@ def _reward(run: RunOverview) -> str:
 
 @command.command("show", cls=GroupedCommand, short_help="Show what happened to a run, and how to resume it.")
 @click.argument("run", metavar="RUN|last")
-@option("episode", metavar="N|KEY", help="Show one episode: its number, from 0 in the order they ended, or its key.")
+@option(
+    "episode",
+    metavar="N|KEY",
+    help="Show one episode, by its key or by its number (from 0, in the order in which they ended).",
+)
 @option("phase", help="With --episode N: count only the episodes of this phase, for example collect or validate.")
 @option("epoch", type=int, help="With --episode N: count only the episodes of this epoch; -1 is the baseline.")
 @OUTPUT_DIR
@@ -138,7 +142,7 @@ def show_command(
             return
         overview = read_overview(folder)
         if overview.record is None:
-            raise StorageError(f"{overview.reason}\n    look: reinforge runs verify {folder}")
+            raise StorageError(f"{overview.reason}\n    details: reinforge runs verify {folder}")
         if as_json:
             _print_json(_describe(overview, overview.record))
             return
@@ -171,7 +175,7 @@ def _print_run(run: RunOverview, record: RunRecord) -> None:
         _say(f"  {'reason':<12}{run.reason}" if run.reason else f"  {'folder':<12}{run.folder}")
         done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
         _say(f"  {'epochs':<12}{done} of {planned}")
-        _say(f"  {'reward':<12}{_reward(run) or 'unknown: nothing was validated'}")
+        _say(f"  {'reward':<12}{_format_reward(run) or 'unknown: no validation has finished'}")
     _say("\nwhat happened")
     for at_s, text in build_timeline(record, is_running=run.owner is not None) or [(None, "nothing yet")]:
         _say(f"  {format_local_time(at_s):<19}  {text}")
@@ -179,10 +183,10 @@ def _print_run(run: RunOverview, record: RunRecord) -> None:
     for row in _checkpoints(run, record):
         _say(f"  {row['name']}  {', '.join(row['roles']) or 'kept'}, {format_size(row['num_bytes'])}")
     if not _checkpoints(run, record):
-        _say("  none: the backend does not export its weights, or the run did not get that far")
+        _say("  none: the backend does not save its weights, or the run stopped before its first checkpoint")
     if run.resume_command:
         point = find_resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())
-        _say(f"\nit resumes {point}" if point is not None else f"\n{RESTART}")
+        _say(f"\nthe run resumes {point}" if point is not None else f"\n{RESTART}")
         _say(f"resume with: {run.resume_command}")
 
 
@@ -216,7 +220,7 @@ def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
     help="Phase of the episodes.",
 )
 @option("epoch", type=int, help="Only this epoch; -1 is the baseline, with --phase validate.")
-@option("limit", metavar="N", type=click.IntRange(min=1), help="At most this many; default: all.")
+@option("limit", metavar="N", type=click.IntRange(min=1), help="Print at most N dialogues; default: all.")
 @option("format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="Output format.")
 @OUTPUT_DIR
 @DEBUG
@@ -242,7 +246,7 @@ def transcripts_command(
                 f"{found['num_episodes']:,} episodes of phase {phase}{'' if epoch is None else f' and epoch {epoch}'}"
             )
             message = f"{folder} has {which}, but none is a dialogue"
-            raise ConfigError(Problem("", message, "`reinforge runs show` lists its stages and shows any episode"))
+            raise ConfigError(Problem("", message, f"list the stages of the run with: reinforge runs show {folder}"))
         _say(format_transcripts(found, format).rstrip())
 
 
@@ -254,7 +258,7 @@ def transcripts_command(
 def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> None:
     """Verify a run folder: database, checkpoints, snapshots, exports, leftovers. Changes nothing.
 
-    Exits with 0 if nothing is damaged, leftovers of a killed process included; with 4 if something is.
+    Exits with 4 if something is damaged, else with 0. Files left behind by a killed process are not damage.
 
     \b
     Example:
@@ -278,7 +282,7 @@ def _print_findings(found: Verification) -> None:
     for name, text in found.checked.items():
         _say(f"  {name:<12}{text}")
     if run.owner is not None:
-        _say(f"  {'running':<12}{run.owner} works on it; files that it may change were not checked")
+        _say(f"  {'running':<12}{run.owner} is using the run; files that it may change were not checked")
     damages = [finding for finding in found.findings if finding.is_damage]
     for title, findings in (
         ("damaged", damages),
@@ -293,7 +297,7 @@ def _print_findings(found: Verification) -> None:
     many = f"{len(damages)} problem{'s' if len(damages) > 1 else ''}"
     _say(f"{run.folder} is sound" if found.is_sound else f"{run.folder}: {many}")
     if run.resume_command:
-        _say(f"it resumes {found.resume}" if found.resume is not None else RESTART)
+        _say(f"the run resumes {found.resume}" if found.resume is not None else RESTART)
         _say(f"resume with: {run.resume_command}")
 
 
@@ -304,7 +308,7 @@ def _print_findings(found: Verification) -> None:
 @JSON
 @DEBUG
 def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool, debug: bool) -> None:
-    """Remove run folders with everything in them. A run that is running is not removed.
+    """Remove run folders with everything in them. A run in progress is not removed.
 
     \b
     Example:

@@ -126,7 +126,8 @@ def parse_yaml(text: str, name: str = "") -> Document:
     document = Document(None, name)
     size = len(text.encode())
     if size > MAX_BYTES:
-        document.report((), f"{size:,} bytes of YAML; the limit for a configuration is {MAX_BYTES:,}")
+        message = f"found more than {MAX_BYTES:,} bytes of YAML, the limit for a configuration"
+        document.report((), message, "move the examples to a dataset file")
         document.raise_problems()
     try:
         node = _Loader(text).get_single_node()
@@ -227,7 +228,7 @@ class _Reader:
         if self.num_nodes > MAX_NODES:
             raise _UnboundedYAML(problem=f"more than {MAX_NODES:,} values after expanding aliases", problem_mark=mark)
         if any(node is other for other in self.open):
-            raise _UnboundedYAML(problem="an alias (*name) is inside the value that it refers to", problem_mark=mark)
+            raise _UnboundedYAML(problem="an alias (*name) refers to a value that contains it", problem_mark=mark)
         if len(self.open) > MAX_DEPTH:
             raise _UnboundedYAML(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         self.document.marks.setdefault(path, (mark.line + 1, mark.column + 1))
@@ -261,10 +262,10 @@ class _Reader:
             mark = _to_mark(key.start_mark)
             if not isinstance(key, yaml.ScalarNode):
                 self.document.report_at(
-                    mark, Problem(format_path(path), "a key is a mapping or a list; keys must be text")
+                    mark, Problem(format_path(path), "keys must be text, but this one is a mapping or a list")
                 )
             elif _is_merge(key):
-                merged = {**self._merged(value, path), **merged}
+                merged = {**self._read_merge(value, path), **merged}
             elif key.value in own:
                 first = self.document.marks[(*path, key.value)]
                 message = f'duplicate key "{key.value}"; it is already set on line {first[0]}'
@@ -275,7 +276,7 @@ class _Reader:
                 own[key.value] = self.read(value, (*path, key.value))
         return {**merged, **own}
 
-    def _merged(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
+    def _read_merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
         """Returns the mapping that `<<` adds; if there are several, earlier ones win."""
         merged: dict[str, Any] = {}
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:

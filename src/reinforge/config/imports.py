@@ -54,7 +54,7 @@ def import_object(spec: str, project_root: Path, *, path: str = "") -> Any:
                 message = (
                     f'there is no module "{match["module"]}"{did_you_mean(match["module"], _list_modules(package))}'
                 )
-                fix = f"modules are searched for in {project_root}"
+                fix = f"check the name; modules are looked up in {project_root}"
                 if match["module"].endswith(".py"):
                     fix = f'write "{match["module"].removesuffix(".py")}:{match["name"]}", without .py'
             raise ConfigError(Problem(path, message, fix)) from error
@@ -86,12 +86,12 @@ def _check_allowed(module: str, spec: str, project_root: Path, path: str) -> Non
     if module_spec is None:
         names = [info.name for info in pkgutil.iter_modules([str(project_root)])]
         message = f'there is no module "{top}"{did_you_mean(top, names)}'
-        raise ConfigError(Problem(path, message, f"modules are searched for in {project_root}"))
+        raise ConfigError(Problem(path, message, f"check the name; modules are looked up in {project_root}"))
     files = _list_files(module_spec)
     if files and all(_is_own(file, project_root) for file in files):
         return
-    where = f"it is {files[0]}" if files else "it is built into Python"
-    fix = f"write a function of your own in {project_root} that calls it"
+    where = f"it is installed at {files[0]}" if files else "it is built into Python"
+    fix = f"call it from a function of your own in {project_root}, and name that function"
     if (project_root / f"{top}.py").exists() or (project_root / top).is_dir():
         fix = f'"{top}" is also a module outside the project, which takes precedence; rename yours'
     message = f'"{spec}" is not allowed: {top} is not part of the project, of reinforge or of a plugin; {where}'
@@ -123,11 +123,11 @@ def _get_attribute(module: Any, name: str, spec: str, path: str) -> Any:
         if not hasattr(value, part):
             names = [known for known in vars(value) if not known.startswith("_")] if hasattr(value, "__dict__") else []
             message = f'"{spec}": {getattr(value, "__name__", value)} has no "{part}"{did_you_mean(part, names)}'
-            raise ConfigError(Problem(path, message, f"it has {', '.join(sorted(names)[:20])}" if names else ""))
+            raise ConfigError(Problem(path, message, f"use one of: {', '.join(sorted(names)[:20])}" if names else ""))
         value = getattr(value, part)
         if inspect.ismodule(value):
             raise ConfigError(
-                Problem(path, f'"{spec}" goes through the module {value.__name__}; name that module directly')
+                Problem(path, f'"{spec}" reaches into the module {value.__name__}; name that module before the colon')
             )
     return value
 

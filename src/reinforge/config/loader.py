@@ -42,7 +42,7 @@ def load_config(
 
     Args:
         path: The file.
-        overrides: Pairs of format_path path and YAML value; they take precedence over the file.
+        overrides: Pairs of dotted path and YAML value; they take precedence over the file.
         registry: Where component types are looked up; None: everything that is installed.
         environ: Variables for `${VAR}`; None: those of the process.
         project_root: Base of relative paths and of `module:name`; None: the file's folder.
@@ -55,7 +55,8 @@ def load_config(
     if document.data is None:
         document.data = {}
     if not isinstance(document.data, dict):
-        document.report((), "a configuration is a mapping of sections (llms, workflow, eval, finetuning, ...)")
+        found = "a list" if isinstance(document.data, list) else "a single value"
+        document.report((), f"expected a mapping of sections (llms, workflow, eval, finetuning, ...), found {found}")
         document.raise_problems()
     for override in overrides:
         apply_override(document, *override)
@@ -96,7 +97,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         message = f"there is no file {path}{did_you_mean(path.name, beside)}"
-        raise ConfigError(Problem("", message, f"the full path is {path.absolute()}")) from None
+        raise ConfigError(Problem("", message, f"check the path; it resolves to {path.absolute()}")) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(Problem("", "the file is not UTF-8", "save it as UTF-8", f"{path}:{line}")) from None
@@ -151,7 +152,7 @@ def _validate_component(
         return _find_type_name(document, registry, key_path, kind, value), value
     if not isinstance(value, dict):
         message = f"expected a mapping with a `_type`, found {validator.format_value(key_path, value)}"
-        document.report(key_path, message, f"registered: {', '.join(registry.names(kind))}")
+        document.report(key_path, message, f"write `_type: NAME`, with one of: {', '.join(registry.names(kind))}")
         return "", None
     name = value.get("_type")
     if name is None:
@@ -177,7 +178,8 @@ def _find_type_name(document: Document, registry: Registry, key_path: KeyPath, k
         if component.config_type is type(value):
             return component.name
     message = f"{type(value).__name__} is not the configuration of a registered {kind.replace('_', ' ')}"
-    document.report(key_path, message, f"registered: {', '.join(registry.names(kind))}")
+    fix = f"use the configuration class of one of: {', '.join(registry.names(kind))}"
+    document.report(key_path, message, fix)
     return ""
 
 

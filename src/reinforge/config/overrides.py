@@ -19,7 +19,8 @@ def apply_override(document: Document, path_text: str, value_text: str) -> None:
     mark = f"-o {path_text}"
     keys: list[str | int] = list(path_text.split("."))
     if not all(keys):
-        document.report_at(mark, Problem("", f'"{path_text}" is not a path', "write -o finetuning.num_epochs 5"))
+        fix = "join the keys with single dots, for example: -o finetuning.num_epochs 5"
+        document.report_at(mark, Problem("", f'"{path_text}" is not a path', fix))
         return
     try:
         value = parse_yaml(value_text).data

@@ -84,7 +84,7 @@ class Validator:
             self._report(error, model, value, path)
             return None
         except Exception as error:  # noqa: BLE001  a validator of a user's class may raise anything; it is a problem of the file
-            self.document.report(path, f"{model.__name__} rejected this value: {type(error).__name__}: {error}")
+            self.document.report(path, f"the validator of {model.__name__} failed: {type(error).__name__}: {error}")
             return None
         return None if unknown else instance
 

@@ -74,7 +74,7 @@ class CurriculumLearningConfig(Block):
     min_reward_diff: float = Field(
         default=0.1,
         ge=0,
-        description="Smallest difference between the highest and lowest reward of a group that has a training signal.",
+        description="A group whose highest and lowest reward differ by less than this has no training signal.",
     )
     sort_ascending: bool = Field(default=False, description="Start with the hardest groups (lowest mean reward).")
     random_subsample: float | None = Field(
@@ -82,8 +82,8 @@ class CurriculumLearningConfig(Block):
     )
     collect_only_included: bool = Field(
         default=False,
-        description="Save episodes: skip an example if its last group would be outside the share. New examples, and "
-        "those whose last group had no training signal, are always collected.",
+        description="Run fewer episodes: skip an example if its last group would be outside the share. New examples, "
+        "and those whose last group had no training signal, are always collected.",
     )
 
 
@@ -149,7 +149,7 @@ class OptimizerConfig(Block):
             if self.name not in optimizers and getattr(self, setting) != type(self).model_fields[setting].default:
                 raise PydanticCustomError(
                     "setting_not_used",
-                    "{name} has no {setting}; only {optimizers} use it",
+                    "{name} has no {setting}; only {optimizers} use it. Remove it, or choose another optimizer",
                     {"name": self.name, "setting": setting, "optimizers": " and ".join(optimizers)},
                 )
         return self
@@ -176,7 +176,9 @@ class BatchConfig(Block):
     batch_size: int = Field(default=64, ge=1, description="Samples per optimizer step if steps_per_job is null.")
     num_iterations: int = Field(default=1, ge=1, description="Passes over the samples of each job.")
     micro_batch_tokens: int = Field(
-        default=8192, ge=1, description="Most tokens per forward pass, padding included; limits memory, not the result."
+        default=8192,
+        ge=1,
+        description="Maximum tokens per forward pass, padding included; affects memory use, not the result.",
     )
 
 
@@ -259,9 +261,9 @@ class PolicyConfig(Block):
         "more time.",
     )
     max_model_len: int | None = Field(
-        default=None, ge=2, description="Most tokens of prompt and reply together; null: the model's limit."
+        default=None, ge=2, description="Maximum tokens of prompt and reply together; null: the model's limit."
     )
-    max_num_seqs: int = Field(default=64, ge=1, description="Most replies to sample at the same time.")
+    max_num_seqs: int = Field(default=64, ge=1, description="Maximum number of replies to sample at the same time.")
     kv_cache_mb: int = Field(
         default=512,
         ge=0,
@@ -330,13 +332,13 @@ class GateConfig(Block):
     num_samples: int = Field(default=1, ge=1, description="Episodes per confirm example, for each of the two models.")
     guard_metrics: dict[str, float] = Field(
         default_factory=dict,
-        description="Evaluator -> largest drop allowed: the interval of its change must be above minus this.",
+        description="Evaluator -> maximum drop: the confidence interval of its change must be above minus this.",
     )
     max_missing: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Share of confirm examples that may be missing; with more there is no verdict.",
+        description="Share of confirm examples that may be missing; if more are missing, there is no verdict.",
     )
 
 
@@ -355,7 +357,10 @@ class OutcomesConfig(Block):
     )
     retries: int = Field(default=2, ge=0, description="Retries after a failure of the environment.")
     max_missing: float = Field(
-        default=0.5, ge=0, le=1, description="Share of a stage's episodes that may be missing; with more the run stops."
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of a stage's episodes that may be missing; if more are missing, the run stops.",
     )
 
 
@@ -374,7 +379,7 @@ class LimitsConfig(Block):
     evaluator_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="Time limit of an evaluator in seconds per answer; after it the score is missing.",
+        description="Time limit of an evaluator in seconds per answer; if it is exceeded, the score is missing.",
     )
     stage_timeout_s: float = Field(default=600.0, gt=0, description="Seconds without progress before a warning.")
     max_refills: int = Field(
@@ -384,7 +389,7 @@ class LimitsConfig(Block):
         default=0.25,
         ge=0,
         le=1,
-        description="Share of an epoch's groups that need a training signal; with fewer, collect again.",
+        description="Minimum share of an epoch's groups with a training signal; with fewer, collect again.",
     )
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."
@@ -401,13 +406,15 @@ class TranscriptsConfig(Block):
 
     save: bool = Field(default=True, description="Write `transcripts/` during the run.")
     format: Literal["yaml", "json"] = Field(default="yaml", description="File format.")
-    max_episodes: int = Field(default=32, ge=1, description="Most episodes per file, ordered by example and sample.")
+    max_episodes: int = Field(
+        default=32, ge=1, description="Maximum number of episodes per file, ordered by example and sample."
+    )
 
 
 class FinetuneConfig(Block):
     """What to train, with which reward, for how long."""
 
-    enabled: bool = Field(default=False, description="Must be true to run.")
+    enabled: bool = Field(default=False, description="Must be true for a run to start.")
     trainer: str | None = Field(default=None, description="Name of an entry of trainers.")
     trajectory_builder: str | None = Field(default=None, description="Name of an entry of trajectory_builders.")
     trainer_adapter: str | None = Field(default=None, description="Name of an entry of trainer_adapters.")
@@ -455,7 +462,7 @@ class FinetuneConfig(Block):
 class EvalGeneralConfig(Block):
     """Settings of every evaluation."""
 
-    max_concurrency: int = Field(default=8, ge=1, description="Most episodes to run at the same time.")
+    max_concurrency: int = Field(default=8, ge=1, description="Maximum number of episodes to run at the same time.")
     output_dir: Path | None = Field(default=None, description="Folder for the files of `eval`; null: next to the run.")
     dataset: Any = Field(default=None, description="`_type` of a dataset and its settings.")
 

@@ -113,7 +113,7 @@ def load_weights(folder: Path, model: CausalModel) -> None:
 def _load_adapters(folder: Path, model: CausalModel) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    with boundary(EngineError, f"read the adapters of {folder}"):
+    with boundary(EngineError, f"cannot read the adapters of {folder}"):
         source = load_file(folder / "adapter_model.safetensors")
         saved = json.loads((folder / "adapter_config.json").read_text())
     targets = get_peft_model_state_dict(model.module, adapter_name=model.adapter)
@@ -142,7 +142,7 @@ def load_critic(folder: Path, critic: ValueHead) -> None:
     if not file.is_file():
         critic.reset()
         return
-    with boundary(EngineError, f"read {file}"):
+    with boundary(EngineError, f"cannot read {file}"):
         critic.load_state_dict(load_file(file))
 
 
@@ -151,7 +151,7 @@ def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | Non
     training = folder / TRAINING
     if not training.is_dir():
         return None
-    with boundary(EngineError, f"read {training}"):
+    with boundary(EngineError, f"cannot read {training}"):
         state = TrainingState(**json.loads((training / "state.json").read_text()))
         return load_file(training / "optimizer.safetensors"), state
 

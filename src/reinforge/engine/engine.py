@@ -467,7 +467,7 @@ class Engine:
         """
         name = self._require_job("reset", adapter)
         if name not in self._initial:
-            raise EngineError("reset: load the engine with keep_initial=True")
+            raise EngineError("reset: the initial weights were not kept; load the engine with keep_initial=True")
         self._call(lambda: self._reset(name), name)
 
     def _reset(self, name: str) -> None:

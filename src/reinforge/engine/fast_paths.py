@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class FastPaths:
-    """Which fast paths run; a model carries them from its loading on."""
+    """Which fast paths are on; chosen when a model is loaded."""
 
     decode: bool = True
     """`sampling/fast_llama.py`: one function over the weights of Llama-like models computes decode steps and short
@@ -29,13 +29,13 @@ class FastPaths:
     """`sampling/torchscript.py`: functions of many small operations run without Python's lock. Off: plain Python."""
 
     threads: bool = True
-    """`sampling/threads.py`: sampling leaves a core to agents that keep one busy. Off: the number of threads stays."""
+    """`sampling/threads.py`: sampling leaves a core to agents that keep one busy. Off: a fixed thread count."""
 
     last_mlp: bool = True
     """`model/last_mlp.py`: the last layer's MLP runs only for tokens whose features are needed. Off: for all tokens."""
 
     garbage_collection: bool = True
-    """`garbage_collection.py`: Python collects garbage less often during a run. Off: its own thresholds stay."""
+    """`garbage_collection.py`: Python collects garbage less often during a run. Off: Python's own thresholds."""
 
     @classmethod
     def switch(cls, enabled: bool) -> FastPaths:

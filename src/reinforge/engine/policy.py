@@ -143,7 +143,9 @@ class EmbeddedPolicy(PolicyServer):
         prompt, token_ids = await asyncio.to_thread(self.renderer.encode, request, reply, self._ends)
         if len(prompt) + len(token_ids) > self.max_model_len:
             count = len(prompt) + len(token_ids)
-            raise ContextOverflow(f"prompt and reply have {count} tokens, but the context ends at {self.max_model_len}")
+            raise ContextOverflow(
+                f"prompt and reply have {count} tokens, but the limit is {self.max_model_len} (max_model_len)"
+            )
         return TokenLogprobs(prompt, token_ids, (math.nan,) * len(token_ids), policy_version=-1)
 
     async def publish(self, version: int) -> None:
@@ -168,7 +170,7 @@ class EmbeddedPolicy(PolicyServer):
         """
         with self._lock:
             if self._admission is AdmissionState.JOB:
-                raise EngineError("a job is open already; end_job() or rollback() it first")
+                raise EngineError("a job is already open; call end_job() or rollback() first")
             self._admission = AdmissionState.JOB
         self.sampler.pause(self.adapter)
 
@@ -188,7 +190,7 @@ class EmbeddedPolicy(PolicyServer):
         """Opens admission; replies that begin from now on carry `version`."""
         with self._lock:
             if self._admission is AdmissionState.JOB:
-                raise EngineError("publish: the job is still open; end_job() first")
+                raise EngineError("publish: the job is still open; call end_job() first")
             self._open(version)
 
     def _publish_if_ended(self) -> None:
@@ -209,7 +211,9 @@ class EmbeddedPolicy(PolicyServer):
         prompt, params = self.renderer.render(request), request.sampling
         room = self.max_model_len - len(prompt)
         if room < 1:
-            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, but the context ends at {self.max_model_len}")
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens, but the limit is {self.max_model_len} (max_model_len)"
+            )
         limit = room if params.max_tokens is None else max(1, min(room, params.max_tokens))
         built = SampleRequest(prompt, limit, params, adapter=self.adapter, owner=caller)
         if params.stop:

@@ -134,7 +134,7 @@ class DatasetEvaluation(EvaluationRunner):
         crash_point("reward.after")
 
     async def _set_reward(self, record: EpisodeRecord, score: EvalOutputItem) -> None:
-        """Decides an episode's reward once: what the journal keeps is what trains."""
+        """Computes an episode's reward once, so that training uses the reward that the journal stores."""
         if self.compute_reward is None or record.key.phase != "collect":
             record.reward = score.as_reward()
             return

@@ -144,14 +144,14 @@ def _read_shaped_pairs(
         absent = [key for key in SHAPES[shape] if row.value.get(key) is None]
         if absent:
             has = ", ".join(row.value) or "no fields"
-            fix = f"the dataset has shape {shape}; add {', '.join(absent)} to the row"
+            fix = f"add {', '.join(absent)} to the row, since the dataset has the shape {shape}"
             problems.add(row.location, f"no {' and no '.join(absent)} (the row has {has})", fix)
             pairs.append((None, None))
             continue
         try:
             prompt, expected = _READERS[shape](row.value)
         except InvalidRowError as error:
-            problems.add(row.location, str(error), f"the dataset has shape {shape}")
+            problems.add(row.location, str(error), f"write the row in the shape of the dataset: {shape}")
             prompt, expected = None, None
         if shape in (MESSAGES, "prompt") and (columns.is_configured("answer_key") or expected is None):
             expected = row.value.get(columns.answer_key)

@@ -53,8 +53,8 @@ def split_examples(
             Problem(
                 PATH,
                 f"no examples are left for {' and '.join(empty)}: the dataset has {len(items)}, "
-                f"{len(groups)} of them different",
-                "add examples (at least three different ones) or make the other splits smaller",
+                f"{len(groups)} of them distinct",
+                "add examples (at least three distinct ones) or make the other splits smaller",
             )
         )
     return splits

@@ -56,7 +56,7 @@ def split_with_validation(
     empty = [name for name, items in splits.items() if not items]
     if empty:
         message = f"no examples are left for {' and '.join(empty)}: the validation dataset has {len(validation)}"
-        raise ConfigError(Problem(VALIDATION_DATASET, message, "add examples (at least two different ones)"))
+        raise ConfigError(Problem(VALIDATION_DATASET, message, "add examples (at least two distinct ones)"))
     return splits
 
 

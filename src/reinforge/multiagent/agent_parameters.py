@@ -19,18 +19,18 @@ class AgentParameters(Block):
         default=None, description="File that holds the role prompt instead; relative to the configuration's folder."
     )
     freeze_agent: bool = Field(default=False, description="Its replies are never trained, even if its model is.")
-    temperature: float | None = Field(default=None, ge=0, description="For a model that is not trained.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="For a model that is not trained.")
+    temperature: float | None = Field(default=None, ge=0, description="Ignored for a model that is trained.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Ignored for a model that is trained.")
     max_response_words: int = Field(
         default=150, ge=1, description="Filled in as $max_response_words in the role prompt."
     )
     max_tokens_per_message: int | None = Field(
-        default=None, ge=1, description="Longest reply; null: all the context allows."
+        default=None, ge=1, description="Maximum tokens of a reply; null: as many as the context allows."
     )
     num_invalid_generation_retries: int = Field(default=20, ge=0, description="Retries after an invalid reply.")
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> AgentParameters:
+    def _check_single_prompt(self) -> AgentParameters:
         if self.prompt_file is not None and self.prompt != type(self).model_fields["prompt"].default:
             raise ValueError("prompt and prompt_file both set the role prompt; remove one of them")
         return self

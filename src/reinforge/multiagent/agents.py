@@ -55,9 +55,9 @@ class PureTextWholeAgent:
         unknown = next((name for name in self._placeholders if name not in known), None)
         if unknown is None:
             return None
-        hint = did_you_mean(unknown, known).removeprefix(", ")
-        message = f"it uses ${unknown}, but example {example_id} has no such column"
-        return Problem(path, message, f"{hint + ' ' if hint else ''}available: {', '.join(known)}")
+        hint = did_you_mean(unknown, known)
+        message = f"the prompt uses ${unknown}, but example {example_id} has no such column{hint}"
+        return Problem(path, message, f"use one of: {', '.join(known)}")
 
     def render_prompt(self, dialogue: Dialogue) -> str:
         """Returns the agent's role prompt for one episode.

@@ -49,7 +49,7 @@ class AgentsTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="agents")
         default=0.0,
         ge=0,
         le=1,
-        description="Share of episodes in which the verifier's decision becomes the right one.",
+        description="Share of episodes in which the verifier's decision is replaced by the right one.",
     )
     verifier_guess_replacement_annealing: Literal["none", "linear", "exponential"] = Field(
         default="none",
@@ -105,7 +105,7 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         for agent in settings.agent_weights:
             if agents and agent not in agents:
                 message = f"the protocol has no agent {agent}{did_you_mean(agent, agents)}"
-                problems.append(Problem(f"agent_weights.{agent}", message, f"its agents: {', '.join(agents)}"))
+                problems.append(Problem(f"agent_weights.{agent}", message, f"use one of: {', '.join(agents)}"))
         replaces = settings.verifier_guess_replacement_proportion > 0
         wanted = {
             "verifier_guess_replacement_proportion": replaces,
@@ -119,13 +119,13 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
             return problems
         is_tree = workflow_config.num_responses > 1
         if replaces and is_tree:
-            message = "in a tree a decision is compared with its siblings, and the reward already depends on the truth"
+            message = "not supported for trees, where each decision is already compared with its siblings"
             problems.append(
                 Problem("verifier_guess_replacement_proportion", message, "remove this key, or set num_responses: 1")
             )
         several_turns = getattr(workflow_config, "max_message_rounds", len(agents)) > 1
         if not is_tree and isinstance(algorithm, Preference) and (several_turns or isinstance(algorithm, MALT)):
-            message = f"{name} compares replies to the same prompt, and separate dialogues differ after the first"
+            message = f"{name} compares replies to the same prompt, but separate dialogues differ after the first turn"
             problems.append(Problem("workflow.num_responses", message, "set it to 2 or more, so that dialogues branch"))
         return problems
 
@@ -143,7 +143,7 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
             found.setdefault(example, []).append(reward)
         return [statistics.fmean(rewards) for rewards in found.values()]
 
-    async def _grouped(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
+    async def _build_groups(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
         """Returns the groups of an epoch, with those of all earlier epochs if the configuration says so."""
         epoch, is_refill = int(meta.get("epoch", 0)), bool(meta.get("round", 0))
         if not is_refill:
@@ -164,7 +164,7 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
     async def _build_epoch_groups(
         self, epoch: int, records: Sequence[EpisodeRecord], meta: dict[str, Any]
     ) -> list[list[Trajectory]]:
-        groups = await super()._grouped(records, meta)
+        groups = await super()._build_groups(records, meta)
         share = self.trajectory_builder_config.guess_replacement_share(epoch)
         if share > 0:
             assert self.workflow is not None
@@ -174,7 +174,7 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
             )
         return groups
 
-    def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
+    def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
         """Returns the siblings of each agent on each example, or at each point of a tree."""
         groups: dict[str, list[Trajectory]] = {}
         for record, _ in scored:

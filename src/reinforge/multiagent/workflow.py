@@ -93,7 +93,7 @@ def _find_name_problems(handler: ProtocolHandler) -> list[Problem]:
     configured, name = handler.config.agents, handler.config.static_type
     known = ", ".join(handler.agent_names)
     problems = [
-        Problem(f"agents.{agent}", f"the protocol {name} has no agent {agent}", f"its agents: {known}")
+        Problem(f"agents.{agent}", f"the protocol {name} has no agent {agent}", f"use one of: {known}")
         for agent in configured
         if agent not in handler.agent_names
     ]
@@ -113,7 +113,8 @@ def _build_agent(name: str, parameters: AgentParameters, builder: Builder) -> Pu
     entry = parameters.llm or (next(iter(llms)) if len(llms) == 1 else None)
     if entry not in llms:
         message = f"{entry!r} is not an entry of llms" if entry else "the agent names no entry of llms"
-        problems.append(Problem(f"agents.{name}.llm", message, f"available: {', '.join(llms) or 'none'}"))
+        fix = f"use one of: {', '.join(llms)}" if llms else "add an entry to llms"
+        problems.append(Problem(f"agents.{name}.llm", message, fix))
     if parameters.prompt_file is not None:
         file = Path(builder.project_root, parameters.prompt_file)
         if file.is_file():
@@ -133,6 +134,8 @@ def _find_builder_problems(builder: Builder) -> list[Problem]:
     settings = builder.config.trajectory_builders.get(str(config.trajectory_builder))
     if not config.enabled or settings is None or settings.static_type not in SINGLE_AGENT_BUILDERS:
         return []
-    message = f"`{settings.static_type}` would train all replies, invalid ones too, as one agent's with one reward"
+    message = (
+        f"`{settings.static_type}` would train on all replies, even invalid ones, as if one agent had written them"
+    )
     path = f"trajectory_builders.{config.trajectory_builder}._type"
     return [Problem(path, message, "use `agents`: each agent has its own view and its own reward")]

@@ -44,8 +44,8 @@ class RedteamConfig(WorkflowConfig, name="redteam"):
     combined_weight: float = Field(default=0.1, description="Weight of the score of probe and response together.")
     defense_toxicity_weight: float = Field(default=0.1, description="Weight of the score of the response.")
     ppl_weight: float = Field(default=0.025, ge=0, description="Weight of the probe's perplexity, subtracted.")
-    max_tokens: int = Field(default=48, ge=1, description="Most tokens in a probe.")
-    target_max_tokens: int = Field(default=48, ge=1, description="Most tokens in a response.")
+    max_tokens: int = Field(default=48, ge=1, description="Maximum tokens in a probe.")
+    target_max_tokens: int = Field(default=48, ge=1, description="Maximum tokens in a response.")
     target_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature of the target.")
 
 
@@ -55,7 +55,7 @@ class AttackTurn:
 
     Attributes:
         path: Its branch, from the opening: [0, 2] is the third probe that follows the first probe.
-        probe: What the attacker said.
+        probe: The attacker's message.
         response: What the target answered.
         score: The scorer's score of the response.
         reward: The reward of the probe.
@@ -258,7 +258,7 @@ def _validate(config: RedteamConfig, whole: Any) -> None:
         known = ", ".join(whole.eval.evaluators) or "none"
         problems.append(Problem("scorer", f'no entry "{config.scorer}" in eval.evaluators', f"use one of: {known}"))
     if config.ppl_weight and config.baseline is None:
-        message = f"{config.ppl_weight:g}, but perplexity needs a baseline and none is set"
+        message = f"is {config.ppl_weight:g}, but perplexity needs a baseline and none is set"
         problems.append(Problem("ppl_weight", message, "set baseline to an llm of `_type: local`, or ppl_weight to 0"))
     baseline = whole.llms.get(config.baseline) if config.baseline is not None else None
     if baseline is not None and baseline.static_type != "local":

@@ -84,7 +84,7 @@ class AttackReport:
             f"{name}: the target failed in {self.success} conversations",
             *(f"  turn {number}: {share}" for number, share in enumerate(self.per_turn, 1)),
             f"  first failure      {firsts}",
-            f"  perplexity         {perplexity['all']} of all probes, {perplexity['successful']} of the successful",
+            f"  perplexity         {perplexity['all']} of all probes, {perplexity['successful']} of successful ones",
             f"  distinct probes    {self.num_distinct} of {self.num_probes}, {self.num_distinct_successes} successful, "
             f"mean word distance {diversity}",
         ]

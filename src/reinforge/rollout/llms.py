@@ -29,7 +29,7 @@ class PolicyLLMConfig(LLMConfig, name="policy"):
     @classmethod
     def _check_name(cls, adapter: str | None) -> str | None:
         if adapter is not None and (not adapter.isidentifier() or adapter == RESERVED):
-            allowed = f'letters, digits and _, not "{RESERVED}"'
+            allowed = f'letters, digits and _, but not the name "{RESERVED}"'
             raise ValueError(f"{adapter!r} is not a valid adapter name; allowed: {allowed}")
         return adapter
 

@@ -66,9 +66,9 @@ def validate_url(url: str) -> str:
     if parts.username or parts.password:
         raise ValueError("the URL contains a user or password, which would end up in logs; use api_key")
     if parts.query or parts.fragment:
-        raise ValueError("the URL contains ? or #; give it up to /v1")
+        raise ValueError("the URL contains ? or #; write it only up to /v1")
     if parts.path.endswith("/completions"):
-        raise ValueError("give the URL up to /v1, without /chat/completions")
+        raise ValueError("write the URL only up to /v1, without /chat/completions")
     if is_metadata_host(parts.hostname):
         raise ValueError(f"{parts.hostname} is a link-local address or a cloud's metadata service, which is blocked")
     return url

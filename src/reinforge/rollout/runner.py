@@ -169,7 +169,7 @@ class EpisodeRunner:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            record.outcome, record.reason = Outcome.CANCELLED, "the agent cancelled itself"
+            record.outcome, record.reason = Outcome.CANCELLED, "the agent raised CancelledError"
         except (Exception, SystemExit) as error:  # noqa: BLE001  a user's agent may raise anything; it fails only this episode
             if capture.overflow:
                 record.outcome = Outcome.CONTEXT_OVERFLOW

@@ -1,1 +1,1 @@
-"""The run folder: its journal, checkpoints and reports, and what reads them."""
+"""The run folder: its journal, checkpoints and reports, and the code that reads them."""

@@ -39,11 +39,11 @@ INTENT = "intent"
 
 LOCK, OWNER = ".lock", ".owner.json"
 OWNER_WAIT_S = 1.0
-"""How long a message waits for the name of a process that has only just locked the folder."""
+"""How long an error message waits for the name of a process that has only just locked the folder."""
 
 
 class RunJournal(JournalReader):
-    """The journal of a run that this process owns: all that the reader reads, and recording.
+    """The journal of a run that this process owns; can do everything that the reader can, and records.
 
     Args:
         folder: The run folder; must not exist yet.
@@ -57,10 +57,10 @@ class RunJournal(JournalReader):
         super().__init__(folder)
         if folder.exists():
             raise ConfigError(
-                f"the run folder {folder} already exists; give another --run_name, or remove the folder to start over"
+                f"the run folder {folder} already exists; choose another --run_name, or remove the folder to start over"
             )
-        fix = "choose another place with -o finetuning.output_dir FOLDER"
-        with boundary(StorageError, f"creating the run folder {folder} ({fix})"):
+        fix = "to use another place, set -o finetuning.output_dir FOLDER"
+        with boundary(StorageError, f"cannot create the run folder {folder} ({fix})"):
             (folder / "episodes").mkdir(parents=True)
             (folder / "checkpoints").mkdir()
         self._take_ownership()
@@ -88,7 +88,7 @@ class RunJournal(JournalReader):
         except filelock.Timeout:
             raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}") from None
         except OSError as cause:
-            raise StorageError(f"locking {folder}: {cause}") from cause
+            raise StorageError(f"cannot lock {folder}: {cause}") from cause
         try:
             replace_file(folder / OWNER, to_json({"pid": os.getpid(), "host": socket.gethostname()}))
             for part in ("checkpoints", "episodes"):
@@ -200,7 +200,7 @@ class RunJournal(JournalReader):
         self.flush()
 
     def rewind(self, epoch: int, *, forget_jobs: bool, forget_episodes: bool = False) -> None:
-        """Forgets what came after an epoch's job, except its episodes, which are used again, and the list of stages.
+        """Deletes what came after an epoch's job, except its episodes, which are used again, and the list of stages.
 
         Args:
             epoch: The run resumes after the job of this epoch.
@@ -222,7 +222,7 @@ class RunJournal(JournalReader):
         self.flush()
 
     def forget_versions_from(self, first: int) -> None:
-        """Forgets the versions of the weights from `first` on, which will be trained again."""
+        """Deletes the versions of the weights from `first` on, which will be trained again."""
         self._writer.put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
 
     def start_session(self) -> None:

@@ -153,7 +153,7 @@ class JournalReader:
         return _parse_episode_row(*found[0]) if found else None
 
     def episode_at(self, number: int, phase: str | None = None, epoch: int | None = None) -> EpisodeRow | None:
-        """Returns the episode that ended as the `number`-th from 0, of a phase and an epoch if they are given."""
+        """Returns an episode by its number, from 0 in the order they ended in, of a phase and an epoch if given."""
         where, values = _build_filter(phase, epoch)
         query = f"SELECT key, data FROM episodes{where} ORDER BY rowid LIMIT 1 OFFSET ?"
         found = self._rows(query, (*values, number))
@@ -193,7 +193,7 @@ class JournalReader:
         return [] if self.is_empty() else self._fetch(query, parameters)
 
     def _fetch(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with boundary(StorageError, f"reading {self.database}"):
+        with boundary(StorageError, f"cannot read {self.database}"):
             return _fetch_rows(self.database, query, parameters)
 
 

@@ -31,7 +31,7 @@ TRAINING, FILTERED, VALIDATION, CONFIRM, CURRICULUM, BARS = (
 INK, GRID = "#333333", "#E6E8EB"
 WIDTH, HEIGHT, DPI = 10.0, 6.0, 100
 
-NEEDS_MATPLOTLIB = 'matplotlib is not installed; pip install "reinforge[plot]" adds it'
+NEEDS_MATPLOTLIB = 'matplotlib is not installed; install it with pip install "reinforge[plot]"'
 
 
 def can_draw_plots() -> bool:
@@ -60,7 +60,7 @@ def draw_reward_plot(
     """
     figure = build_reward_figure(reward_history, validation_history, title, confirm)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with boundary(StorageError, f"writing {path}"):
+    with boundary(StorageError, f"cannot write {path}"):
         figure.canvas.print_png(str(unfinished))
         os.replace(unfinished, path)
 

@@ -341,7 +341,7 @@ def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float) -> str
     if metrics.num_missing:
         parts.append(f"{metrics.num_missing} missing")
     if num_skipped:
-        parts.append(f"{num_skipped} optimizer steps skipped (not finite)")
+        parts.append(f"{num_skipped} optimizer steps skipped (non-finite numbers)")
     return f"epoch {metrics.epoch} ({metrics.epoch + 1}/{num_epochs}): {', '.join(parts)}, {format_duration(seconds)}"
 
 

@@ -29,7 +29,7 @@ from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, Snapsh
 from reinforge.runs.summary import RunSummary, load_summary
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
-NOT_STARTED = "the run was stopped before it started"
+NOT_STARTED = "the run stopped during startup"
 KILLED = "the process was killed, or the machine went down"
 
 RESUMABLE_PARTS = {"epoch", "openpipe_art_trainer", "group", "openpipe_art_traj_builder"}
@@ -265,7 +265,7 @@ def remove_run(folder: Path) -> None:
         owner = describe_owner(folder)
         raise StorageError(f"the run folder {folder} is in use by {owner}; nothing was removed") from None
     except OSError as cause:
-        raise StorageError(f"locking {folder}: {cause}") from cause
+        raise StorageError(f"cannot lock {folder}: {cause}") from cause
     try:
         remove_folder(folder)
     finally:
@@ -280,7 +280,7 @@ def ensure_removable(folder: Path) -> None:
         StorageError: A process works on it.
     """
     if folder.is_symlink():
-        raise ConfigError(Problem("", f"{folder} is a link", f"name the folder itself: {folder.resolve()}"))
+        raise ConfigError(Problem("", f"{folder} is a symbolic link", f"name the folder itself: {folder.resolve()}"))
     if is_in_use(folder):
         raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}; stop it first")
 

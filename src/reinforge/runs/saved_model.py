@@ -62,9 +62,9 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
     if HUB_ID.fullmatch(name) and not Path(name).parent.is_dir():
         return SavedModel(name)
     runs = sorted(path.parent.name for path in output_dir.expanduser().glob("*/run.sqlite"))
-    known = f": {', '.join(runs[-5:])}" if runs else ", and there are none"
+    known = f"the newest runs in {output_dir} are {', '.join(runs[-5:])}" if runs else f"{output_dir} has no runs"
     message = f'there is no run and no folder "{name}"{did_you_mean(name, runs)}'
-    raise ConfigError(Problem(argument, message, f"runs are searched for in {output_dir}{known}"))
+    raise ConfigError(Problem(argument, message, f"name a run, a folder or a Hugging Face model id; {known}"))
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -92,7 +92,7 @@ def _find_run_model(folder: Path, argument: str) -> SavedModel:
     if checkpoint and (is_model_folder(folder / checkpoint) or list_adapters(folder / checkpoint)):
         return SavedModel(str(folder / checkpoint), description, list_adapters(folder / checkpoint))
     message = f"the run {folder} has no model: none was promoted, and there is no best checkpoint"
-    raise ConfigError(Problem(argument, message, f"{folder / 'summary.json'} says how it ended"))
+    raise ConfigError(Problem(argument, message, f"see {folder / 'summary.json'} for how the run ended"))
 
 
 def _read_json(path: Path) -> Any:

@@ -185,7 +185,7 @@ def load_summary(folder: Path) -> RunSummary:
     Raises:
         StorageError: It cannot be read.
     """
-    with boundary(StorageError, f"reading {folder / 'summary.json'}"):
+    with boundary(StorageError, f"cannot read {folder / 'summary.json'}"):
         values = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
             values[name] = MetricSummary(**values[name]) if values[name] else None

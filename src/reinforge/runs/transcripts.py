@@ -57,7 +57,7 @@ def write_transcripts(folder: Path, stage: str, epoch: int | None, config: Trans
     found = read_transcripts(folder, phase, of_epoch, limit=config.max_episodes)
     name = phase if of_epoch is None else "baseline" if of_epoch < 0 else f"{_PREFIXES[phase]}-{of_epoch:04d}"
     path = folder / "transcripts" / f"{name}.{SUFFIXES[config.format]}"
-    with boundary(StorageError, f"making {path.parent}"):
+    with boundary(StorageError, f"cannot create {path.parent}"):
         path.parent.mkdir(exist_ok=True)
     replace_file(path, format_transcripts(found, config.format))
     return path

@@ -93,7 +93,7 @@ def verify_run(folder: Path) -> Verification:
 
 
 class _Verifier:
-    """One check of a run folder; skips what a process that works on the run may change at any moment."""
+    """One check of a run folder; skips what a process that is using the run may change at any moment."""
 
     def __init__(self, folder: Path):
         self.folder, self.checkpoints, self.reader = folder, Checkpoints(folder), JournalReader(folder)
@@ -133,7 +133,7 @@ class _Verifier:
         return None if self.is_running and not self._exists(name) else reason  # removed in the meantime
 
     def _check_database(self) -> None:
-        overview, restart = self.result.overview, "start the run again under another name: this is its only record"
+        overview, restart = self.result.overview, "start a new run: the journal is the only record of this one"
         if self.record is None:
             self._report(JOURNAL, overview.reason, restart)
             return
@@ -180,7 +180,11 @@ class _Verifier:
         newest = self.record.snapshots[0].checkpoint if self.record.snapshots else None
         if newest and not self.is_done:
             point = self.result.resume
-            how = f"resumes {point}" if point is not None else "restarts from the beginning: no other one is usable"
+            how = (
+                f"resumes {point}"
+                if point is not None
+                else "restarts from the beginning: no other checkpoint is usable"
+            )
             found[newest] = f"--resume skips it and {how}"
         return found
 
@@ -260,7 +264,7 @@ class _Verifier:
             is_swept = path.is_dir() and not self.is_done and path.parent.name != "episodes"
             fix = "--resume removes it" if is_swept else "it is never read; you can delete it"
             name = str(path.relative_to(self.folder))
-            self._report(name, f"a process that was killed was {action} it", fix, is_damage=False)
+            self._report(name, f"left behind by a process that was killed while {action} it", fix, is_damage=False)
 
 
 def _find_export_problem(path: Path) -> str | None:

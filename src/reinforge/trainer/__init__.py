@@ -1,1 +1,1 @@
-"""Decides what happens next: the loop, the record, the verdict."""
+"""Training: the epoch loop, validation, resuming and the verdict."""

@@ -156,7 +156,11 @@ def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
     suffix = Path(dataset).suffix.lower()
     if suffix not in DATASETS:
         raise ConfigError(
-            Problem("dataset", f"{dataset} has the ending {suffix!r}", f"use one of {', '.join(DATASETS)}, or rows")
+            Problem(
+                "dataset",
+                f"{dataset}: unknown file type {suffix!r}",
+                f"use {', '.join(DATASETS)}, or pass a list of rows",
+            )
         )
     return {"_type": DATASETS[suffix], "file_path": str(dataset)}
 

@@ -1,4 +1,4 @@
-"""Checks after each job that the agent is served the weights that were just trained.
+"""Checks after each job that the policy serves the weights that were just trained.
 
 A run can train an adapter that its rollouts never use, without any error. So after every job a few replies are sampled
 and then scored by the learner: the log-probs must agree within the policy's tolerance or a measured noise floor, the
@@ -26,7 +26,7 @@ NOISE_FACTOR = 10.0
 
 NUM_CANARY_PROMPTS = 4
 CANARY_CHARACTERS = 2000
-"""Most characters of all prompts together, so that the check costs little of a job."""
+"""Maximum number of characters of all prompts together, so that the check takes a small share of a job."""
 PROBE_TOKENS = 4
 PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
 """The prompt if none of the agent's is known yet."""
@@ -122,7 +122,7 @@ async def _compare(
     if not largest <= NOISE_FACTOR * noise:  # NaN fails too
         of = f" of the adapter {name}" if name else ""
         raise JobFailed(
-            f"the agent is not served the trained weights{of}: log-probs of the same tokens differ by up to "
+            f"the policy does not serve the trained weights{of}: log-probs of the same tokens differ by up to "
             f"{largest:.2e} nats between sampler and learner (noise floor {noise:.1e})"
         )
     return d_N

@@ -100,7 +100,7 @@ class RunContext:
         self._count(record)
 
     def recall(self, key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord | None:
-        """Returns an episode that the journal holds from before a stop, and counts it; None: it must be run.
+        """Returns an episode that the journal recorded before a stop, and counts it; None: it must be run.
 
         Episodes that the environment failed run again, and so do those sampled by other weights than the current ones.
         """
@@ -161,7 +161,7 @@ class RunContext:
         """
         minutes = (time.monotonic() - self.started_s) / 60
         if self.limits.max_minutes is not None and minutes >= self.limits.max_minutes:
-            raise BudgetReached(f"limits.max_minutes: {minutes:.1f} of {self.limits.max_minutes:g} minutes are used")
+            raise BudgetReached(f"limits.max_minutes reached: {minutes:.1f} of {self.limits.max_minutes:g} minutes")
         sampled = self.tokens["completion"] - self._tokens_before
         if self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
-            raise BudgetReached(f"limits.max_tokens: {sampled} of {self.limits.max_tokens} sampled tokens are used")
+            raise BudgetReached(f"limits.max_tokens reached: {sampled} of {self.limits.max_tokens} sampled tokens")

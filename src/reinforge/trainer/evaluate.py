@@ -106,8 +106,8 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
 
     Raises:
         ConfigError: The configuration or the data is wrong; lists every problem, and nothing was started.
-        EvaluationError: Nothing could be scored.
-        BackendUnavailable: Nothing could be scored because a model did not answer.
+        EvaluationError: No example could be scored.
+        BackendUnavailable: No example could be scored because a model did not answer.
     """
     config: FinetuneConfig = loaded.config.finetuning
     started = time.monotonic()
@@ -140,8 +140,8 @@ def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | 
     if name is None:
         return SavedModel(config.policy.model) if has_policy and config.policy.model else None
     if not has_policy:
-        message = "it would replace the policy, but no entry of llms is `_type: policy`"
-        raise ConfigError(Problem("--model", message, "leave it out, or make the agent's llm the policy"))
+        message = "this option replaces the policy, but no entry of llms is `_type: policy`"
+        raise ConfigError(Problem("--model", message, "leave it out, or set `_type: policy` for the llm of the agent"))
     model = SavedModel(name) if name.startswith("bundled:") else find_model(name, Path(config.output_dir))
     if model.adapters:
         model = _select_adapters(model, list(dict.fromkeys(find_adapters(builder.config.llms).values())))
@@ -158,7 +158,7 @@ def _select_adapters(model: SavedModel, names: Sequence[str]) -> SavedModel:
     """
     held = ", ".join(model.adapters)
     if not names:
-        message = f"{model.path} holds the adapters {held}, but no entry of llms says which one answers"
+        message = f"{model.path} holds the adapters {held}, but no entry of llms says which one to use"
         fix = (
             f"add `adapter: {model.adapters[0]}` to the entries, or name one: --model {model.path}/{model.adapters[0]}"
         )
@@ -245,4 +245,4 @@ async def _get_adapter(builder: ComponentBuilder) -> TrainerAdapter:
 def _require_scores(report: EvaluationReport) -> None:
     if report.error is None:
         return
-    raise choose_error_type(report.outcomes)(f"nothing could be scored: {report.error}")
+    raise choose_error_type(report.outcomes)(f"no example could be scored: {report.error}")

@@ -40,7 +40,7 @@ class EvaluationRun:
     def __init__(self, config: EvaluationRunConfig, registry: Registry | None = None):
         self.config, self.registry = config, registry
         refused = [
-            Problem(name, f"{what} is not supported in this version", f"leave {name} out")
+            Problem(name, f"not supported in this version: {what}", f"leave {name} out")
             for name, what in UNSUPPORTED.items()
             if getattr(config, name)
         ]
@@ -71,7 +71,9 @@ class EvaluationRun:
         if not isinstance(source, BaseModel):
             return load_config(source, overrides=overrides, registry=self.registry)
         if overrides:
-            raise ConfigError("override and dataset apply to a file; change a configuration from Python directly")
+            raise ConfigError(
+                "override and dataset need a configuration file; to change a configuration object, edit it in Python"
+            )
         return build_config({name: getattr(source, name) for name in source.model_fields_set}, registry=self.registry)
 
 

@@ -108,11 +108,11 @@ def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned:
             return f"the evaluation of the {arm} model failed: {report.error}"
         if metric not in report.scores:
             known = ", ".join(sorted(report.scores)) or "nothing"
-            return f"nothing scored {metric} for the {arm} model (scored: {known})"
+            return f"{metric} was not scored for the {arm} model (scored: {known})"
     total = max(base.num_examples, tuned.num_examples)
     num_pairs = len(_select_scored_in_both(metric, base, tuned)[0])
     if num_pairs < 2:
-        return f"{_count_examples(num_pairs)} of {total} scored by {metric} for both models; at least 2 are needed"
+        return f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
     missing = (total - num_pairs) / total
     if missing > gate.max_missing:
         return (
@@ -149,17 +149,19 @@ def _judge_guard(
     metric: str, allowed: float, gate: GateConfig, base: EvaluationReport, tuned: EvaluationReport
 ) -> Guard:
     if problem := _find_obstacle(gate, metric, base, tuned):
-        return Guard(metric, allowed, None, None, f"guard {metric} is unknown: {problem}")
+        return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
     change = compute_paired_difference(*_select_scored_in_both(metric, base, tuned))
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
-        return Guard(metric, allowed, change, True, f"guard {metric} did not change on any example")
+        return Guard(metric, allowed, change, True, f"guard metric {metric} did not change on any example")
     interval = _format_ends(change.ci_low, change.ci_high)
+    of_change = f"the interval of its change is {interval}"
     if change.ci_low > -allowed:
-        return Guard(metric, allowed, change, True, f"guard {metric} kept: {interval} lies above {-allowed:g}")
+        return Guard(metric, allowed, change, True, f"guard metric {metric} passed: {of_change}, above {-allowed:g}")
     if change.mean_difference < 0:
-        return Guard(metric, allowed, change, False, f"guard {metric} may have lost more than {allowed:g}: {interval}")
-    few = f"{_count_examples(change.num_pairs)} are too few to exclude that"
-    reason = f"{few} {metric} lost more than {allowed:g}: {interval}"
+        reason = f"guard metric {metric} may have dropped by more than {allowed:g}: {of_change}"
+    else:
+        few = f"{_count_examples(change.num_pairs)} are too few to rule out"
+        reason = f"{few} that guard metric {metric} dropped by more than {allowed:g}: {of_change}"
     return Guard(metric, allowed, change, False, reason)
 
 

@@ -1,4 +1,4 @@
-"""The loop: collect, score, select, submit, await, adopt, validate; over epochs.
+"""The training loop: each epoch collects, scores, selects, submits a job, awaits and adopts it, and validates.
 
 `EpochTrainer` has the methods of NeMo Agent Toolkit's ARTTrainer and works with any builder and any adapter. Baseline,
 final validation, gate and summary belong to `trainer/run.py`, which does them around every trainer.
@@ -97,7 +97,7 @@ class EpochTrainer(Trainer):
         await super().initialize(run_config)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
         if not await self.trainer_adapter.is_healthy():
-            raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy; nothing was started")
+            raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy, so training did not start")
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Runs all epochs; a failed job stops the run.
@@ -222,7 +222,7 @@ class EpochTrainer(Trainer):
         return ref
 
     async def _submit(self, epoch: int, chosen: TrajectoryCollection) -> TrainingJobRef:
-        """Submits a job once: the backend may already have it from before a stop."""
+        """Submits a job once: after a resume, the backend may already have it."""
         context, key = self.context, str(chosen.job_key)
         if context is None:
             return await self.trainer_adapter.submit(chosen)
@@ -337,7 +337,9 @@ class EpochTrainer(Trainer):
         if self.context is not None:
             self.context.journal.record_job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
-            raise JobFailed(f"the job of epoch {epoch} ended as {status.status}: {status.message or 'no reason given'}")
+            raise JobFailed(
+                f"the job of epoch {epoch} ended with status {status.status}: {status.message or 'no reason given'}"
+            )
         reported = status.metadata or {}
         metrics = {
             k: v for k, v in reported.items() if isinstance(v, int | float) or k in ("skipped_episodes", "groups")

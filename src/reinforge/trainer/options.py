@@ -1,4 +1,4 @@
-"""What one call adds to the configuration."""
+"""Options of one call that are not part of the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reinforge.runs.progress import RunProgress
 
 @dataclass
 class RunOptions:
-    """What one call adds to the configuration.
+    """Options of one call that are not part of the configuration.
 
     Attributes:
         run_name: Name of the run folder; None: the date and a random suffix.

@@ -103,7 +103,7 @@ def explain_empty_selection(selection: Selection) -> str:
     return (
         f"{len(selection.zero_variance)} groups have equal rewards, {len(selection.low_spread)} differ by less "
         f"than curriculum_learning.min_reward_diff, {len(selection.untrainable)} have no trained tokens"
-        + (f", the algorithm uses none of {len(selection.unused)}" if selection.unused else "")
+        + (f", {len(selection.unused)} are not used by the algorithm" if selection.unused else "")
     )
 
 

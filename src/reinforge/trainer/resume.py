@@ -52,9 +52,9 @@ def find_run(name: str, output_dir: Path) -> Path:
         if (folder / "run.sqlite").is_file():
             return folder
     names = [run.name for run in runs]
-    there = f"the newest are {', '.join(names[-5:])}" if names else "it holds no runs"
+    there = f"the newest runs in {output_dir} are {', '.join(names[-5:])}" if names else f"{output_dir} has no runs"
     message = f'there is no run "{name}"{did_you_mean(name, names)}'
-    raise ConfigError(Problem("", message, f"runs are in {output_dir}; {there}"))
+    raise ConfigError(Problem("", message, f"name a run or its folder; {there}"))
 
 
 def load_run_config(
@@ -67,8 +67,8 @@ def load_run_config(
     """
     facts = JournalReader(folder).facts()
     if "project_root" not in facts or not (folder / "config.yml").is_file():
-        message = f"{folder} holds no configuration: the run stopped before it started"
-        raise ConfigError(Problem("", message, f"give the file too: reinforge finetune FILE --resume {folder}"))
+        message = f"{folder} has no configuration: the run stopped during startup"
+        raise ConfigError(Problem("", message, f"pass the file too: reinforge finetune FILE --resume {folder}"))
     root = Path(facts["project_root"])
     return load_config(folder / "config.yml", overrides=overrides, registry=registry, project_root=root)
 
@@ -95,7 +95,7 @@ def refuse_changes(journal: RunJournal, text: str, data: str, *, allowed: bool) 
         ConfigError: A change affects what the run computes.
     """
     facts, config = journal.facts(), journal.folder / "config.yml"
-    if not config.is_file():  # the run stopped before it started
+    if not config.is_file():  # the run stopped during startup
         return []
     differing = compare_configs(config.read_text(encoding="utf-8"), text)
     found = [str(change) for change in differing if change.path not in SETTINGS_OF_ONE_CALL]
@@ -104,7 +104,7 @@ def refuse_changes(journal: RunJournal, text: str, data: str, *, allowed: bool) 
     if found and not allowed:
         listed = "".join(f"\n    {change}" for change in found[:MAX_LISTED_CHANGES])
         more = f"\n    and {len(found) - MAX_LISTED_CHANGES} more" if len(found) > MAX_LISTED_CHANGES else ""
-        message = f"the configuration of {journal.folder.name} has changed since it started:{listed}{more}"
+        message = f"the configuration of {journal.folder.name} has changed since the run started:{listed}{more}"
         raise ConfigError(
             Problem("", message, "leave out FILE and -o to resume it unchanged, or pass --allow_config_change")
         )
@@ -175,8 +175,8 @@ async def restore_snapshot(
     if version not in known and not adopts:  # the process died between the base's checkpoint and its version
         context.record_version(version, fingerprint, 0, snapshot.checkpoint)
     elif known.get(version, fingerprint) != fingerprint:
-        message = f"the backend no longer serves version {version} of {context.run_id}, and no checkpoint holds it"
-        fix = "start a new run; a trainer adapter whose runs can be resumed implements save and restore"
+        message = f"the backend no longer serves version {version} of {context.run_id}, and no checkpoint has it"
+        fix = "start a new run; to make runs resumable, implement save and restore in the trainer adapter"
         raise ConfigError(Problem("", message, fix))
 
 

@@ -83,9 +83,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
                 return await run.run()
             except JobFailed as error:
                 if options.smoke:
-                    error.add_note(
-                        "--smoke collects only a few episodes; a full run may find signal where this one did not"
-                    )
+                    error.add_note("--smoke collects only a few episodes; a full run may find a training signal")
                 raise
 
 
@@ -149,13 +147,13 @@ class _Run:
             with limit_garbage_collection(enabled=FastPaths.switch(config.policy.fast_paths).garbage_collection):
                 known = context.validations[:1]
                 baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
-                self.summary.baseline = self._figure(baseline)
+                self.summary.baseline = self._get_gate_summary(baseline)
                 self._require_scored_baseline(baseline)
                 statuses = await trainer.run(config.num_epochs) or []
                 stages.refuse_failed(statuses)
                 await stages.adopt_unpublished(context, self.parts.adapter, statuses)
                 final = await self._final_validation()
-                self.summary.final = self._figure(final)
+                self.summary.final = self._get_gate_summary(final)
                 await self._verdict()
 
     def _record_settings(self) -> None:
@@ -258,20 +256,21 @@ class _Run:
         except Exception:  # a user's cleanup may raise anything
             logging.getLogger("reinforge").exception("cleanup failed")
 
-    def _figure(self, row: ValidationRow | None) -> MetricSummary | None:
-        """Returns a validation's figure on the gate metric."""
+    def _get_gate_summary(self, row: ValidationRow | None) -> MetricSummary | None:
+        """Returns a validation's summary of the gate metric."""
         return row.summaries.get(self.parts.gate_metric) if row is not None else None
 
     def _require_scored_baseline(self, baseline: ValidationRow) -> None:
-        """Stops before training if the baseline could not be scored, or too little of it."""
+        """Stops before training if too much of the baseline could not be scored."""
         if baseline.avg_reward is None:
             raise choose_error_type(baseline.outcomes)(f"the baseline could not be scored: {baseline.error}")
         num_unscored = baseline.num_unscored or 0
         total = (baseline.num_examples or 0) + num_unscored
         if num_unscored > self.config.outcomes.max_missing * total:
+            outcomes = ", ".join(f"{count} {name}" for name, count in sorted(baseline.outcomes.items()))
             raise choose_error_type(baseline.outcomes)(
-                f"the baseline: {num_unscored} of {total} examples are missing, more than "
-                f"outcomes.max_missing ({self.config.outcomes.max_missing:.0%}) allows: {baseline.outcomes}"
+                f"{num_unscored} of {total} baseline examples have no score, more than outcomes.max_missing "
+                f"({self.config.outcomes.max_missing:.0%}) allows; episodes by outcome: {outcomes}"
             )
 
     async def _final_validation(self) -> ValidationRow:
@@ -284,7 +283,7 @@ class _Run:
         """Compares the base with the best checkpoint on `confirm`, once."""
         context, summary, config = self.context, self.summary, self.config
         best = choose_best_validation(context.validations, config.gate.metric)
-        summary.best = self._figure(best)
+        summary.best = self._get_gate_summary(best)
         if best is None or best.epoch == stages.BASELINE:
             summary.promoted = False
             summary.reason = "no checkpoint beat the base model on the select examples, so the base model stays"
@@ -295,7 +294,9 @@ class _Run:
                 "the backend does not save its weights, so base and best cannot be compared on the confirm examples"
             )
             return
-        arms = [await self._arm(row, phase) for row, phase in ((base, "confirm_base"), (best, "confirm_tuned"))]
+        arms = [
+            await self._evaluate_arm(row, phase) for row, phase in ((base, "confirm_base"), (best, "confirm_tuned"))
+        ]
         verdict = decide(config.gate, self.parts.reward_metric, *arms)
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
@@ -304,7 +305,7 @@ class _Run:
         if verdict.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / "model")
 
-    async def _arm(self, row: ValidationRow, phase: str) -> EvaluationReport:
+    async def _evaluate_arm(self, row: ValidationRow, phase: str) -> EvaluationReport:
         """Evaluates one arm on `confirm` with fresh episodes; both arms run with the same environment seeds."""
         evaluation = self.parts.trajectory_builder.evaluation
         assert evaluation is not None

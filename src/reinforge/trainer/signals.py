@@ -52,5 +52,5 @@ async def run_with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOp
 
 def describe_kept_work(folder: Path) -> str:
     """Returns where the work of an unfinished run is kept, and the command that resumes it."""
-    kept = f"kept in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"
+    kept = f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"
     return f"{kept}\nresume with: reinforge finetune --resume {folder}"

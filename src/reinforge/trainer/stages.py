@@ -90,7 +90,7 @@ async def adopt(
     """Publishes the weights of a finished job as the next version and checks that the agent is served them.
 
     Args:
-        context: The run; None: the weights of before are unknown and nothing is recorded.
+        context: The run; None: the previous weights are unknown and nothing is recorded.
         policy: The policy that the agent calls.
         prompts: A few of the agent's conversations, by adapter.
         num_updates: Optimizer steps of the job; None: the backend does not report them.
@@ -118,7 +118,7 @@ async def adopt_unpublished(
     """Adopts weights that a trainer has trained but not published, as one version.
 
     Raises:
-        JobFailed: Jobs completed, but the agent is still served the weights of before.
+        JobFailed: Jobs completed, but the policy still serves the previous weights.
     """
     policy = adapter.policy()
     if policy is None:
@@ -143,4 +143,4 @@ def refuse_failed(statuses: Sequence[TrainingJobStatus]) -> None:
     for status in statuses:
         if status.status is not TrainingStatusEnum.COMPLETED:
             reason = status.message or "no reason given"
-            raise JobFailed(f"the job {status.run_id} on {status.backend} ended as {status.status}: {reason}")
+            raise JobFailed(f"the job {status.run_id} on {status.backend} ended with status {status.status}: {reason}")

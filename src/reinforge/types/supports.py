@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SUPPORT = 1024
-"""Most kept tokens to record; a position with more is not trained."""
+"""Maximum number of kept tokens to record; a position with more is not trained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ async def test_a_job_that_exceeds_max_wait_s_is_cancelled(openai_service: OpenAI
         assert await adapter.status(ref) == ended
     assert ended.status is TrainingStatusEnum.CANCELED
     id_ = ref.metadata["job_id"]
-    assert f"job {id_} was {end} after max_wait_s (0.2 s) and has been cancelled" in str(ended.message)
+    assert f"job {id_} was still {end} after max_wait_s (0.2 s) and has been cancelled" in str(ended.message)
     assert openai_service.get_status(id_) == "cancelled"
 
 

@@ -66,7 +66,7 @@ def test_python_in_the_project_folder_is_not_part_of_the_project(
 
 
 def test_a_path_through_another_module_is_rejected(project: Path) -> None:
-    assert "goes through the module os" in rejected("rfg_agent:os.system", project)
+    assert "reaches into the module os" in rejected("rfg_agent:os.system", project)
 
 
 def test_a_missing_name_suggests_the_nearest(project: Path) -> None:

@@ -120,11 +120,11 @@ def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: A
         ("finetuning: {policy: {optimizer: {betas: [0.9]}}}", "the list is too short"),
         (
             "finetuning: {policy: {optimizer: {name: sgd, betas: [0.9, 0.99]}}}",
-            "sgd has no betas; only adamw and adam use it",
+            "sgd has no betas; only adamw and adam use it. Remove it, or choose another optimizer",
         ),
         (
             "finetuning: {policy: {optimizer: {momentum: 0.9}}}",
-            "adamw has no momentum; only sgd and rmsprop use it",
+            "adamw has no momentum; only sgd and rmsprop use it. Remove it, or choose another optimizer",
         ),
         ("finetuning: {policy: {optimizer: {name: sdg}}}", 'did you mean "sgd"?'),
         ("llms: [a]", "expected a mapping of keys to values, found a list of 1"),
@@ -135,7 +135,7 @@ def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: A
         ("llms: {a: {_type: openai, model_name: 4}}", "expected text, found 4"),
         ("llms: {a: {_type: openai, model_name: m, api_key: 12345}}", "expected text, found a secret (not shown)"),
         ("evall: {}", 'unknown key "evall", did you mean "eval"?'),
-        ("- a", "a configuration is a mapping of sections"),
+        ("- a", "expected a mapping of sections (llms, workflow, eval, finetuning, ...), found a list"),
     ],
 )
 def test_a_wrong_value_is_reported_with_what_is_expected(write: Any, text: str, message: str) -> None:
@@ -308,7 +308,7 @@ def test_a_missing_file_names_the_path_and_the_nearest(write: Any) -> None:
 
 def test_a_validator_that_raises_is_a_problem_of_the_file(write: Any) -> None:
     found = the_problem(write("trainers: {t: {_type: my_trainer, note: break}}"))
-    assert (found.path, found.message) == ("trainers.t", "MyTrainerConfig rejected this value: KeyError: 'broken'")
+    assert (found.path, found.message) == ("trainers.t", "the validator of MyTrainerConfig failed: KeyError: 'broken'")
 
 
 def test_data_from_python_takes_instances_and_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ async def test_given_replies_have_no_sampling_log_probs(policy):
     tokens = await policy.encode(ModelRequest([USER]), REPLY)
     assert all(map(math.isnan, tokens.logprobs))
     assert (tokens.policy_version, len(tokens.logprobs)) == (-1, len(tokens.token_ids))
-    with pytest.raises(ContextOverflow, match="the context ends at 60"):
+    with pytest.raises(ContextOverflow, match="the limit is 60"):
         await policy.encode(ModelRequest([USER]), {"role": "assistant", "content": "a b c " * 30})
 
 

@@ -106,7 +106,7 @@ def test_jobs_are_opened_and_ended_once(engine):
     with pytest.raises(EngineError, match="no job is open"):
         engine.end_job()
     engine.begin_job()
-    with pytest.raises(EngineError, match="open already"):
+    with pytest.raises(EngineError, match="a job is already open"):
         engine.begin_job()
     engine.rollback()
 
@@ -210,7 +210,7 @@ def test_bfloat16_samples_and_learns(tiny_model_dir):
 
 
 def test_invalid_configurations_are_refused(tiny_model_dir):
-    with pytest.raises(ConfigError, match="positions end at 256"):
+    with pytest.raises(ConfigError, match="the model supports at most 256 tokens"):
         load(tiny_model_dir, max_model_len=999)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"finetuning\.device"):

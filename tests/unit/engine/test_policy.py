@@ -155,7 +155,7 @@ def test_without_max_tokens_a_reply_fills_the_context(tiny_model_dir):
         longest = max(replies, key=lambda reply: reply.num_completion_tokens)
         assert longest.num_prompt_tokens + longest.num_completion_tokens == 24
         assert longest.finish_reason == "length"
-        with pytest.raises(ContextOverflow, match="context ends at 24"):
+        with pytest.raises(ContextOverflow, match="the limit is 24"):
             ask(engine.policy, [request("many " * 30)])
 
 

@@ -92,7 +92,7 @@ async def test_after_an_invalid_reply_the_judge_is_asked_again_and_then_the_scor
     found = await judged(judge)
     assert found.score is None, "never 0, never clamped"
     assert found.error is not None
-    assert found.error.startswith("the judge judge gave no verdict in 3 replies: ")
+    assert found.error.startswith("the judge judge gave no valid verdict in 3 replies: ")
     assert reason in found.error
     assert len(judge.requests) == 3
     judge = ScriptedJudge(reply, GOOD)

@@ -83,7 +83,7 @@ def test_equal_examples_stay_in_one_split() -> None:
 def test_a_different_column_makes_examples_different() -> None:
     games = [example(n, "play", seed=n) for n in range(10)]
     assert sizes(split_examples(games, SplitsConfig(), seed=0)) == [6, 2, 2]
-    with pytest.raises(ConfigError, match="left for select and confirm: the dataset has 10, 1 of them different"):
+    with pytest.raises(ConfigError, match="left for select and confirm: the dataset has 10, 1 of them distinct"):
         split_examples([example(n, "play") for n in range(10)], SplitsConfig(), seed=0)
 
 

@@ -69,5 +69,5 @@ def test_jobs_and_state(tmp_path):
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
     files = GroupFiles(tmp_path)
     (tmp_path / "state.json").write_text("{")
-    with pytest.raises(StorageError, match=r"read .*state\.json"):
+    with pytest.raises(StorageError, match=r"cannot read .*state\.json"):
         files.read_state()

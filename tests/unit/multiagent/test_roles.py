@@ -91,7 +91,7 @@ async def test_an_evaluator_that_gives_no_score_makes_the_episode_missing():
 
 async def test_an_unknown_evaluator_is_refused():
     handler = Roles(RolesConfig(agents={}, roles=["worker"], evaluator="solvd"))
-    with pytest.raises(ConfigError, match='"solvd" is not under eval.evaluators, did you mean "solved"'):
+    with pytest.raises(ConfigError, match='eval.evaluators has no entry "solvd", did you mean "solved"'):
         await handler.setup(Run(None))
 
 

@@ -144,7 +144,7 @@ async def test_a_builder_for_single_agents_is_refused(tmp_path):
 def test_a_prompt_with_an_unknown_column_is_refused(tmp_path):
     result = checked(tmp_path, {"workflow": {"agents": {"prover": {"prompt": "$qestion"}}}})
     assert result.exit_code == 2
-    assert "workflow.agents.prover.prompt: it uses $qestion, but example 1 has no such column" in result.output
+    assert "workflow.agents.prover.prompt: the prompt uses $qestion, but example 1 has no such column" in result.output
     assert 'did you mean "question"?' in result.output
 
 

@@ -279,7 +279,7 @@ def test_a_conversation_that_fills_the_context_ends(make_problem):
     problem = make_problem(policy={"max_model_len": 24})
     graph = ASTSampler(problem, ["hello"], 1, 9).rollout(0)
     assert 1 <= len(list(graph.nodes())) < 9
-    with pytest.raises(Exception, match="the context ends at 24"):
+    with pytest.raises(Exception, match="the limit is 24"):
         problem.rollout_prompt_with_tester(["hello " * 30])
 
 

@@ -113,7 +113,7 @@ def test_a_judge_is_retried_and_then_raises():
     judge = Judge("hm", good)
     assert JudgeScorer(judge, "1: a made-up word").score(["zorp"]) == [0.75]
     assert "zorp" in judge.seen[0][-1]["content"]
-    with pytest.raises(EvaluationError, match="gave no verdict in 1 replies"):
+    with pytest.raises(EvaluationError, match="gave no valid verdict in 1 replies"):
         JudgeScorer(Judge("hm"), "1: a made-up word", retries=0).score(["zorp"])
 
 
@@ -174,7 +174,7 @@ def test_a_classifier_from_a_folder_scores_its_label(classifier):
 def test_an_unknown_label_or_folder_is_rejected(classifier, tmp_path):
     with pytest.raises(ConfigError, match="no label 'leak', did you mean \"leaks\""):
         ClassifierScorer(classifier, "leak", device="cpu")
-    with pytest.raises(EngineError, match="load the classifier"):
+    with pytest.raises(EngineError, match="cannot load the classifier"):
         ClassifierScorer(tmp_path, device="cpu")
 
 

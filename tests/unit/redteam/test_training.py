@@ -283,7 +283,7 @@ def test_old_checkpoints_are_deleted_and_used_folders_rejected(tmp_path):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000005"]
     with pytest.raises(ConfigError, match="already contains checkpoints of another training run(.|\n)*resume=True"):
         Trainer(trainer.config, trainer.harness.sampler, trainer.harness.algorithm)
-    with pytest.raises(ConfigError, match="set the run_dir"):
+    with pytest.raises(ConfigError, match="run_dir is not set"):
         trained(resume=True)
 
 

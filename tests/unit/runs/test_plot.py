@@ -111,7 +111,7 @@ def test_every_history_gives_a_png_of_1000_by_600(tmp_path, rows, validations):
 
 
 def test_what_cannot_be_written_is_a_storage_error(tmp_path):
-    with pytest.raises(StorageError, match=r"writing .*nowhere"):
+    with pytest.raises(StorageError, match=r"cannot write .*nowhere"):
         draw_reward_plot(tmp_path / "nowhere" / "plot.png", ROWS, VALIDATIONS, "run")
 
 

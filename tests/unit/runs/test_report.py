@@ -147,7 +147,7 @@ def test_what_is_unknown_is_null(tmp_path):
 def test_a_summary_that_json_cannot_hold_leaves_the_previous_one(tmp_path):
     path = tmp_path / "summary.json"
     path.write_text("before")
-    with pytest.raises(StorageError, match=r"writing .*summary\.json"):
+    with pytest.raises(StorageError, match=r"cannot write .*summary\.json"):
         write_summary(path, finished(wall_time_s={"COLLECT": float("nan")}))
     assert path.read_text() == "before"
     with pytest.raises(StorageError):

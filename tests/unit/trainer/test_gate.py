@@ -113,7 +113,7 @@ def test_failed_arm_gives_no_verdict():
 def test_metric_that_nothing_scored_is_named():
     verdict = judge(report(HALF), report(BETTER), metric="lgal")
     assert verdict.promoted is None
-    assert verdict.reason == "nothing scored lgal for the base model (scored: wins)"
+    assert verdict.reason == "lgal was not scored for the base model (scored: wins)"
     assert verdict.confirm_base.mean is None
 
 
@@ -135,7 +135,7 @@ def test_guard_that_lost_stops_the_promotion():
     base, tuned = report(HALF, legal=[1] * 40), report(BETTER, legal=[1] * 30 + [0] * 10)
     verdict = judge(base, tuned, guard_metrics={"legal": 0.05})
     assert verdict.promoted is False
-    assert "wins improved, but guard legal may have lost more than 0.05" in verdict.reason
+    assert "wins improved, but guard metric legal may have dropped by more than 0.05" in verdict.reason
 
 
 def test_guard_needs_examples_enough_to_exclude_the_loss():
@@ -144,13 +144,13 @@ def test_guard_needs_examples_enough_to_exclude_the_loss():
     assert judge(base, tuned, guard_metrics={"legal": 0.1}).promoted is True
     verdict = judge(base, tuned, guard_metrics={"legal": 0.05})
     assert verdict.promoted is False
-    assert "40 examples are too few to exclude that legal lost more than 0.05" in verdict.reason
+    assert "40 examples are too few to rule out that guard metric legal dropped by more than 0.05" in verdict.reason
 
 
 def test_guard_that_nobody_scored_gives_no_verdict():
     verdict = judge(report(HALF), report(BETTER), guard_metrics={"legal": 0.1})
     assert verdict.promoted is None
-    assert verdict.reason.startswith("wins improved, but guard legal is unknown: nothing scored legal")
+    assert verdict.reason.startswith("wins improved, but guard metric legal could not be checked: legal was not scored")
 
 
 def test_guards_do_not_excuse_a_reward_that_did_not_improve():

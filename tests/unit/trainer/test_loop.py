@@ -181,12 +181,12 @@ async def test_too_many_missing_episodes_stop_the_run(loop):
 @pytest.mark.parametrize("outcome", ["failed", "canceled"])
 async def test_a_job_that_does_not_complete_stops_the_run(loop, outcome):
     policy = ScriptedPolicy(seeded)
-    with pytest.raises(JobFailed, match=f"ended as {outcome}"):
+    with pytest.raises(JobFailed, match=f"ended with status {outcome}"):
         await loop(adapter=RecordingAdapter(policy, outcome)).run()
 
 
 async def test_a_completed_job_without_an_update_stops_the_run(loop):
-    with pytest.raises(JobFailed, match="ended as completed"):
+    with pytest.raises(JobFailed, match="ended with status completed"):
         await loop(adapter=RecordingAdapter(ScriptedPolicy(seeded), num_updates=0)).run()
 
 

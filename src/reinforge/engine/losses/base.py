@@ -83,13 +83,15 @@ def find_loss(spec: LossSpec) -> Loss:
     if loss is None:
         names = ", ".join(sorted(_LOSSES))
         message = f'no loss named "{spec.name}"{did_you_mean(spec.name, _LOSSES)}'
-        fix = f"registered losses: {names}; name your own as package.module:function"
+        fix = f"use one of: {names}, or name a function of your own as package.module:function"
         raise ConfigError(Problem("finetuning.algorithm", message, fix))
     allowed = _list_parameters(loss)
     unknown = [name for name in spec.params if allowed is not None and name not in allowed]
     if allowed is not None and unknown:
         message = f'the loss "{spec.name}" has no parameter "{unknown[0]}"{did_you_mean(unknown[0], allowed)}'
-        raise ConfigError(Problem("finetuning.algorithm", message, f"its parameters: {', '.join(allowed) or 'none'}"))
+        raise ConfigError(
+            Problem("finetuning.algorithm", message, f"its parameters are: {', '.join(allowed) or 'none'}")
+        )
     return loss
 
 

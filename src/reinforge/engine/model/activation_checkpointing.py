@@ -29,7 +29,7 @@ def find_checkpointable_layers(model: CausalModel) -> list[nn.Module]:
     layers = [module for module in model.module.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         path = "finetuning.policy.activation_checkpointing"
-        message = f"{model.config.model_type} models mark no layers for activation checkpointing"
+        message = f"transformers does not support activation checkpointing for {model.config.model_type} models"
         raise ConfigError(Problem(path, message, "set it to false"))
     return layers
 

@@ -34,7 +34,7 @@ class CausalModel:
     Attributes:
         module: The Hugging Face module, in `eval` mode: dropout would make sampled log-probs inexact.
         separable: True if `head(base(x))` is exactly the module's logits.
-        max_model_len: Most tokens of prompt and reply together.
+        max_model_len: Maximum tokens of prompt and reply together.
         fast_paths: The fast paths that this model and its sampler may take.
     """
 
@@ -152,8 +152,8 @@ class CausalModel:
     def _resolve_max_model_len(self, wanted: int | None) -> int:
         limit = getattr(self.config, "max_position_embeddings", None)
         if wanted is not None and limit is not None and wanted > limit:
-            message = f"{wanted} tokens, but the model's positions end at {limit}"
-            raise ConfigError(Problem("finetuning.policy.max_model_len", message, f"write at most {limit}"))
+            message = f"found {wanted}, but the model supports at most {limit} tokens"
+            raise ConfigError(Problem("finetuning.policy.max_model_len", message, f"set it to {limit} or less"))
         return wanted or limit or 2048
 
     @torch.no_grad()
@@ -193,6 +193,6 @@ class CausalModel:
             error, size = (whole - some).abs().max().item(), whole.abs().max().item()
             if error <= (1e-5 if self.dtype == torch.float32 else 0.05) * max(1.0, size):
                 return True
-            reason = f"its features are {error:g} off"
-        logger.info("%s models compute their last MLP for every token: %s", self.config.model_type, reason)
+            reason = f"its features would differ by {error:g}"
+        logger.info("%s: computing the last MLP for every token (slower): %s", self.config.model_type, reason)
         return False

@@ -79,7 +79,7 @@ class PromptRenderer:
                 "the chat template's rendering of a reply does not continue its generation prompt, so the tokens that "
                 f'the policy would have sampled are unclear: the prompt ends with "...{prompt_text[-40:]}", but with '
                 f'the reply the text ends with "...{whole_text[-80:]}"; '
-                "set another template by finetuning.policy.chat_template"
+                "set another template with finetuning.policy.chat_template"
             )
         prompt, whole = self.render(request), self._tokenize(whole_text)
         # The sampler cannot begin with a token that spans prompt and reply, so the reply is then tokenized by itself.
@@ -91,7 +91,7 @@ class PromptRenderer:
         return prompt, tuple(token_ids[: last + 1])
 
     def _render_text(self, request: ModelRequest, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        with boundary(EngineError, "render the chat template"):
+        with boundary(EngineError, "cannot render the chat template"):
             return self.tokenizer.apply_chat_template(
                 [_parse_tool_arguments(message) for message in messages],
                 tools=request.tools,

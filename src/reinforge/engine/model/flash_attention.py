@@ -254,7 +254,7 @@ def is_attention_correct(attend: Callable[..., Tensor]) -> bool:
     pairs = [(found, expected), *((a.grad, b.grad) for a, b in zip(inputs, copies, strict=True))]
     exact = all(a is not None and b is not None and torch.allclose(a, b, atol=1e-5) for a, b in pairs)
     if not exact:
-        logger.info("using transformers' attention (slower): torch's flash kernel for CPUs returns other numbers")
+        logger.info("using transformers' attention (slower): torch's flash kernel for CPUs gives different results")
     return exact
 
 

@@ -55,7 +55,7 @@ def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
     """Returns the module with its weights, from safetensors only and without remote code."""
     # a folder of adapters names its base model, which may be on the hub
     is_local = Path(source).is_dir() and not (Path(source) / ADAPTER_CONFIG).is_file()
-    with _translate_load_errors(source, f"load the model {source}"):
+    with _translate_load_errors(source, f"cannot load the model {source}"):
         return AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=is_local
         )
@@ -75,7 +75,9 @@ def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_
 
     if hasattr(nn.ModuleDict, name) or any(name in path.split(".") for path, _ in module.named_modules()):
         fix = "give the adapter another name (llms.ENTRY.adapter)"
-        raise ConfigError(Problem(LORA, f"a part of the model is called {name} too, which PEFT would mix up", fix))
+        raise ConfigError(
+            Problem(LORA, f"a module of the model is also called {name}, and PEFT would confuse the two", fix)
+        )
 
     if Path(module.name_or_path).is_dir():  # `adapter_config.json` will name this folder
         module.name_or_path = str(Path(module.name_or_path).absolute())
@@ -115,7 +117,7 @@ def check_modules_to_save(module: Any, names: Sequence[str]) -> None:
         if not own:
             last_names = sorted({path.rpartition(".")[2] for path in paths if not path.rpartition(".")[2].isdecimal()})
             message = f'the model has no module "{name}"{did_you_mean(name, last_names)}'
-            raise ConfigError(Problem(where, message, f"its modules are called: {', '.join(last_names)}"))
+            raise ConfigError(Problem(where, message, f"use one of: {', '.join(last_names)}"))
         if others := [path for path in paths if path.endswith(name) and path not in own]:
             message = f'"{name}" also matches {others[0]}, whose path ends with it'
             raise ConfigError(Problem(where, message, f"write more of the path, such as {own[0]}"))
@@ -126,13 +128,13 @@ def check_modules_to_save(module: Any, names: Sequence[str]) -> None:
             (inside if is_inside else outside)[id(parameter)] = path
         if tied := inside.keys() & outside.keys():
             first = min(tied, key=inside.__getitem__)
-            message = f"{inside[first]} and {outside[first]} are one tied tensor, so {name} cannot be trained alone"
+            message = f"{inside[first]} and {outside[first]} are tied (one tensor), so {name} cannot be trained alone"
             raise ConfigError(Problem(where, message, f"remove {name}, or use a model without tied embeddings"))
 
 
 def init_random_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
     """Returns a module with the configuration of `source` and random weights from the seed, equal on every device."""
-    what = f"initialize a model from the configuration of {source}"
+    what = f"cannot initialize a model from the configuration of {source}"
     with _translate_load_errors(source, what), torch.random.fork_rng(devices=[]):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         torch.manual_seed(stable_seed(seed, "weights"))
@@ -167,7 +169,7 @@ def load_tokenizer(config: PolicyConfig) -> Any:
         ConfigError: There is no chat template.
     """
     source = config.tokenizer or config.model
-    with _translate_load_errors(source, f"load the tokenizer {source}"):
+    with _translate_load_errors(source, f"cannot load the tokenizer {source}"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if config.chat_template is not None:
         is_text = "{" in config.chat_template

@@ -58,7 +58,9 @@ class LoRABatch:
     def _add_own_adapters(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for name, rows in self._segments or ():
             if inputs[0].ndim != 3:
-                raise EngineError("several adapters in one batch need layers with separate rows, [B, T, H]")
+                raise EngineError(
+                    f"cannot sample several adapters in one batch: a layer got {list(inputs[0].shape)}, not [B, T, H]"
+                )
             down, up = layer.lora_A[name], layer.lora_B[name]
             part = inputs[0].index_select(0, self._pad_rows(rows, inputs[0].shape[1])).to(down.weight.dtype)
             own = (up(down(part))[: len(rows)] * layer.scaling[name]).to(output.dtype)

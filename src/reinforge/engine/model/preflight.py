@@ -23,13 +23,13 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 def check_policy(config: PolicyConfig) -> list[Problem]:
     """Returns every problem of the model that a policy names; checking a hub id is left to transformers."""
     if config.model is None:
-        return [Problem(MODEL, "no model is named", "give the folder of a Hugging Face model, or a hub id")]
+        return [Problem(MODEL, "no model is named", "name the folder or the hub id of a Hugging Face model")]
     if config.model.startswith("bundled:"):
         return _check_template_file(config)
     folder = Path(config.model)
     problems = _check_folder(config.model, MODEL) or (_check_model(config, folder) if folder.is_dir() else [])
     if config.lora is not None and config.init == "random":
-        message = "adapters over random weights cannot be used with any published model"
+        message = "adapters trained on random weights cannot be used with any published model"
         problems.append(Problem(LORA, message, "remove either lora or init: random"))
     if config.tokenizer is not None:
         problems += _check_folder(config.tokenizer, TOKENIZER)
@@ -52,14 +52,18 @@ def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) 
     is_adapter = config.model is not None and (Path(config.model) / ADAPTER_CONFIG).is_file()
     problems = []
     if config.lora is None and not (is_adapter and len(names) == 1):
-        problems.append(Problem(LORA, f"llms name the adapters {listed}, but none are trained", "set lora, such as {}"))
+        problems.append(
+            Problem(LORA, f"llms names the adapters {listed}, but LoRA is off", "set it to {} for its defaults")
+        )
     if is_adapter and len(names) > 1:
-        message = f"{config.model} holds an adapter already, but each of {listed} must start from the base model"
+        message = f"{config.model} already has an adapter, but each of {listed} must start from the base model"
         problems.append(
             Problem(MODEL, message, "name the base model here, and load the saved adapter into one of them")
         )
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
-        problems.append(Problem(LORA, f"adapters {listed}: names must differ, and be letters, digits or _"))
+        problems.append(
+            Problem(LORA, f"adapter names must differ and contain only letters, digits and _, found {listed}")
+        )
     if config.lora is not None and config.lora.modules_to_save and len(names) > 1:
         message = f"{', '.join(config.lora.modules_to_save)} cannot be trained in full for several adapters ({listed})"
         fix = "remove modules_to_save: one batch samples all adapters over one copy of the model's own modules"
@@ -101,15 +105,15 @@ def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
         fix = "give the folder that `save_pretrained` wrote"
         problems.append(Problem(MODEL, f"{folder} has no readable config.json", fix))
     elif "auto_map" in settings:
-        message = f"{folder}/config.json names its own code (auto_map), which reinforge never runs"
+        message = f"{folder}/config.json refers to custom code (auto_map), which reinforge never runs"
         problems.append(Problem(MODEL, message, "use a family that transformers knows, and remove auto_map"))
     elif config.lora is not None:
         problems += _check_modules_to_save(config.lora.modules_to_save or [], folder, settings)
     if config.init == "pretrained" and not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if pickles:
-            message = f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code; safetensors only"
-            fix = "load them once on a machine you can risk and save with save_pretrained, which writes safetensors"
+            message = f"{folder} has only pickled weights ({pickles[0]}), which can run code; safetensors are required"
+            fix = "convert the weights in a sandbox: load them and call save_pretrained, which writes safetensors"
         else:
             message = f"{folder} has no weights (*.safetensors)"
             fix = "give a folder with weights, or set finetuning.policy.init: random for random weights"
@@ -130,7 +134,7 @@ def _check_modules_to_save(names: Sequence[str], folder: Path, settings: dict[st
         elif tensors and not any(f".{name}." in f".{tensor}" for tensor in tensors):
             parts = {part for tensor in tensors for part in tensor.split(".")[:-1] if not part.isdecimal()}
             message = f'{folder} has no module "{name}"{did_you_mean(name, sorted(parts))}'
-            fix = f"its modules are called: {', '.join(sorted(parts))}"
+            fix = f"use one of: {', '.join(sorted(parts))}"
         else:
             continue
         problems.append(Problem(f"{LORA}.modules_to_save", message, fix))
@@ -159,7 +163,7 @@ def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
         message = f"{folder} has no tokenizer (tokenizer.json or tokenizer_config.json)"
         problems.append(Problem(path, message, "set finetuning.policy.tokenizer to another folder or a hub id"))
     elif "auto_map" in (settings or {}):
-        message = f"{folder}/tokenizer_config.json names its own code (auto_map), which reinforge never runs"
+        message = f"{folder}/tokenizer_config.json refers to custom code (auto_map), which reinforge never runs"
         problems.append(Problem(path, message, "use a tokenizer that transformers knows, and remove auto_map"))
     has_template = "chat_template" in (settings or {}) or (folder / "chat_template.jinja").is_file()
     if not has_template and config.chat_template is None:

@@ -41,7 +41,9 @@ class ValueHead(nn.Module):
     def __init__(self, model: CausalModel, *, shares_trunk: bool):
         super().__init__()
         if not model.separable:
-            message = f"{model.config.model_type} models give no features apart from their logits, which a critic needs"
+            message = (
+                f"{model.config.model_type} models return only logits, but a critic needs the features before them"
+            )
             fix = "use an algorithm without a critic, such as grpo"
             raise ConfigError(Problem("finetuning.algorithm", message, fix))
         self.shares_trunk = shares_trunk

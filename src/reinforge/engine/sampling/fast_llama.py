@@ -29,7 +29,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on a token's position alone, not on the length of the batch."""
 
 MAX_COPIED_BYTES = 64 * 2**20
-"""Most memory for concatenated copies of weights: larger products take all the time, whatever calls them."""
+"""Maximum memory for concatenated copies of weights: larger products take all the time, whatever calls them."""
 
 MAX_PROMPT = 128
 """Longest prompts computed here: in longer ones, attention in chunks (`flash_attention.py`) saves more."""

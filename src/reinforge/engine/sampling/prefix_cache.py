@@ -59,7 +59,7 @@ class PrefixCache:
     sequence that shares most with a prompt is then next to where the prompt would be inserted.
 
     Args:
-        max_bytes: Most memory of keys and values; 0: nothing is cached.
+        max_bytes: Maximum memory of keys and values; 0: nothing is cached.
 
     Attributes:
         num_bytes: Memory in use.
@@ -74,7 +74,7 @@ class PrefixCache:
         return len(self._sorted)
 
     def find(self, prompt: TokenIds, adapter: str = DEFAULT_ADAPTER) -> tuple[CachedPrefix, int] | None:
-        """Returns the sequence that shares most tokens with a prompt, and how many; None: too few to reuse.
+        """Returns the sequence that shares the most tokens with a prompt, and how many; None: too few to reuse.
 
         The prompt's last token is never among them: the reply's first token is sampled from its features.
 

@@ -20,7 +20,7 @@ class SampleRequest:
 
     Attributes:
         prompt: Token ids.
-        limit: Most tokens to sample, at least 1; prompt and limit together fit the context.
+        limit: Maximum tokens to sample, at least 1; prompt and limit together fit the context.
         params: Temperature, top-p, top-k, min-p and seed; the caller has handled the other settings.
         has_stop_text: Returns True if the reply's last tokens contain a stop text; None: there are no stop texts.
         num_stop_tokens: How many of the last tokens `has_stop_text` looks at.

@@ -59,9 +59,9 @@ class ReplySampler:
         seed: Seed of the stream for requests without one.
         deliver: Receives the replies that one step finished.
         adapters: Names of the model's adapters; each request uses one.
-        prefix_cache_bytes: Most memory of the prefix cache; 0: no prefix cache.
+        prefix_cache_bytes: Maximum memory of the prefix cache; 0: no prefix cache.
         deterministic: Use no prefix cache, and compute prompts one by one: how a matrix product is split into blocks
-            depends on its rows, and with it the last bit. Decode steps have rounded lengths and so many rows that
+            depends on its rows, and with it the last bit. Decode steps have rounded lengths, and enough rows that
             no product depends on their number (`stable_rows.py`).
     """
 
@@ -226,7 +226,9 @@ class ReplySampler:
         error = (torch.cat(logits) - torch.cat((plain[n - 1 :], plain[-1:]))).abs().max().item()
         size = plain.abs().max().item()
         if not error <= (1e-3 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
-            raise EngineError(f"cannot sample from {model.config.model_type!r} models: cached logits are {error:g} off")
+            raise EngineError(
+                f"cannot sample from {model.config.model_type!r} models: cached logits differ by {error:g}"
+            )
 
     # Called by the sampler's thread.
 
@@ -339,7 +341,7 @@ class ReplySampler:
     def _shrink_prefix_cache(self) -> None:
         self._prefix_cache.halve()
         limit = self._prefix_cache.max_bytes // 2**20
-        logger.warning("memory ran out; the prefix cache now takes at most %d MiB", limit)
+        logger.warning("out of memory: reducing the prefix cache to at most %d MiB", limit)
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -1,8 +1,8 @@
-"""How many rows a decode step needs, so that the bits of a row do not depend on how many rows there are.
+"""Finds how many rows a decode step needs, so that the bits of a row do not depend on the number of rows.
 
-A BLAS picks its kernel by the shape of a product: for few rows another kernel adds up in another order. From how many
-rows on the kernel stays the same differs by CPU and by inner size. Measured with MKL and float32: 4 rows on one CPU;
-on another (AVX-512, AMX) 3 rows for 64 inputs, 6 for 128, 9 for 192 and 16 for 512 and more.
+A BLAS library picks its kernel by the shape of a product, and the kernels for few rows add up in another order. From
+which number of rows on the kernel stays the same differs by CPU and by inner size. Measured with MKL in float32: 4 rows
+were enough on one CPU; another one (AVX-512, AMX) needs 3 rows for 64 inputs, 6 for 128, 9 for 192, 16 for 512.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CHECKED_ROWS = 40
 
 @torch.no_grad()
 def find_stable_rows(model: CausalModel, max_rows: int) -> int:
-    """Returns the fewest rows from which on each product of the model gives a row the same bits, on one thread.
+    """Returns the smallest number of rows from which every product of the model gives a row the same bits.
 
     Args:
         model: The model; one layer of each shape is tried.
-        max_rows: Rows of a full batch. Returned if no fewer will do: then every step has exactly so many.
+        max_rows: Rows of a full batch; returned if no smaller number works, so that every step has exactly this many.
     """
     before, stable = torch.get_num_threads(), min(MIN_ROWS, max_rows)
     torch.set_num_threads(1)  # on several threads a product is also divided by its number of rows

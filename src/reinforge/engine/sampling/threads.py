@@ -16,7 +16,7 @@ BUSY_SHARE = 0.35
 """From this share of its time on, an agent's thread counts as busy."""
 
 MIN_INTERVAL_S = 0.02
-"""Shortest time over which the share is measured."""
+"""Minimum time over which the share is measured."""
 
 
 class ThreadLoad:

@@ -102,7 +102,7 @@ def _find_prefixes(
 
 
 def find_stems(prompts: Sequence[tuple[int, ...]], width: int, device: torch.device | None) -> Stems | None:
-    """Returns the shared beginnings of prompts, of the length that saves most tokens; None if it saves too little.
+    """Returns the shared beginnings of prompts, of the length that saves the most tokens; None if it saves too few.
 
     A stem ends before the last token of every prompt, so every feature that predicts a token is computed after it.
 

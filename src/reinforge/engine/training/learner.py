@@ -214,7 +214,7 @@ class Learner(ScheduledOptimizer):
         measure_mismatch: bool,
     ) -> dict[str, float] | None:
         if not are_finite(samples):
-            log_skipped_step("the credit or the log-probs of a sample are")
+            log_skipped_step("the advantages or the log-probs of a sample are")
             return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)

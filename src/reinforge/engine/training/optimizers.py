@@ -65,7 +65,7 @@ def restore_optimizer_state(
     if saved_keys and set(saved_keys) != expected:
         wanted, saved = (", ".join(sorted(names)) or "nothing" for names in (expected, saved_keys))
         logger.warning(
-            "the checkpoint holds another optimizer's state (%s; %s needs %s): the optimizer starts fresh",
+            "the checkpoint has another optimizer's state (%s; %s needs %s): starting with an empty state",
             saved,
             settings.name,
             wanted,

@@ -26,7 +26,7 @@ class LogprobScorer:
     Args:
         model: The trained model; it scores with its active adapter.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
-        max_tokens: Most tokens of a micro-batch, padding included.
+        max_tokens: Maximum tokens of a micro-batch, padding included.
         keeps_reference: True if there is a reference: `reference`, or the model without its adapters.
         reference: A frozen copy of the loaded weights.
         critic: The value head; None: there is none.

@@ -33,7 +33,7 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return missing_score(item, "the evaluator cancelled itself")
+        return missing_score(item, "the evaluator raised CancelledError")
     except (Exception, SystemExit) as error:  # noqa: BLE001  a user's evaluator may raise anything
         late = isinstance(error, TimeoutError) and clock.expired()
         return missing_score(item, f"the evaluator timed out after {timeout_s:g} s" if late else describe_error(error))

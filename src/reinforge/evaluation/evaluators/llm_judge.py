@@ -66,7 +66,7 @@ class LLMJudgeConfig(EvaluatorConfig, name="llm_judge"):
     )
     low: float = Field(default=0.0, description="Lowest score.")
     high: float = Field(default=1.0, description="Highest score; scores are not rescaled.")
-    retries: int = Field(default=2, ge=0, description="How often to ask again after an invalid reply.")
+    retries: int = Field(default=2, ge=0, description="How many times to ask again after an invalid reply.")
     temperature: float = Field(default=0.0, ge=0, description="The judge's temperature.")
     max_tokens: int = Field(default=512, ge=16, description="Maximum tokens of the judge's reply.")
     max_chars: int = Field(
@@ -81,7 +81,9 @@ class LLMJudgeConfig(EvaluatorConfig, name="llm_judge"):
     def _check_placeholders(cls, prompt: str) -> str:
         absent = {"output", "rubric"} - set(PLACEHOLDER.findall(prompt))
         if absent:
-            raise ValueError(f"the prompt has no {{{'} and no {'.join(sorted(absent))}}}; the judge needs to see it")
+            raise ValueError(
+                f"the prompt has no {{{'} and no {'.join(sorted(absent))}}}; add it, since the judge needs it"
+            )
         return prompt
 
     @model_validator(mode="after")
@@ -128,7 +130,7 @@ class LLMJudge(Evaluator):
                 return EvalOutputItem(id=item.id, score=score, reasoning=reasoning)
         replies = f"{self.config.retries + 1} replies"
         return missing_score(
-            item, f"the judge {self.llm.model_name} gave no verdict in {replies}: {reason}", text[:500]
+            item, f"the judge {self.llm.model_name} gave no valid verdict in {replies}: {reason}", text[:500]
         )
 
     def build_messages(self, item: EvalInputItem) -> list[Message]:

@@ -81,7 +81,9 @@ def _count_parameters(function: Callable[..., Any]) -> int:
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     count = len(required) or min(len(positional), 1)
     if keywords or count not in (1, 2):
-        raise ConfigError(f"the evaluator's function {name}{inspect.signature(function)} does not fit; {CONTRACT}")
+        raise ConfigError(
+            f"the evaluator's function {name}{inspect.signature(function)} has the wrong parameters; {CONTRACT}"
+        )
     return count
 
 

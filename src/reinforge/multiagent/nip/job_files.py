@@ -124,7 +124,7 @@ class GroupFiles:
 def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
-    with boundary(StorageError, f"read {path}"):
+    with boundary(StorageError, f"cannot read {path}"):
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -166,7 +166,9 @@ def build_protocol(hyper_params: HyperParameters, registry: Registry | None = No
     handler = getattr(component.factory, "handler", None)
     if handler is None:
         name = hyper_params.interaction_protocol
-        raise ConfigError(Problem("hyper_params.interaction_protocol", f"{name} is not a protocol", "such as nip"))
+        raise ConfigError(
+            Problem("hyper_params.interaction_protocol", f"{name} is not a protocol", "use one, such as nip")
+        )
     return handler(component.config_type(**block))
 
 

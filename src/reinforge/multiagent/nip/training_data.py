@@ -93,7 +93,7 @@ class TrainingData:
 
     def _check_agent_names(self, *datasets: DataByAgent) -> None:
         unknown = dict.fromkeys(name for data in datasets for name in data if name not in self.agents)
-        fix = f"its agents: {', '.join(self.agents)}"
+        fix = f"use one of: {', '.join(self.agents)}"
         if unknown:
             raise ConfigError(
                 Problem(name, f"the group {self.group_name} has no such agent{did_you_mean(name, self.agents)}", fix)

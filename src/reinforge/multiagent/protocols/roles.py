@@ -33,11 +33,11 @@ class RolesConfig(DialogueConfig, name="roles"):
     hears: dict[str, list[str]] = Field(
         default_factory=dict, description="The roles that a role hears; roles not listed here hear all others."
     )
-    passes: int = Field(default=1, ge=1, description="How often the order is gone through.")
+    passes: int = Field(default=1, ge=1, description="How many times the roles speak in this order.")
     answer: str | None = Field(default=None, description="Role whose last message is the answer; null: the last role.")
     evaluator: str = Field(description="Entry of eval.evaluators that scores the answer.")
     role_rewards: dict[str, float] = Field(
-        default_factory=dict, description="Factor of the score that a role earns; default 1."
+        default_factory=dict, description="A role's reward is the score times this factor; default 1."
     )
 
     @model_validator(mode="after")
@@ -73,8 +73,9 @@ class Roles(ProtocolHandler):
         """
         known, name = builder.config.eval.evaluators, self.config.evaluator
         if name not in known:
-            message = f'"{name}" is not under eval.evaluators{did_you_mean(name, known)}'
-            raise ConfigError(Problem("evaluator", message, f"available: {', '.join(known) or 'none'}"))
+            message = f'eval.evaluators has no entry "{name}"{did_you_mean(name, known)}'
+            fix = f"use one of: {', '.join(known)}" if known else "add an entry to eval.evaluators"
+            raise ConfigError(Problem("evaluator", message, fix))
         self._evaluator = await builder.get_evaluator(name)
         self._timeout_s = builder.config.finetuning.limits.evaluator_timeout_s
 

@@ -17,7 +17,7 @@ class Node(Generic[StateT, ActionT]):
 
     Attributes:
         context: The conversation before the probe.
-        probe: What the tester said.
+        probe: The tester's message.
         response: What the target answered.
         reward: The tester's reward for this turn.
         children: The alternative next turns.

@@ -59,7 +59,7 @@ class HFASTSystem(ASTProblem):
         )
 
     def _default_settings(self, model: str) -> dict[str, Any]:
-        with boundary(EngineError, f"load the tokenizer of {model}"):
+        with boundary(EngineError, f"cannot load the tokenizer of {model}"):
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         return {} if tokenizer.chat_template else {"chat_template": PLAIN_TEMPLATE}
 

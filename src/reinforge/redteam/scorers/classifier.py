@@ -35,7 +35,7 @@ class ClassifierScorer(Scorer[str, str]):
         from reinforge.engine.checkpoint import hide_progress_bars
         from reinforge.engine.model.loading import pick_device
 
-        with boundary(EngineError, f"load the classifier {model}"), hide_progress_bars():
+        with boundary(EngineError, f"cannot load the classifier {model}"), hide_progress_bars():
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             module: Any = AutoModelForSequenceClassification.from_pretrained(
                 model, use_safetensors=True, trust_remote_code=False

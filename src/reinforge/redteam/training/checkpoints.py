@@ -1,4 +1,4 @@
-"""TrainingCheckpoints of a training: whole or not there.
+"""Checkpoints of a training run; each one is complete or does not exist.
 
 run_dir/
   log.jsonl                  one line per batch, experience and evaluation
@@ -101,6 +101,6 @@ class TrainingCheckpoints:
         try:
             state = TrainerState(**json.loads((folder / STATE_FILE).read_text()))
         except (OSError, ValueError, TypeError) as cause:
-            raise StorageError(f"read {folder / STATE_FILE}: {cause}") from cause
+            raise StorageError(f"cannot read {folder / STATE_FILE}: {cause}") from cause
         system.read(folder, optimizer, state.num_steps)
         return state

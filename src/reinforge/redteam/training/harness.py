@@ -59,10 +59,10 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         log_file: Path | None = None,
     ):
         if num_episodes_per_experience < 1:
-            message = f"{num_episodes_per_experience}, expected at least 1"
+            message = f"found {num_episodes_per_experience}, expected at least 1"
             raise ConfigError(Problem("num_episodes_per_experience", message, "set it to 1 or more"))
         if algorithm.needs_siblings and getattr(sampler, "tree_width", None) == 1:
-            message = f"1, but {type(algorithm).__name__} compares siblings and would have no training signal"
+            message = f"is 1, but {type(algorithm).__name__} compares siblings and would have no training signal"
             raise ConfigError(
                 Problem("tree_width", message, "set it to 2 or more, or use PPO, which needs no siblings")
             )

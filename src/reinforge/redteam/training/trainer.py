@@ -110,7 +110,9 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
     def _check_run_dir(self) -> None:
         if self._checkpoints is None:
             if self.config.resume:
-                raise ConfigError(Problem("resume", "true, but there is no run_dir to resume from", "set the run_dir"))
+                raise ConfigError(
+                    Problem("resume", "is true, but run_dir is not set", "set run_dir to the folder of the run")
+                )
         elif not self.config.resume and self._checkpoints.newest() is not None:
             message = f"{self.config.run_dir} already contains checkpoints of another training run"
             raise ConfigError(Problem("run_dir", message, "set resume=True to resume it, or name another folder"))

@@ -81,7 +81,7 @@ class TicketsWorkflowConfig(WorkflowConfig, name="tickets"):
     instructions: str | None = Field(
         default=None, description="System prompt; not needed for the starter, but other models need the schema."
     )
-    max_tokens: int = Field(default=32, ge=1, description="Longest answer.")
+    max_tokens: int = Field(default=32, ge=1, description="Maximum tokens of an answer.")
 
 
 @register_workflow(config_type=TicketsWorkflowConfig)

@@ -40,7 +40,7 @@ DATASET = "eval.general.dataset"
 
 
 class DatasetTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="dataset"):
-    """Trains on what the dataset's rows show; the agent runs for the validations and the verdict only."""
+    """Trains on the replies in the dataset's rows; the agent only runs for validation and for the verdict."""
 
     examples_per_epoch: int | None = Field(
         default=None, ge=1, description="Training rows per epoch, shuffled on each pass; null: all."
@@ -85,8 +85,8 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         """Returns why these rows cannot be trained on by this algorithm; needs no model."""
         problems = list[Problem]()
         if len(names := list(dict.fromkeys(find_adapters(config.llms).values()))) > 1:
-            message = f"the rows of a dataset do not say which adapter learns them: {', '.join(names)}"
-            problems.append(Problem("", message, "train one adapter on them, in a run of its own"))
+            message = f"the rows of a dataset do not say which adapter to train: {', '.join(names)}"
+            problems.append(Problem("", message, "train one adapter per run"))
         return problems + (self._validate_rows(examples, row_locations, algorithm) if examples else [])
 
     def _validate_rows(
@@ -95,8 +95,8 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         shape, found = detect_row_shape([item.full_dataset_entry for item in items]), RowProblems()
         refused = _find_algorithm_problems(algorithm, shape)
         if shape not in DEMONSTRATION_SHAPES:
-            message = f"the rows have the shape {shape}, which holds no assistant replies"
-            fix = "give rows of messages, prompt/completion or prompt/chosen/rejected; `_type: group` runs the agent"
+            message = f"the rows have the shape {shape}, which has no assistant replies to train on"
+            fix = "use rows of messages, prompt/completion or prompt/chosen/rejected, or run the agent: `_type: group`"
             return [*refused, Problem(DATASET, message, fix)]
         for item in items:
             try:
@@ -127,7 +127,9 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
 
     async def _build_groups(self, epoch: int) -> list[list[Trajectory]]:
         if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set; the run sets it, outside a run set it yourself")
+            raise EvaluationError(
+                "builder.evaluation is not set; a run sets it, but outside a run you have to set it yourself"
+            )
         items = {str(item.id): item for item in self.evaluation.examples("train")}
         shape = detect_row_shape([item.full_dataset_entry for item in items.values()])
         if self._fitting is None:
@@ -155,10 +157,12 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         found.raise_all()
         if not fitting:
             message = f"none of the {len(items)} training rows fits the model's context ({reason})"
-            raise ConfigError(Problem(DATASET, message, "shorten the rows, or take a model with a longer context"))
+            raise ConfigError(Problem(DATASET, message, "shorten the rows, or use a model with a longer context"))
         if len(fitting) < len(items):
             left_out = len(items) - len(fitting)
-            note = f"{left_out} of {len(items)} training rows do not fit the context and are left out ({reason})"
+            note = (
+                f"{left_out} of {len(items)} training rows do not fit the model's context and are left out ({reason})"
+            )
             self._notes.append(note)
             logger.warning(note)
         return fitting
@@ -196,15 +200,15 @@ def _find_algorithm_problems(algorithm: Algorithm, shape: str) -> list[Problem]:
     """Returns why an algorithm cannot learn from rows of this shape."""
     name, path = type(algorithm).__name__, "finetuning.algorithm"
     if not algorithm.offline:
-        message = f"{name} needs the sampler's log-prob of each token, and the tokens of a dataset were not sampled"
+        message = f"{name} needs the sampler's log-prob of each token, but the tokens of a dataset were not sampled"
         fix = "use `_type: sft`, dpo or ipo, or run the agent with the trajectory builder `_type: group`"
-        return [Problem(path, message, f"{fix}; an algorithm of your own that can train them sets `offline = True`")]
+        return [
+            Problem(path, message, f"{fix}; if your own algorithm does not need log-probs, set its `offline = True`")
+        ]
     if isinstance(algorithm, SFT) and algorithm.config.min_reward is None and shape in (*PREFERENCE_SHAPES, LABELLED):
         what = "rejected replies" if shape in PREFERENCE_SHAPES else "replies with the label false"
-        message = f"the rows have the shape {shape}, and sft would learn the {what} too"
-        return [
-            Problem(f"{path}.min_reward", message, "set min_reward: 0.5, which leaves them out (they have reward 0)")
-        ]
+        message = f"the rows have the shape {shape}, so sft would also train on the {what}"
+        return [Problem(f"{path}.min_reward", message, "set min_reward: 0.5 to leave them out (their reward is 0)")]
     return []
 
 

@@ -60,7 +60,9 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Starts the episodes of an epoch; `meta` names the epoch, and for a refill the examples and the round."""
         if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set; the run sets it, outside a run set it yourself")
+            raise EvaluationError(
+                "builder.evaluation is not set; a run sets it, but outside a run you have to set it yourself"
+            )
         meta = meta or {}
         epoch, round_ = int(meta.get("epoch", 0)), int(meta.get("round", 0))
         plan = self.plan(epoch)
@@ -91,7 +93,7 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         finally:
             self.evaluation_runs.pop(run_id, None)
         self.records = records
-        groups = await self._grouped(records, meta or {})
+        groups = await self._build_groups(records, meta or {})
         return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
 
     def validate(
@@ -100,28 +102,28 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         """Returns why the algorithm or the curriculum cannot use the groups that this builder makes."""
         problems, path = list[Problem](), "finetuning.curriculum_learning.collect_only_included"
         if algorithm.needs_groups and self.num_siblings(config.workflow) < 2:
-            message = "1 makes groups of one, and a group-relative algorithm has nothing to compare"
+            message = "with 1, each group has one episode, so a group-relative algorithm has nothing to compare"
             fix = "use at least 2 (8 is usual), or an algorithm without groups, such as sft"
             problems.append(Problem(self.siblings_setting, message, fix))
         if config.finetuning.curriculum_learning.collect_only_included:
             names = [name or "the policy" for name in dict.fromkeys(self.policies.values())]
             if not self.groups_are_examples:
-                message = "an example makes several groups here: one may be included, another not"
+                message = "this builder makes several groups per example, and the curriculum may include only some"
                 problems.append(Problem(path, message, "set it to false"))
             elif len(names) > 1:
-                message = f"an example makes a group for each adapter ({', '.join(names)}): one may be included, "
-                problems.append(Problem(path, f"{message}another not", "set it to false"))
+                message = f"each example has a group per adapter ({', '.join(names)}), and the curriculum may include "
+                problems.append(Problem(path, f"{message}only some of them", "set it to false"))
         return problems
 
     def num_siblings(self, workflow_config: Any) -> int:
-        """Returns the most trajectories that are compared with each other."""
+        """Returns the maximum number of trajectories that are compared with each other."""
         return self.trajectory_builder_config.num_generations
 
-    async def _grouped(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
+    async def _build_groups(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
         scored = [(record, reward) for record in records if (reward := reward_of_episode(record)) is not None]
-        return self._groups(scored)
+        return self._group_scored(scored)
 
-    def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
+    def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
         """Returns the siblings of each example and adapter."""
         groups: dict[str, list[Trajectory]] = {}
         for record, reward in scored:

@@ -36,7 +36,7 @@ class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
         """Returns the agent's `width`: the siblings are the branches of a tree; 2 if the agent has no such setting."""
         return getattr(workflow_config, "width", 2)
 
-    def _groups(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
+    def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
         """Returns the siblings of each branching point, with the reward marked on each reply."""
         back_up = self.trajectory_builder_config.back_up
         return [

@@ -107,7 +107,7 @@ class ComponentBuilder:
         if file is None:
             return await self._make("dataset", DATASET, config)
         if "file_path" not in type(config).model_fields:
-            message = f"the dataset's `_type: {config.static_type}` reads no file, so {file} cannot replace it"
+            message = f"the dataset's `_type: {config.static_type}` does not read a file, so {file} cannot replace it"
             raise ConfigError(Problem(DATASET, message, "use a dataset with a file_path, such as `_type: jsonl`"))
         name = self.loaded.types.get(tuple(DATASET.split(".")), str(config.static_type))
         ending = Path(file).suffix.lower().removeprefix(".")
@@ -217,12 +217,12 @@ async def _enter(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]
     try:
         component = await anext(generator)
     except StopAsyncIteration:
-        raise ConfigError(Problem(path, "its factory yields no component", "yield it once")) from None
+        raise ConfigError(Problem(path, "the factory yields no component", "yield the component once")) from None
     try:
         yield component
     finally:
         try:
             async for _ in generator:
-                logger.warning("%s: its factory yields more than once; only the first component is used", path)
+                logger.warning("%s: the factory yields more than one component; only the first is used", path)
         except Exception:  # a user's teardown may raise anything
             logger.exception("%s: teardown failed", path)

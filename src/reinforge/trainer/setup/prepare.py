@@ -172,7 +172,7 @@ async def _load_splits(builder: ComponentBuilder, other: ComponentBuilder) -> di
         return split_examples(items, config.splits, config.seed, id_key=id_key)
     if run.validation_dataset is None and other.config.eval.general.dataset is None:
         message = f"{run.validation_config_file} has no eval.general.dataset to validate on"
-        raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or give --validation_dataset"))
+        raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or pass --validation_dataset"))
     validation = (await other.get_dataset(run.validation_dataset)).load()
     return split_with_validation(items, validation, config.splits, config.seed, id_key=id_key)
 
@@ -187,8 +187,12 @@ async def _held_out_evaluators(
     config = builder.config.finetuning
     for name in (config.reward_function.name, config.gate.metric):
         if name is not None and name not in names:
-            message = f'the run needs the evaluator "{name}", but that file has only {", ".join(names)}'
-            raise ConfigError(other.locate(Problem("eval.evaluators", message, f"add {name} there, or leave all out")))
+            message = f'the run needs the evaluator "{name}", but this file has only {", ".join(names)}'
+            raise ConfigError(
+                other.locate(
+                    Problem("eval.evaluators", message, f"add {name}, or remove all of them to use those of the run")
+                )
+            )
     return {name: await other.get_evaluator(name) for name in names}
 
 
@@ -198,7 +202,7 @@ def _require_policy_llm(config: Config) -> list[Problem]:
         return []
     names = ", ".join(f"{name} is {llm.static_type}" for name, llm in config.llms.items())
     message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({names})"
-    return [Problem("llms", message, "make the entry that the agent calls `_type: policy`")]
+    return [Problem("llms", message, "set `_type: policy` for the entry that the agent calls")]
 
 
 def effective_settings(parts: Parts) -> list[tuple[str, str]]:
@@ -219,7 +223,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("agent", getattr(parts.workflow.function, "__qualname__", type(parts.workflow.function).__name__)),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
         *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
-        *([("sends to", ", ".join(remote))] if remote else []),
+        *([("sends data to", ", ".join(remote))] if remote else []),
         *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
         *([("validate", validated)] if validated else []),
         ("reward", f"{parts.reward_metric}; the verdict uses {parts.gate_metric}"),
@@ -239,14 +243,14 @@ def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
     optimizer, batch = config.policy.optimizer, config.policy.batch
     steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
     return [
-        *([("critic", _critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
+        *([("critic", _describe_critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
-        *([("memory", memory)] if (memory := _memory(config)) else []),
+        *([("memory", memory)] if (memory := _describe_memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
 
 
-def _memory(config: FinetuneConfig) -> str:
+def _describe_memory(config: FinetuneConfig) -> str:
     """Returns the memory savings in effect, if any."""
     savings = {
         "bfloat16 with float32 master weights": config.policy.dtype == "bfloat16",
@@ -255,7 +259,7 @@ def _memory(config: FinetuneConfig) -> str:
     return "; ".join(text for text, holds in savings.items() if holds)
 
 
-def _critic(config: FinetuneConfig) -> str:
+def _describe_critic(config: FinetuneConfig) -> str:
     critic = config.policy.critic
     trained = "and the policy's layers" if critic.shares_trunk else "alone"
     return f"a linear value head, lr {critic.learning_rate:g}; its loss trains the head {trained}"

@@ -61,9 +61,9 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         policy: Other settings of the tester, those of `finetuning.policy`: `lora`, `dtype`, `max_model_len`, ...;
             `max_num_seqs` applies to all models.
         temperature: Sampling temperature of the tester.
-        max_tokens: Most tokens in a probe.
+        max_tokens: Maximum tokens in a probe.
         target_temperature: Sampling temperature of the target.
-        target_max_tokens: Most tokens in a response.
+        target_max_tokens: Maximum tokens in a response.
         value_head: Add a critic to the tester, which PPO needs.
         device: `auto`, `cpu`, `cuda` or `mps`.
         seed: Seeds the sampling of requests without a seed.
@@ -102,7 +102,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             likelihood=likelihood,
         )
         if temperature <= 0:
-            message = f"{temperature:g}: greedy probes are all equal, and their log-probs are not the policy's"
+            message = f"is {temperature:g}, but greedy probes are all equal, and their log-probs are not the policy's"
             raise ConfigError(Problem("temperature", message, "set it above 0"))
         self._probe_params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
         self._response_params = SamplingParams(temperature=target_temperature, max_tokens=target_max_tokens)
