@@ -52,7 +52,8 @@ class TrajectoryBuilder(ABC):
         evaluation: Runs and scores episodes; the run sets it before `initialize`.
         records: The episodes of the last collection; None: unknown, so missing ones are not counted.
         rewards_are_scores: False: rewards come with the data and say nothing about the policy; they are not reported.
-        is_resumable: True: a resumed run may reuse journalled episodes; False: it collects an open epoch again.
+        is_resumable: True: a resumed run may reuse journalled episodes, and the run calls `compute_reward`;
+            False: a resumed run collects an open epoch again, and the builder calls `compute_reward` itself.
         requires_policy_llm: True: an entry `_type: policy` must be configured, since its replies are what is trained.
     """
 
@@ -126,7 +127,7 @@ class TrajectoryBuilder(ABC):
         return [group.mean_reward for group in groups] if self.rewards_are_scores else []
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:
-        """Returns the reward of one score, or None where it is missing; the journal keeps what this returns."""
+        """Returns the reward of one score, or None where it is missing; see `is_resumable` for who calls it."""
         return output_item.as_reward()
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from pathlib import Path
+from typing import Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
@@ -36,7 +37,7 @@ from reinforge.trainer.setup.prepare import Parts, build_parts, effective_settin
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
 from reinforge.trainer.signals import describe_kept_work, run_with_signals
 from reinforge.trainer.watchdog import log_to_folder, watch_progress
-from reinforge.types.evaluation import EvaluationReport, MetricSummary
+from reinforge.types.evaluation import EvalOutputItem, EvaluationReport, MetricSummary
 from reinforge.version import __version__
 
 CLEANUP_S = 5.0
@@ -223,7 +224,7 @@ class _Run:
             parts.evaluators,
             reward_metric=parts.reward_metric,
             outcomes=config.outcomes,
-            compute_reward=parts.trajectory_builder.compute_reward,
+            compute_reward=self._compute_reward if parts.trajectory_builder.is_resumable else None,
             listener=self.context.record_episode,
             num_samples={"confirm": config.gate.num_samples},
             held_out_evaluators=parts.held_out_evaluators,
@@ -233,6 +234,11 @@ class _Run:
         self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer may ignore it
         await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)
         return runner
+
+    async def _compute_reward(self, score: EvalOutputItem, meta: dict[str, Any]) -> float | None:
+        """Returns the builder's reward of a score; a builder that drives its own collection calls it itself."""
+        meta = {**meta, "trainer_run_id": self.context.run_id}
+        return await self.parts.trajectory_builder.compute_reward(score, meta)
 
     async def _record_base(self) -> None:
         """Saves the weights before any training."""
