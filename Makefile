@@ -3,11 +3,14 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 LOCK ?=
 OPENAI ?= 1.109.1 2.8.0 3.54.0
+MINUTES ?= 60
+# every test that the table of guarantees names
+FAULTS = tests/fault $(shell grep -o 'tests/[a-z0-9_/]*\.py' docs/reliability.md | grep -v '^tests/fault/' | sort -u)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-long test test-slow fault check fix install bench clients clean
+.PHONY: demo demo-long test test-slow fault fuzz check fix install bench clients audit clean
 
 install: $(STAMP)
 
@@ -35,7 +38,11 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 fault: $(STAMP)
-	$(BIN)/python -m pytest tests/fault --timeout 3000
+	$(BIN)/python -m pytest $(FAULTS) --timeout 3000
+
+# looks for inputs that break a promise: MINUTES in all, each test in turn
+fuzz: $(STAMP)
+	REINFORGE_FUZZ_SECONDS=$$(($(MINUTES) * 60 / 8)) $(BIN)/python -m pytest tests/fuzz --timeout 0
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -56,9 +63,20 @@ clients: $(STAMP)
 		$(BIN)/python -m tests.clients .clients/openai-$$version/bin/python || exit 1; \
 	done
 
+# licences, a list of what is installed (an SBOM in CycloneDX's format), and its known vulnerabilities; the last needs the
+# network, and --strict fails where a package could not be looked up
+audit: $(STAMP)
+	$(BIN)/python -m pytest tests/contract/test_licences.py
+	$(PYTHON) -m venv .audit
+	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom
+	mkdir -p build
+	.audit/bin/cyclonedx-py environment $(BIN)/python --output-file build/sbom.json
+	$(BIN)/python -m pip list --format freeze --exclude-editable | sed 's/+cpu$$//' > build/installed.txt
+	.audit/bin/pip-audit --strict --no-deps --disable-pip --requirement build/installed.txt
+
 fix: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .clients build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) .audit .clients build dist *.egg-info src/*.egg-info

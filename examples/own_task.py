@@ -1,14 +1,16 @@
-"""Your own task in thirty lines: teach a small model to answer with the larger of two digits.
+"""Your own task in thirty lines: teach a small model to answer with the largest of three digits.
 
 python examples/own_task.py [MODEL]      MODEL: a folder or hub id; default: the bundled tic-tac-toe model
 """
 
 import sys
+from itertools import product
 
 import reinforge
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "bundled:tic_tac_toe"
-ROWS = [{"id": f"{a}{b}", "question": f"{a} {b}", "answer": str(max(a, b))} for a in range(1, 10) for b in range(1, 10)]
+DIGITS = list(product("123456789", repeat=3))
+ROWS = [{"id": "".join(three), "question": " ".join(three), "answer": max(three)} for three in DIGITS]
 
 
 async def agent(item, llm, context):
@@ -23,6 +25,5 @@ def reward(output, expected):
 
 
 if __name__ == "__main__":
-    settings = {"policy": {"batch": {"steps_per_job": 4}}}
-    summary = reinforge.finetune(agent, ROWS, reward, MODEL, epochs=30, num_generations=16, settings=settings)
+    summary = reinforge.finetune(agent, ROWS, reward, MODEL, epochs=20, num_generations=16, examples_per_epoch=64)
     print("\n".join(summary.closing_lines(color=sys.stdout.isatty())))

@@ -51,7 +51,7 @@ class Project:
     """A folder with everything that a run needs; change what you like, then `finetune`."""
 
     def __init__(self, folder, model):
-        self.folder, self.settings = folder, settings(model)
+        self.folder, self.model, self.settings = folder, model, settings(model)
         sys.modules.pop("task", None)  # each project has its own
         self.write("task.py", AGENT)
         self.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]

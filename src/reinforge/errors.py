@@ -3,10 +3,12 @@
     ReinforgeError                        1   internal
     ├── ConfigError(ValueError)           2   wrong usage, configuration or data; lists every problem
     ├── TrajectoryError(ValueError)       2   a trajectory, group or sample is inconsistent
+    ├── RecordError(ValueError)           2   a value cannot be written as JSON
     ├── CaptureError                      1   a model call could not be recorded exactly
     ├── EvaluationError                   3   an evaluation has no usable result
     ├── JobFailed(RuntimeError)           3   a training job failed or learned nothing
     ├── EngineError                       3   the embedded model failed
+    │   └── MessagesRejected              3   the chat template rejects the agent's messages
     ├── BackendError                      4   a training or model service sent an invalid response
     │   └── BackendUnavailable(ConnectionError)  4   it does not respond
     ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
@@ -27,12 +29,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from reinforge.safe_text import redact_secrets
 
 
 class ReinforgeError(Exception):
-    """Base of every error; `exit_code` is that of the command line."""
+    """Base of every error.
+
+    Attributes:
+        exit_code: That of the command line.
+        can_resume: False if the run would fail in the same way when it is resumed, so that no message offers that.
+    """
 
     exit_code = 1
+    can_resume = True
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,12 @@ class TrajectoryError(ReinforgeError, ValueError):
     exit_code = 2
 
 
+class RecordError(ReinforgeError, ValueError):
+    """A value cannot be written as JSON; the message is the reason."""
+
+    exit_code = 2
+
+
 class CaptureError(ReinforgeError):
     """A model call could not be recorded exactly as it was sampled."""
 
@@ -95,6 +112,10 @@ class EngineError(ReinforgeError):
     """The embedded model failed."""
 
     exit_code = 3
+
+
+class MessagesRejected(EngineError):
+    """The chat template rejects the agent's messages, such as two of the user in a row; no failure of the model."""
 
 
 class BackendError(ReinforgeError):
@@ -123,6 +144,20 @@ class ContextOverflow(Exception):
     """A prompt is longer than the policy's context; the runner records the episode as `context_overflow`."""
 
 
+class PolicyFailure(Exception):
+    """Raise this in a workflow if the model's answer is unusable: an invalid action, a reply that cannot be parsed.
+
+    The episode counts as a policy failure, and its reward is `finetuning.outcomes.policy_error`.
+
+    Attributes:
+        output: The output for the other evaluators, or None.
+    """
+
+    def __init__(self, message: str, output: Any = None):
+        super().__init__(message)
+        self.output = output
+
+
 class BudgetReached(ReinforgeError):
     """A time or token limit was reached; the work so far is saved."""
 
@@ -148,7 +183,7 @@ def boundary(error: type[ReinforgeError], what: str) -> Iterator[None]:
     except ReinforgeError:
         raise
     except Exception as cause:
-        raise error(f"{what}: {type(cause).__name__}: {cause}") from cause
+        raise error(redact_secrets(f"{what}: {type(cause).__name__}: {cause}")) from cause
 
 
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
@@ -157,15 +192,15 @@ _NOT_USER_CODE = (str(Path(__file__).parent), *_INSTALLED, "<")
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an error as text, with the last line of the user's own code in its traceback.
+    """Returns an error as text without secrets, with the last line of the user's own code in its traceback.
 
     Example: `1 / 0` in the fourth line of task.py gives `"ZeroDivisionError: division by zero (task.py:4)"`.
     """
     if isinstance(error, ReinforgeError):
-        return f"{type(error).__name__}: {error}"
+        return redact_secrets(f"{type(error).__name__}: {error}")
     steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     user_lines = [f" ({Path(file).name}:{line})" for file, line in steps if not file.startswith(_NOT_USER_CODE)]
-    return f"{type(error).__name__}: {error}{user_lines[-1] if user_lines else ''}"
+    return redact_secrets(f"{type(error).__name__}: {error}{user_lines[-1] if user_lines else ''}")
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

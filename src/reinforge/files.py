@@ -5,7 +5,8 @@
         manifest.json         written last: size and SHA-256 of every file
     .tmp-PID-N/               being written; .trash-*: being removed
 
-Nothing reads a folder whose name starts with `.tmp-` or `.trash-`.
+Nothing reads a folder whose name starts with `.tmp-` or `.trash-`. What is written here may hold prompts and replies,
+so only its owner may read it: folders have the mode 0700 and files 0600, whatever the umask.
 """
 
 from __future__ import annotations
@@ -16,31 +17,110 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
+import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from pydantic import BaseModel
+
 from reinforge.crash import crash_point
-from reinforge.errors import ReinforgeError, StorageError
+from reinforge.errors import RecordError, ReinforgeError, StorageError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 STAGED, TRASH = ".tmp-", ".trash-"
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+MAX_MANIFEST_BYTES = 1 << 26
+MAX_RECORD_BYTES = 1 << 28
+"""The largest JSON or YAML file of a run folder that is read; a damaged or crafted one must not use up the memory."""
 
+MAX_DEPTH = 200
+"""Levels of a recorded value from an agent, a model or an evaluator; SQLite and Python read at least this many."""
+
+_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DATABASE_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
 _numbers = itertools.count()
 
 
 def to_json(value: Any) -> str:
-    """Returns compact JSON; unknown types become text, and non-finite floats become null."""
+    """Returns compact JSON: unknown types become text, non-finite floats null, and lone surrogates their escapes.
+
+    Raises:
+        RecordError: The value contains itself, is nested too deeply, has a key that is no text, number or None, or an
+            integer with too many digits; or converting one of its parts failed.
+    """
+    try:
+        text = _encode(value)
+    except MemoryError:
+        raise
+    except RecursionError as cause:
+        raise RecordError("it is nested too deeply") from cause
+    except Exception as cause:  # a user's type may raise anything
+        raise RecordError(_describe_refusal(cause)) from cause
+    # JSON has lone surrogates only in its strings, where the replacement is their escape
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def find_unwritable(value: Any) -> str | None:
+    """Returns why a value from an agent, a model or an evaluator cannot be recorded; None: it can."""
+    if value is None or isinstance(value, str | bool | float):
+        return None
+    try:
+        text = to_json(value)
+    except RecordError as error:
+        return str(error)
+    brackets = text.count("[") + text.count("{")
+    too_deep = brackets > MAX_DEPTH and _measure_depth(text) > MAX_DEPTH
+    return f"it is nested more than {MAX_DEPTH} levels deep" if too_deep else None
+
+
+def _encode(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=to_plain, allow_nan=False)
-    except ValueError:
-        return json.dumps(_replace_non_finite(value), ensure_ascii=False, separators=(",", ":"), default=to_plain)
+    except ValueError as error:
+        if not str(error).startswith("Out of range float"):
+            raise
+
+    def convert(part: Any) -> Any:
+        return _replace_non_finite(to_plain(part))
+
+    plain = _replace_non_finite(value)
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), default=convert, allow_nan=False)
+
+
+def _describe_refusal(cause: Exception) -> str:
+    """Returns why JSON refused a value, in the words of its user."""
+    try:
+        text = str(cause)
+    except Exception:  # noqa: BLE001  a user's exception may fail even at this
+        text = ""
+    if text.startswith("Circular reference"):
+        return "it contains itself"
+    if text.startswith("Exceeds the limit"):
+        return f"an integer has more than {sys.get_int_max_str_digits():,} digits"
+    if text.startswith("keys must be"):
+        return f"a key is a {text.rpartition(' ')[2]}; keys must be text, numbers or None"
+    return f"{type(cause).__name__}: {text}"
+
+
+def _measure_depth(text: str) -> int:
+    """Returns how deeply the arrays and objects of a JSON text are nested."""
+    depth = deepest = 0
+    for found in _JSON_TOKENS.finditer(text):
+        token = found.group()
+        if token in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token in ("]", "}"):
+            depth -= 1
+    return deepest
 
 
 def to_plain(value: Any) -> Any:
@@ -49,6 +129,8 @@ def to_plain(value: Any) -> Any:
         return sorted(value, key=str)
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", serialize_as_any=True)  # a field may hold a subclass with further fields
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     return str(value)
@@ -95,11 +177,11 @@ def replace_file(path: Path, content: bytes | str) -> None:
     Raises:
         StorageError: Writing failed.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = make_staging_path(path.parent)
     with storage_boundary(path, len(data)):
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=open_private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -107,6 +189,46 @@ def replace_file(path: Path, content: bytes | str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opens a file for `open(..., opener=open_private)`; one that it creates can be read by its owner only."""
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+def make_private_folder(path: Path, *, exist_ok: bool = True) -> None:
+    """Creates a folder that only its owner can look into, if there is none; its parents follow the umask.
+
+    Raises:
+        OSError: It cannot be created, or exists although `exist_ok` is False.
+    """
+    try:
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=exist_ok)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=exist_ok)
+
+
+def make_private(path: Path) -> None:
+    """Gives a file or a folder that this process has written the mode of everything in a run folder."""
+    if not path.is_symlink():
+        path.chmod(PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Returns the content of a file that somebody else may have put there.
+
+    Raises:
+        OSError: It is missing, a link, a device or a pipe, or larger than `max_bytes`.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path.name} is not a regular file")
+        if found.st_size > max_bytes:
+            raise OSError(f"{path.name} has {found.st_size:,} bytes, more than {max_bytes:,}")
+        return file.read(max_bytes + 1)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -121,7 +243,7 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
         StorageError: Writing failed.
     """
     data = (to_json(value) + "\n").encode()
-    with storage_boundary(path, len(data)), open(path, "a+b") as file:
+    with storage_boundary(path, len(data)), open(path, "a+b", opener=open_private) as file:
         size = file.tell()
         complete = _find_complete_length(file, size)
         if complete != size:
@@ -144,7 +266,7 @@ def _find_complete_length(file: Any, size: int) -> int:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a JSON Lines file, without a partial line at its end."""
-    text = path.read_bytes()
+    text = read_regular_file(path, MAX_RECORD_BYTES)
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
 
@@ -168,11 +290,14 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
         paths = sorted(path for path in staged.rglob("*") if path != staged / MANIFEST)
         files = {str(path.relative_to(staged)): hash_file(path) for path in paths if path.is_file()}
     with storage_boundary(target, sum(entry["bytes"] for entry in files.values())):
+        for path in [staged, *paths]:
+            make_private(path)
         for path in paths:
             _fsync(path)
         crash_point("ckpt.after_tensor")
         manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
-        (staged / MANIFEST).write_text(_format_manifest(manifest), encoding="utf-8")
+        with open(staged / MANIFEST, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(_format_manifest(manifest))
         _fsync(staged / MANIFEST)
         _fsync(staged)
         crash_point("ckpt.after_manifest")
@@ -223,27 +348,46 @@ def hash_file(path: Path) -> dict[str, Any]:
 def find_damage(folder: Path) -> str | None:
     """Returns what is wrong with a committed folder, or None if every file is intact."""
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        text = read_regular_file(folder / MANIFEST, MAX_MANIFEST_BYTES).decode("utf-8")
         manifest = json.loads(text)
-        files = manifest["files"]
+        files = dict(manifest["files"])
         if manifest["format"] != MANIFEST_FORMAT:
             return f"{MANIFEST} has format {manifest['format']}; this version reads format {MANIFEST_FORMAT}"
         if text != _format_manifest({name: value for name, value in manifest.items() if name != "sha256"}):
             return f"{MANIFEST} was changed"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"{MANIFEST} cannot be read"
-    for name, facts in files.items():
-        try:
-            actual = hash_file(folder / name)
-        except OSError:
-            return f"{name} is missing"
-        if actual["bytes"] != facts["bytes"]:
-            return f"{name} has {actual['bytes']:,} bytes instead of {facts['bytes']:,}"
-        if actual != facts:
-            return f"{name} was changed: its SHA-256 differs"
-    return None
+    if not files:
+        return f"{MANIFEST} lists no files"
+    return next((problem for name, entry in files.items() if (problem := _find_file_damage(folder, name, entry))), None)
+
+
+def _find_file_damage(folder: Path, name: str, entry: Any) -> str | None:
+    """Returns what is wrong with one file of a manifest, which may name any path; reads only a file of the folder."""
+    path = folder / name
+    try:
+        if not _is_inside(folder, name):
+            return f"{name!r} is not a file of the folder, or is a link"
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            return f"{name!r} is not a regular file"
+        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int):
+            return f"{MANIFEST} has no size of {name!r}"
+        if found.st_size != entry["bytes"]:
+            return f"{name} has {found.st_size:,} bytes instead of {entry['bytes']:,}"
+        actual = hash_file(path)
+    except (OSError, ValueError, RuntimeError):  # missing, a name that no path can have, or links in a circle
+        return f"{name} is missing"
+    return None if actual == entry else f"{name} was changed: its SHA-256 differs"
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """True if a name is that of something in a folder, with no link on the way to it."""
+    parts = PurePath(name)
+    is_plain = not parts.is_absolute() and ".." not in parts.parts
+    return is_plain and (folder / name).resolve() == folder.resolve() / name
 
 
 def remove_folder(folder: Path) -> None:

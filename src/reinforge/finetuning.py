@@ -24,6 +24,7 @@ from reinforge.config.schema import (
     TrajectoryBuilderConfig,
     WorkflowConfig,
 )
+from reinforge.evaluation.batch_evaluators import BaseEvaluator, EvaluatorInfo
 from reinforge.interfaces import (
     Algorithm,
     Builder,
@@ -41,7 +42,6 @@ from reinforge.registry import (
     register_algorithm,
     register_dataset,
     register_evaluator,
-    register_function,
     register_llm,
     register_model,
     register_trainer,
@@ -49,6 +49,8 @@ from reinforge.registry import (
     register_trajectory_builder,
     register_workflow,
 )
+from reinforge.rollout.functions import Context, FunctionInfo, FunctionRef, LLMRef, register_function
+from reinforge.rollout.step_messages import parse_to_openai_messages
 from reinforge.rollout.workflow import PolicyFailure
 from reinforge.trainer.evaluation_run import EvaluationRun
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
@@ -74,11 +76,15 @@ from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec, Needs, TrainingSample
 from reinforge.types.steps import (
     IntermediateStep,
+    IntermediateStepCategory,
     IntermediateStepPayload,
     IntermediateStepState,
     IntermediateStepType,
     InvocationNode,
+    LLMFrameworkEnum,
     StreamEventData,
+    TokenUsageBaseModel,
+    TraceMetadata,
     TTCEventData,
     UsageInfo,
 )
@@ -103,8 +109,10 @@ __all__ = [
     "ARTTrajectoryBuilderConfig",
     "Algorithm",
     "AlgorithmConfig",
+    "BaseEvaluator",
     "Builder",
     "Config",
+    "Context",
     "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
@@ -124,15 +132,21 @@ __all__ = [
     "EvaluationRunner",
     "Evaluator",
     "EvaluatorConfig",
+    "EvaluatorInfo",
     "FinetuneConfig",
     "FinetuneRunConfig",
+    "FunctionInfo",
+    "FunctionRef",
     "IntermediateStep",
+    "IntermediateStepCategory",
     "IntermediateStepPayload",
     "IntermediateStepState",
     "IntermediateStepType",
     "InvocationNode",
     "Journal",
     "LLMConfig",
+    "LLMFrameworkEnum",
+    "LLMRef",
     "LossSpec",
     "Needs",
     "OpenAIMessage",
@@ -143,6 +157,8 @@ __all__ = [
     "StreamEventData",
     "TTCEventData",
     "TokenLogprobs",
+    "TokenUsageBaseModel",
+    "TraceMetadata",
     "Trainer",
     "TrainerAdapter",
     "TrainerAdapterConfig",
@@ -160,6 +176,7 @@ __all__ = [
     "Workflow",
     "WorkflowConfig",
     "logger",
+    "parse_to_openai_messages",
     "register_algorithm",
     "register_dataset",
     "register_evaluator",

@@ -18,23 +18,32 @@ Each has a handful of methods; a class that implements them works with all our o
 
 from __future__ import annotations
 
+import importlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import (
     Config,
     CurriculumLearningConfig,
     FinetuneConfig,
+    FinetuneRunConfig,
     TrainerAdapterConfig,
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
-from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem
+from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem, describe_error
 from reinforge.types.collection import CollectionPlan
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
+from reinforge.types.evaluation import (
+    EvalInputItem,
+    EvalOutputItem,
+    EvaluationReport,
+    EvaluationRunConfig,
+    EvaluationRunOutput,
+)
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
@@ -43,6 +52,11 @@ from reinforge.types.workflow import BoundWorkflow
 
 if TYPE_CHECKING:
     from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_OF_A_FILE = "reinforge.trainer.evaluation_run"
+"""Has the `EvaluationRun` for a builder outside a run. It is made of these interfaces, so it is loaded on first use."""
 
 
 class TrajectoryBuilder(ABC):
@@ -88,14 +102,24 @@ class TrajectoryBuilder(ABC):
     async def run_eval(self) -> EvaluationRunOutput:
         """Runs the agent once on every training example and returns outputs, steps and scores.
 
+        Outside a run it evaluates the whole dataset of `run_config.run_configuration`.
+
         Raises:
-            EvaluationError: `evaluation` is not set: the builder is used outside a run.
+            EvaluationError: Outside a run, and no configuration file is known.
         """
-        if self.evaluation is None:
+        if self.evaluation is not None:
+            return await self.evaluation.run_eval()
+        settings = self.run_config.run_configuration if self.run_config is not None else None
+        if settings is None or settings.config_file is None:
             raise EvaluationError(
-                "builder.evaluation is not set; a run sets it, but outside a run you have to set it yourself"
+                "builder.evaluation is not set; a run sets it. Outside a run, set it yourself, or call "
+                "builder.initialize(FinetuneConfig(run_configuration={'config_file': 'FILE'})) before"
             )
-        return await self.evaluation.run_eval()
+        shared = EvaluationRunConfig.model_fields.keys() & FinetuneRunConfig.model_fields.keys()
+        config = EvaluationRunConfig(**{name: getattr(settings, name) for name in shared})
+        output = await importlib.import_module(EVALUATION_OF_A_FILE).EvaluationRun(config).run_and_evaluate()
+        assert isinstance(output, EvaluationRunOutput)
+        return output
 
     def plan(self, epoch: int) -> CollectionPlan | None:
         """Returns which episodes an epoch collects; None: unknown, so no example is skipped and nothing is refilled."""
@@ -143,10 +167,13 @@ class TrainerAdapter(ABC):
     Attributes:
         trains_on: What it needs of a trained turn: `tokens` as sampled, or `messages` where no tokens are known.
         serves_policy: True: `policy()` works after `initialize`, so a run whose agent never calls it is refused.
+        keeps_jobs: True: a submitted job lasts at the backend, so a resumed run hands its reference to `resubmit`;
+            False: where the weights come from a checkpoint, later jobs count as not submitted.
     """
 
     trains_on: Literal["tokens", "messages"] = "tokens"
     serves_policy: bool = False
+    keeps_jobs: bool = False
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
         self.adapter_config = adapter_config
@@ -172,6 +199,15 @@ class TrainerAdapter(ABC):
     @abstractmethod
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Starts a job; submitting the same job key again returns the existing job."""
+
+    async def resubmit(self, trajectories: TrajectoryCollection, known: TrainingJobRef | None) -> TrainingJobRef:
+        """Returns the job of a key that an earlier process of the run intended to submit.
+
+        Args:
+            trajectories: What to submit.
+            known: The job, if that process stored it; None: it died before, so the job may exist or not.
+        """
+        return await self.submit(trajectories) if known is None else known
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -230,6 +266,7 @@ class Trainer(ABC):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Binds the run's configuration and initializes both parts."""
         self.run_config = run_config
+        self.trainer_config.reward = run_config.reward_function
         self.curriculum_config = run_config.curriculum_learning
         self._curriculum_state = {
             "current_percentile": self.curriculum_config.initial_percentile,
@@ -263,20 +300,38 @@ class Trainer(ABC):
                 await part.cleanup()
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
-        """Runs the agent on the `select` examples.
+        """Runs the agent on the `select` examples; outside a run, the builder's `run_eval` on the validation dataset.
 
         Returns:
-            `avg_reward` (None where nothing could be scored, with the reason in `error`), `num_examples`,
-            `num_unscored`, `ci_low`, `ci_high`, `epoch`, and `metrics` by evaluator.
+            `epoch`, `dataset_type`, `avg_reward`, `min_reward`, `max_reward` (None where nothing could be scored, with
+            the reason in `error`), `num_examples`; inside a run also `num_unscored`, `ci_low`, `ci_high`, and `metrics`
+            by evaluator.
+
+        Raises:
+            EvaluationError: No builder is bound.
+            ConfigError: Outside a run, and the configuration file is wrong.
         """
-        if self.trajectory_builder is None or self.trajectory_builder.evaluation is None:
-            raise EvaluationError("cannot validate: the builder's evaluation is not set")
-        report = await self.trajectory_builder.evaluation.validate("select", epoch)
-        return {"epoch": epoch, **report.as_validation()}
+        known = {"epoch": epoch, "dataset_type": "validation"}
+        builder = self.trajectory_builder
+        if builder is None:
+            raise EvaluationError("cannot validate: call bind_components(trajectory_builder, trainer_adapter) before")
+        if builder.evaluation is not None:
+            return {**known, **(await builder.evaluation.validate("select", epoch)).as_validation()}
+        own_config, builder.run_config = builder.run_config, _select_validation_data(builder.run_config)
+        try:
+            return {**known, **self._calculate_validation_metrics(await builder.run_eval())}
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's run_eval may raise anything; an unknown reward is never 0.0
+            logger.exception("the validation of epoch %d failed", epoch)
+            unknown = dict.fromkeys(("avg_reward", "min_reward", "max_reward"))
+            return {**known, **unknown, "num_examples": 0, "error": describe_error(error)}
+        finally:
+            builder.run_config = own_config
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
         """Returns mean, lowest and highest score of the reward function over an evaluation's scored items."""
-        reward = self.run_config.reward_function
+        reward = self.run_config.reward_function if self.run_config is not None else self.trainer_config.reward
         return eval_output.score_range(reward.name if reward else None)
 
     def apply_curriculum_learning(
@@ -291,6 +346,18 @@ class Trainer(ABC):
         if "included_groups" in state:
             state["included_groups"] = sorted(state["included_groups"])
         return state
+
+
+def _select_validation_data(run_config: FinetuneConfig | None) -> FinetuneConfig:
+    """Returns a configuration whose `run_configuration` evaluates the validation dataset, by its file if it has one."""
+    settings = run_config.run_configuration if run_config is not None else None
+    if run_config is None or settings is None:
+        return run_config  # type: ignore[return-value]  # None until initialize, as declared
+    changes = {
+        "config_file": settings.validation_config_file or settings.config_file,
+        "dataset": settings.validation_dataset,
+    }
+    return run_config.model_copy(update={"run_configuration": settings.model_copy(update=changes)})
 
 
 class Workflow(Protocol):
@@ -526,8 +593,21 @@ class Builder(Protocol):
     def project_root(self) -> Path:
         """The folder that relative paths and `module:name` start from."""
 
-    async def get_llm(self, name: str) -> ChatModel:
-        """Returns the model behind an entry of `llms`."""
+    @overload
+    async def get_llm(self, name: str) -> ChatModel: ...
+
+    @overload
+    async def get_llm(self, name: str, wrapper_type: str) -> Any: ...
+
+    async def get_llm(self, name: str, wrapper_type: str | None = None) -> Any:
+        """Returns the `ChatModel` behind an entry of `llms`, or, with `wrapper_type`, its client for a framework.
+
+        Raises:
+            ConfigError: There is no client for that framework.
+        """
+
+    def get_max_concurrency(self) -> int:
+        """Returns how many episodes run at a time."""
 
     async def get_workflow(self) -> BoundWorkflow:
         """Returns the agent."""

@@ -14,9 +14,9 @@ import importlib
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 from reinforge.types.key_aliases import ConfigModel
@@ -47,11 +47,14 @@ BUILTIN_MODULES = (
     "reinforge.adapters.local",
     "reinforge.adapters.openai",
     "reinforge.adapters.openpipe_art",
+    "reinforge.adapters.nemo_customizer",
     "reinforge.trainer.builders.group",
     "reinforge.trainer.builders.dataset",
     "reinforge.trainer.builders.tree",
+    "reinforge.trainer.builders.preference_pairs",
     "reinforge.trainer.loop",
     "reinforge.trainer.openpipe_art",
+    "reinforge.trainer.nemo_customizer",
     "reinforge.multiagent.builder",
     "reinforge.multiagent.evaluators",
     "reinforge.multiagent.protocols",
@@ -75,18 +78,52 @@ KINDS = (
     "model",
 )
 
+TYPE_KEYS = ("type", "_type")
+"""Arguments that may repeat a configuration's type."""
+
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
 
 
 class TypedConfig(ConfigModel):
     """Base of every component's configuration; `class MyConfig(Base, name="my_type")` sets its `_type`.
 
-    Rejects unknown keys, also in nested blocks.
+    Rejects unknown keys, also in nested blocks. `MyConfig(type="my_type")` and `MyConfig(_type="my_type")` may repeat
+    the type, and `config.type` returns it, as in the NeMo Agent Toolkit; a base class without a type takes any. A field
+    `type` of the class's own comes first.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     static_type: ClassVar[str | None] = None
+    _given_type: str | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _accept_type(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        """Takes the type out of the arguments.
+
+        Raises:
+            ValueError: It is the type of another class.
+        """
+        keys = [key for key in TYPE_KEYS if key not in cls.model_fields]
+        if not isinstance(data, dict) or not any(key in data for key in keys):
+            return build(data)
+        given = next(data[key] for key in keys if key in data)
+        known = cls.static_type
+        if known is not None and given != known:
+            raise ValueError(f'the type is "{given}", but {cls.__name__} is the configuration of "{known}"')
+        made = build({key: value for key, value in data.items() if key not in keys})
+        if known is None:
+            made._given_type = given
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # no property: a field `type` of a subclass would shadow it, which pydantic warns about
+            if name == "type":
+                return type(self).static_type or self._given_type
+            return super().__getattr__(name)
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -241,10 +278,6 @@ def register_llm(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]
 def register_workflow(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
     """Registers a workflow (an agent)."""
     return _register("workflow", config_type)
-
-
-register_function = register_workflow
-"""The name of `register_workflow` in the NeMo Agent Toolkit."""
 
 
 def register_dataset(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:

@@ -8,6 +8,7 @@ import reinforge
 
 SOURCE = Path(reinforge.__file__).parent
 JOURNAL = {"journal.py", "journal_reader.py", "journal_schema.py", "journal_writer.py"}
+JOURNAL |= {"journal_checksums.py", "journal_repair.py", "trial_folder.py"}
 SQL = re.compile(
     r"\b(SELECT .+ FROM|INSERT (OR|INTO)|UPDATE \w+ SET|DELETE FROM|PRAGMA \w+|CREATE TABLE|ALTER TABLE)\b"
 )

@@ -1,5 +1,7 @@
-"""A file of the reference's ART example is read, and what this version cannot do is refused by name."""
+"""A file of the reference's ART example is read, and its parts are ours."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,31 @@ async def test_the_examples_builder_and_trainer_are_ours():
         assert made.trajectory_builder_config.num_generations == 2
 
 
-def test_the_examples_adapter_is_refused_by_name_when_a_run_starts(tmp_path, monkeypatch):
+def test_the_examples_adapter_reaches_for_its_server(tmp_path, monkeypatch):
+    """Nothing listens there, so the run ends with exit code 4 and names the address."""
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["finetune", str(EXAMPLE)])
-    assert result.exit_code == 2
-    assert "art_example.yml:35:5 trainer_adapters.openpipe_trainer_adapter._type: remote ART servers" in result.output
-    assert "use trainer_adapters._type: local" in result.output
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "task", raising=False)  # another test's
+    (tmp_path / "data").mkdir()
+    rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]
+    (tmp_path / "data" / "train.json").write_text(json.dumps(rows))
+    (tmp_path / "task.py").write_text("async def agent(item, llm, context):\n    return 'a'\n")
+    (tmp_path / "run.yml").write_text(EXAMPLE.read_text())
+    path = "trainer_adapters.openpipe_trainer_adapter"
+    nowhere = [
+        "-o",
+        f"{path}.backend.port",
+        "9",
+        "-o",
+        f"{path}.backend.ip",
+        "127.0.0.1",
+        "-o",
+        f"{path}.max_retries",
+        "0",
+    ]
+    result = CliRunner().invoke(main, ["finetune", "run.yml", *nowhere])
+    assert result.exit_code == 4, result.output
+    assert "http://127.0.0.1:9/register" in result.output
 
 
 def test_a_wrong_backend_is_told_before_that():

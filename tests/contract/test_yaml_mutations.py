@@ -1,4 +1,4 @@
-"""Random changes of shipped YAML files: each file is valid or rejected with a location, without a traceback."""
+"""Random YAML, and random changes of shipped files: each is valid or rejected with a location, without a traceback."""
 
 import functools
 import random
@@ -10,6 +10,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from reinforge.config import document
 from reinforge.config.document import parse_yaml
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import load_config
@@ -24,7 +25,7 @@ SHIPPED = sorted(
     [*(ROOT / "src" / "reinforge" / "tasks").rglob("*.yml"), *(ROOT / "examples").rglob("*.yml"), *DATA.glob("*.yml")]
 )
 SHIPPED = [path for path in SHIPPED if path.name not in NOT_CONFIGURATIONS]
-ENVIRON = {"TRAINING_API_KEY": "sk-1"}
+ENVIRON = {"TRAINING_API_KEY": "sk-1", "HF_TOKEN": "hf-1"}
 
 WORDS = [
     "_type", "null", "~", "true", "no", "1e-5", "-1", "0", "99999999999999999999", ".nan", ".inf", "0o17", "2001-01-01",
@@ -115,10 +116,10 @@ def check(path, name, seed, count, on_text, value):
     assert [p for p in problems if not p.location.startswith(str(path)) or not p.message] == [], text
 
 
-def find_problems(path):
+def find_problems(path, overrides=()):
     """Returns the problems of a file; none if it loads and can be dumped."""
     try:
-        dump_config(load_config(path, registry=guide_registry(), environ=ENVIRON))
+        dump_config(load_config(path, overrides=overrides, registry=guide_registry(), environ=ENVIRON)).encode()
     except ConfigError as error:
         return error.problems
     return []
@@ -130,6 +131,64 @@ def find_problems(path):
 @MUTATIONS
 def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path_factory, **mutation):
     check(tmp_path_factory.getbasetemp() / "mutated.yml", **mutation)
+
+
+KEYS = [
+    "llms", "functions", "workflow", "eval", "general", "dataset", "evaluators", "trainers", "trainer_adapters",
+    "trajectory_builders", "finetuning", "policy", "sampling", "limits", "_type", "openai", "python", "function",
+    "base_url", "api_key", "extra_body", "model", "enabled", "true",
+]  # fmt: skip
+TOKENS = [
+    ": ", "\n", "\n  ", "\n    ", "- ", "? ", "{", "}", "[", "]", ", ", "&a ", "*a ", "<<: ", "!!", "'", '"', "|\n",
+    "%YAML 1.2\n---\n", "1e999", "0x", "0o8", "9" * 5000, "${X}", "${", "\\ud800", '"\\ud800"', '"\\ud83d\\ude00"',
+    '"\\Uffffffff"', '"\\x00"', "\x00", "\x1b[2J", "\u202e", "\ud800", "http://a:b@c/${HF_TOKEN}",
+]  # fmt: skip
+DOCUMENTS = st.one_of(
+    st.binary(max_size=100),
+    st.lists(st.sampled_from(KEYS) | st.sampled_from(TOKENS) | st.text(max_size=4), max_size=30)
+    .map("".join)
+    .map(lambda text: text.encode("utf-8", "surrogatepass")),
+)
+
+
+def check_document(path, content):
+    path.write_bytes(content)
+    problems = find_problems(path)
+    assert [p for p in problems if not p.location.startswith(str(path)) or not p.message] == [], content
+    "\n".join(map(str, problems)).encode()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(content=b'"\\ud800": 1')
+@example(content=b'llms: "\\Uffffffff"')
+@example(content=b"[" * 5000)
+@given(content=DOCUMENTS)
+def test_any_bytes_are_valid_or_rejected_with_a_location(tmp_path_factory, content):
+    check_document(tmp_path_factory.getbasetemp() / "random.yml", content)
+
+
+def test_text_that_is_not_read_as_text_ends_in_another_error(tmp_path, monkeypatch):
+    """Mutation check: a lone half of a character goes through, and the message itself cannot be written."""
+    monkeypatch.setattr(document, "SURROGATE", re.compile("(?!)"))
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        check_document(tmp_path / "f.yml", b'"\\ud800": 1')
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=DOCUMENTS)
+def test_many_bytes_are_valid_or_rejected_with_a_location(tmp_path_factory, content):
+    check_document(tmp_path_factory.getbasetemp() / "random.yml", content)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(path="finetuning.\udcff", value="\udcff")
+@given(
+    path=st.lists(st.sampled_from([*KEYS, "0", ""]) | st.text(max_size=4), min_size=1, max_size=4).map(".".join),
+    value=st.sampled_from([*WORDS, *TOKENS]) | st.text(max_size=8),
+)
+def test_any_override_is_valid_or_rejected_with_its_path(path, value):
+    assert [p for p in find_problems(SHIPPED[0], [(path, value)]) if not p.location or not p.message] == []
 
 
 @pytest.mark.slow

@@ -12,4 +12,5 @@ def project(tmp_path, tiny_model_dir, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("task", None)  # each project has its own
-    return Project(tmp_path, tiny_model_dir)
+    yield Project(tmp_path, tiny_model_dir)
+    sys.modules.pop("task", None)

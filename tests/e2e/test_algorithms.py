@@ -35,7 +35,7 @@ def test_epochs_in_which_nothing_is_good_enough_are_empty(project):  # noqa: F81
     result = project.finetune()
     assert result.exit_code == 3
     assert "2 epochs in a row had nothing to train on" in result.output
-    assert "16 are not used by the algorithm" in " ".join(result.output.split())
+    assert "16 groups are not used by the algorithm" in " ".join(result.output.split())
 
 
 def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(project):  # noqa: F811

@@ -132,6 +132,50 @@ def test_finetuning_that_is_not_enabled(project):
     assert_rejected(project, r"finetuning\.enabled")
 
 
+def test_a_chat_template_that_would_never_end(project):
+    loops = "{% for a in range(99999) %}" * 9 + "{{ 'x' * 999 }}" + "{% endfor %}" * 9
+    project.write("endless.jinja", loops)
+    project.set("finetuning.policy.chat_template", str(project.folder / "endless.jinja"))
+    assert_rejected(
+        project, r"run\.yml:\d+.*finetuning\.policy\.chat_template", r"endless\.jinja builds more than 64 Mi characters"
+    )
+
+
+def test_a_chat_template_that_never_ends_for_the_agents_messages(project):
+    loops = "{% for a in range(99999) %}" * 9 + "{% endfor %}" * 9
+    template = "{% if 'say' in messages[0].content %}" + loops + "{% endif %}{{ messages[0].content }}"
+    project.set("finetuning.policy.chat_template", template)
+    project.set("finetuning.outcomes", {"retries": 0})
+    assert_rejected(project, "the chat template of .* takes more than 3 s of CPU time", code=3)
+
+
+def test_a_chat_template_that_rejects_the_agents_messages(project):
+    template = "{% if 'say' in messages[0].content %}{{ raise_exception('be polite') }}{% endif %}"
+    project.set("finetuning.policy.chat_template", template)
+    project.set("finetuning.outcomes", {"retries": 0})
+    assert_rejected(project, "tool_error: MessagesRejected: cannot render the chat template: .*be polite", code=3)
+
+
+def test_a_chat_template_that_is_not_jinja(project):
+    project.set("finetuning.policy.chat_template", "{% for m in messages %}{{ m.content }}")
+    assert_rejected(project, r"run\.yml:\d+", "is not valid Jinja: line 1: Unexpected end of template", "fix:")
+
+
+def test_a_chat_template_that_ignores_the_agents_tools(project):
+    project.set("finetuning.policy.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    agent = """
+TOOLS = [{"type": "function", "function": {"name": "left", "parameters": {}}}]
+
+async def agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], tools=TOOLS)
+    return reply.choices[0].message.content
+"""
+    task = (project.folder / "task.py").read_text()
+    project.write("task.py", agent + "def vowels" + task.split("def vowels", 1)[1])
+    project.set("finetuning.outcomes", {"retries": 0})
+    assert_rejected(project, "chat template of .* ignores tools", "set a template that renders `tools`", code=3)
+
+
 def test_everything_is_reported_at_once(project):
     project.rows[5] = {"id": "3", "question": "x", "answer": "y"}
     project.set("finetuning.policy.model", "./nowhere").set("workflow.function", "task:agnt")
@@ -200,10 +244,22 @@ def test_prompts_longer_than_the_context_count_as_policy_failures(project):
     assert project.summary["episodes"]["context_overflow"] > 0
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".."])
-def test_a_run_name_outside_the_output_folder(project, name):
+def test_prompts_that_are_all_too_long_stop_the_run_with_the_numbers_and_the_fix(project):
+    project.rows = [{"id": str(i), "question": f"{i} " + "word " * 2000, "answer": "a"} for i in range(64)]
+    output = assert_rejected(project, r"the prompt has \d{4,} tokens, but the limit is \d+ \(max_model_len\)", code=3)
+    assert re.search(r'the prompt is too long in (\d+) of \1: in example "\d+"', output)
+    assert "use a model with a longer context" in output
+    assert "called the model" not in project.summary["reason"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../elsewhere", "a/b", "..", "last", "-x", " ", "a\nb", "\x1b[31m", "", "ünï", "x" * 129]
+)
+def test_a_name_that_a_run_cannot_have(project, name):
     result = project.finetune("--run_name", name)
-    assert (result.exit_code, "cannot be the name of a folder in" in result.output) == (2, True), result.output
+    assert (result.exit_code, "cannot be the name of a run" in result.output) == (2, True), result.output
+    assert "fix: use up to 128 letters" in result.output or "fix: choose another name" in result.output
+    assert "\x1b" not in result.output
     assert not (project.folder / "runs").exists()
 
 

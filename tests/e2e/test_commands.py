@@ -149,7 +149,7 @@ async def test_check_reports_a_full_disk(written):
 def test_check_locates_a_problem_at_its_override(written, path, value, expected):
     result = call("check", "run.yml", "-o", path, value)
     assert result.exit_code == 2
-    assert result.output.startswith(expected), result.output
+    assert f"\n{expected}" in f"\n{result.output}", result.output
 
 
 def test_check_lists_each_folder_that_was_searched_once(written):

@@ -1,12 +1,15 @@
 """`eval` and `chat` on whole projects: the base model, the result of a run, and invalid input."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.cli.chat import escape_controls
+from reinforge.registry import REGISTRY
+from reinforge.safe_text import escape_controls
+from reinforge.tasks.starters import Recipe, home
 
 
 def write(project):
@@ -155,3 +158,39 @@ def test_an_agent_that_always_fails_is_an_error_and_not_a_zero(project):
     result = invoke("eval", "run.yml", "--limit", "2")
     assert result.exit_code == 3
     assert "no example could be scored: 2 of 2 episodes have no score because of tool_error" in result.output
+
+
+# Bundled models.
+
+
+def test_chat_with_a_bundled_model(monkeypatch, tmp_path, tiny_model_dir):
+    """The models are made once per cache folder; here a tiny one lies where the tic-tac-toe starter would be made."""
+    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
+    shutil.copytree(tiny_model_dir, home() / "models" / f"tic_tac_toe-{Recipe().sha256[:12]}")
+    result = invoke("chat", "bundled:tic_tac_toe", "--device", "cpu", "--max_tokens", "2", input="hi\n")
+    assert result.exit_code == 0, result.output
+    assert "bundled:tic_tac_toe: /reset starts a new conversation" in result.stderr
+    assert len(result.stdout.splitlines()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bundled:tic_tac_to", 'RUN|PATH: there is no bundled model "tic_tac_to", did you mean "tic_tac_toe"?'),
+        ("tickets", 'there is no run and no folder "tickets", did you mean "bundled:tickets"?'),
+        ("nothing", "a bundled model (bundled:debate, bundled:front_desk, bundled:front_desk_visitor, "),
+    ],
+)
+def test_an_unknown_bundled_model_is_refused_with_a_suggestion(name, message, tmp_path):
+    result = invoke("chat", name, "--output_dir", str(tmp_path))
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_the_bundled_models_are_listed_by_the_names_that_commands_take():
+    lines = invoke("components", "model").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("  bundled:")]
+    assert names == [f"bundled:{name}" for name in REGISTRY.names("model")]
+    assert lines[1:3] == [
+        "  bundled:debate               reinforge.tasks.debate",
+        "      A small model that speaks as any debater of the debate task; trained on first use.",
+    ]

@@ -61,6 +61,51 @@ def test_sft_on_preferences_learns_the_chosen_reply_if_the_rejected_one_is_left_
     assert result.exit_code == 0, result.output
 
 
+@pytest.fixture
+def scored(offline):
+    """Single replies with a score, two to each prompt in no order: `yes` is good, `no` is bad."""
+    offline.write("task.py", PROMPTED)
+    offline.set("eval.evaluators", {"right": {"_type": "contains", "texts": "yes"}})
+    splits = ["train"] * 16 + ["select"] * 4 + ["confirm"] * 4
+    offline.rows = [
+        {"prompt": f"say {n}", "completion": text, "score": score, "split": split}
+        for text, score in (("yes", 0.75), ("no", 0.25))
+        for n, split in enumerate(splits)
+    ]
+    return offline.set("finetuning.num_epochs", 2).set("finetuning.splits", {"key": "split"})
+
+
+def count_tokens(offline):
+    return [row["num_tokens"] for row in json.loads((offline.run / "reward_history.json").read_text())]
+
+
+@pytest.mark.parametrize("algorithm", [{"_type": "sft"}, {"_type": "rejection_sampling", "best_k": None}])
+def test_only_rows_that_reach_min_reward_are_trained(scored, algorithm):
+    scored.set("finetuning.algorithm", {**algorithm, "min_reward": 0.5})
+    result = scored.finetune()
+    assert result.exit_code == 0, result.output
+    assert count_tokens(scored) == [16 * len(("ye", "s", "<|end|>"))] * 2, "of 32 rows to train on, 16 are good"
+
+
+def test_dpo_pairs_scored_replies_to_the_same_prompt(scored):
+    scored.set("finetuning.algorithm", {"_type": "dpo", "beta": 0.5})
+    result = scored.finetune()
+    assert result.exit_code == 0, result.output
+    history = json.loads((scored.run / "reward_history.json").read_text())
+    assert all(row["direction"] > 0 for row in history)
+    assert history[0]["num_groups"] == history[0]["num_groups_kept"] == 16
+
+
+def test_a_minimum_reward_without_rewards_is_refused(scored):
+    scored.rows = [{key: value for key, value in row.items() if key != "score"} for row in scored.rows]
+    result = scored.set("finetuning.algorithm", {"_type": "sft", "min_reward": 0.5}).finetune()
+    assert result.exit_code == 2, result.output
+    assert "finetuning.algorithm.min_reward: the rows carry no reward to compare with it" in " ".join(
+        result.output.split()
+    )
+    assert not scored.run.exists()
+
+
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_weights(offline):
     offline.set("finetuning.deterministic", True).set("trajectory_builders.builder.examples_per_epoch", 8)

@@ -1,5 +1,6 @@
 """The command line as a process: signals, the example script, the wheel."""
 
+import ast
 import json
 import os
 import signal
@@ -74,12 +75,30 @@ def test_retries_are_not_logged_line_by_line(project):
     assert "stamina" not in done.stderr
 
 
+def test_the_readme_shows_the_program_of_the_example():
+    """Its agent, its reward and the arguments of its call."""
+
+    def read_parts(source):
+        tree = ast.parse(source)
+        functions = {
+            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        bodies = {name: [ast.dump(n) for n in f.body if not isinstance(n, ast.Expr)] for name, f in functions.items()}
+        (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "reinforge.finetune"]
+        return bodies, [ast.unparse(keyword) for keyword in call.keywords], [ast.unparse(a).lower() for a in call.args]
+
+    (shown,) = [part for part in (ROOT / "README.md").read_text().split("```python\n") if "finetune(" in part[:2000]][
+        -1:
+    ]
+    assert read_parts(shown.partition("```")[0]) == read_parts((ROOT / "examples" / "own_task.py").read_text())
+
+
 @pytest.mark.slow
 def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
     source = (ROOT / "examples" / "own_task.py").read_text()
     assert len(source.splitlines()) <= 30
     quick = tmp_path / "own_task.py"
-    quick.write_text(source.replace("epochs=30", "epochs=2"))
+    quick.write_text(source.replace("epochs=20", "epochs=2"))
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     out = subprocess.run(
         [sys.executable, str(quick), str(tiny_model_dir)], cwd=tmp_path, env=env, capture_output=True, text=True
@@ -88,6 +107,22 @@ def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
     assert out.returncode == 0 or "nothing to train on" in out.stderr, out.stderr
     (folder,) = (tmp_path / ".reinforge" / "runs").iterdir()
     assert json.loads((folder / "summary.json").read_text())["baseline"]["num_examples"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_the_own_task_example_improves_the_agent_on_every_seed(tmp_path, seed):
+    """The README's own program: 729 questions, 182 of them for the verdict; about half a minute a seed."""
+    source = (ROOT / "examples" / "own_task.py").read_text()
+    script = tmp_path / "own_task.py"
+    script.write_text(source.replace("MODEL, epochs", f'MODEL, settings={{"seed": {seed}}}, epochs'))
+    out = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert " improved the agent\n" in out.stdout
+    (folder,) = (tmp_path / ".reinforge" / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["promoted"], summary["confirm_tuned"]["num_examples"]) == (True, 182)
+    assert summary["improvement"]["ci_low"] > 0.1
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Resuming a run from the command line: which one, with which settings, and what it prints."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.trainer import resume
 from tests.e2e.test_user_components import EngineAdapterConfig, ReorderedConfig  # noqa: F401  registers them
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import FORMAT_1, read_rows
@@ -56,7 +58,7 @@ def test_a_killed_run_resumes_by_name_and_says_from_where(project):
 
 def test_a_budget_stops_a_run_and_the_next_call_has_its_own(project):
     project.set("finetuning.num_epochs", 3)
-    result = project.finetune("--max_tokens", "300")
+    result = project.finetune("--max_tokens", "700")
     assert result.exit_code == 5, result.output
     assert "resume with: reinforge finetune --resume runs/r" in result.output
     done = len(jobs(project))
@@ -69,7 +71,7 @@ def test_a_budget_stops_a_run_and_the_next_call_has_its_own(project):
 def test_checkpoints_of_some_epochs_only_lose_nothing_when_the_run_is_stopped(project):
     """Stopped by a budget after two epochs, with a checkpoint due after the third: it is written at the stop."""
     project.set("finetuning.num_epochs", 3).set("trainers.trainer.save_every", 3)
-    result = project.finetune("--max_tokens", "300")
+    result = project.finetune("--max_tokens", "700")
     assert result.exit_code == 5, result.output
     done = len(jobs(project))
     result = call("finetune", "--resume", "runs/r", "--max_tokens", "100000")
@@ -94,9 +96,106 @@ def test_another_configuration_is_refused_unless_it_is_allowed(project):
     assert json.loads(row)["changed"] == ["the examples of the dataset"]
 
 
+@pytest.fixture
+def composed(project, tiny_model_dir):
+    """A killed run whose agent, evaluator, template and model are files of the project."""
+    shutil.copytree(tiny_model_dir, project.folder / "tiny")
+    project.write("template.jinja", (tiny_model_dir / "chat_template.jinja").read_text())
+    project.write("schema.json", '{"type": "string"}')
+    project.write("helper.py", "MAX_TOKENS = 4\n")
+    project.write("late.py", "def change(text):\n    return text\n")
+    task = (project.folder / "task.py").read_text().replace("max_tokens=4", "max_tokens=MAX_TOKENS")
+    task = task.replace("    return reply", "    from late import change\n    return change('') + reply")
+    project.write("task.py", "from helper import MAX_TOKENS\n" + task)
+    project.set("finetuning.policy.model", "./tiny").set("finetuning.policy.chat_template", "template.jinja")
+    project.set("eval.evaluators.valid", {"_type": "json_schema", "schema": "schema.json"})
+    project.set("finetuning.num_epochs", 2)
+    for name in ("helper", "late"):
+        sys.modules.pop(name, None)
+    killed_at(project, "batch.sealed:2")
+    return project
+
+
+def test_changed_code_files_model_and_versions_are_refused_by_name(composed, monkeypatch):
+    before = held(composed)
+    changes = {
+        "task.py": b"\n# another agent\n",
+        "helper.py": b"MAX_TOKENS = 5\n",
+        "late.py": b"# imported when the agent runs\n",
+        "schema.json": b"  ",
+        "template.jinja": b"!",
+        "tiny/tokenizer.json": b"\n",
+        "tiny/config.json": b"\n",
+        "tiny/model.safetensors": None,
+    }
+    for name, added in changes.items():
+        path = composed.folder / name
+        content = path.read_bytes()
+        path.write_bytes(content + added if added else content[:-1] + bytes([content[-1] ^ 1]))
+        result = call("finetune", "--resume", "runs/r")
+        assert (result.exit_code, f"\n    {name} changed" in result.output) == (2, True), result.output
+        assert "r has changed since it started:" in result.output
+        assert "undo the changes to resume it unchanged, or pass --allow_config_change" in result.output
+        path.write_bytes(content)
+    find_version = importlib.metadata.version
+    for name in ("torch", "transformers", "tokenizers", "numpy"):
+        with monkeypatch.context() as upgraded:
+            newer = {name: "99.0"}
+            upgraded.setattr(
+                importlib.metadata, "version", lambda each, newer=newer: newer.get(each) or find_version(each)
+            )
+            result = call("finetune", "--resume", "runs/r")
+        assert result.exit_code == 2, result.output
+        assert f"\n    {name} {find_version(name)} -> 99.0" in result.output
+    assert held(composed) == before, "a refusal changes nothing"
+    (composed.folder / "helper.py").unlink()
+    composed.write("task.py", (composed.folder / "task.py").read_text().replace("from helper import", "#"))
+    result = call("finetune", "--resume", "runs/r")
+    assert (result.exit_code, "helper.py is gone" in result.output) == (2, True), result.output
+
+
+@pytest.fixture
+def received(project, tmp_path, monkeypatch):
+    """A stopped run that stands in another folder than the one that it was made in; its code leaves a mark."""
+    project.write("task.py", (project.folder / "task.py").read_text() + "open('imported.txt', 'w').close()\n")
+    project.set("finetuning.num_epochs", 1)
+    killed_at(project, "batch.sealed:1")
+    (project.folder / "imported.txt").unlink()
+    sys.modules.pop("task", None)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(project.run, elsewhere / "runs" / "r")
+    monkeypatch.chdir(elsewhere)
+    return elsewhere
+
+
+def test_a_run_that_was_not_made_here_imports_nothing_until_its_project_is_named(received, project):
+    result = call("finetune", "--resume", "runs/r")
+    assert result.exit_code == 2, result.output
+    assert "runs/r was not made here by you" in result.output
+    assert f"Resuming it imports Python files from {project.folder}:" in result.output
+    assert "imports: workflow.function: task:agent (task.py)" in result.output
+    assert "--project_root FOLDER" in result.output
+    assert not list(received.rglob("imported.txt"))
+    result = call("finetune", "--resume", "runs/r", "--project_root", "~nobody/nowhere")
+    assert (result.exit_code, "--project_root: there is no folder" in result.output) == (2, True), result.output
+    shutil.copy(project.folder / "data.jsonl", received)
+    result = call("finetune", "--resume", "runs/r", "--project_root", str(project.folder))
+    assert result.exit_code == 0, result.output
+    assert (received / "imported.txt").exists()
+
+
+def test_without_the_seal_a_received_run_imports_what_it_names(received, monkeypatch):
+    """Mutation check: the code runs before anything is asked, and the run ends on what it did not find."""
+    monkeypatch.setattr(resume, "is_own_run", lambda folder, project_root, seal: True)
+    result = call("finetune", "--resume", "runs/r")
+    assert "was not made here" not in result.output
+    assert (received / "imported.txt").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["run.yml", "--resume", "r", "--project_root", "."], "--project_root requires --resume without FILE"),
         (["--resume", "r"], 'there is no run "r"'),
         (["--resume", "last"], 'there is no run "last"'),
         (["run.yml", "--resume", "last", "--smoke"], "cannot be combined with --smoke, --dry_run or --run_name"),
@@ -140,7 +239,7 @@ def test_a_run_whose_backend_lost_the_weights_is_not_resumed(project, monkeypatc
 
     monkeypatch.setattr(EngineAdapter, "save", no)
     project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"}).set("finetuning.num_epochs", 3)
-    result = project.finetune("--max_tokens", "300")
+    result = project.finetune("--max_tokens", "700")
     assert result.exit_code == 5, result.output
     result = call("finetune", "--resume", "runs/r")
     assert result.exit_code == 2, result.output
@@ -149,7 +248,6 @@ def test_a_run_whose_backend_lost_the_weights_is_not_resumed(project, monkeypatc
 
 def test_python_resumes_too(tmp_path, tiny_model_dir, monkeypatch):
     import reinforge
-    from reinforge.errors import BudgetReached
 
     monkeypatch.chdir(tmp_path)
 
@@ -162,10 +260,10 @@ def test_python_resumes_too(tmp_path, tiny_model_dir, monkeypatch):
 
     rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(32)]
     task = {"epochs": 2, "num_generations": 4, "examples_per_epoch": 8}
-    with pytest.raises(BudgetReached):
-        reinforge.finetune(
-            agent, rows, vowels, tiny_model_dir, **task, run_name="r", settings={"limits": {"max_tokens": 1}}
-        )
+    summary = reinforge.finetune(
+        agent, rows, vowels, tiny_model_dir, **task, run_name="r", settings={"limits": {"max_tokens": 1}}
+    )
+    assert summary.status == "stopped"
     summary = reinforge.finetune(agent, rows, vowels, tiny_model_dir, **task, resume="last")
     assert (summary.status, summary.run_id) == ("completed", "r")
 

@@ -131,7 +131,7 @@ def test_show_of_a_killed_run_and_after_it_is_resumed(runs):
     assert "the process was killed, or the machine went down" in text
     assert "the run resumes after epoch 0 from checkpoints/step-000001" in text
     assert text.endswith("resume with: reinforge finetune --resume runs/killed\n")
-    resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/killed"])
+    resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/killed", "--project_root", "."])
     assert resumed.exit_code == 0, resumed.output
     text = call("show", "last").output
     assert "resumed after epoch 0" in text
@@ -167,7 +167,7 @@ def test_messages_cannot_control_the_terminal_or_look_like_headings(runs):
     db = sqlite3.connect(runs / "done" / "run.sqlite")
     [[key, data]] = db.execute("SELECT key, data FROM episodes ORDER BY rowid LIMIT 1").fetchall()
     episode = {**json.loads(data), "output": "\x1b]0;title\x07\x1b[2J\rgone\n[system]", "reason": "\x9b31m"}
-    db.execute("UPDATE episodes SET data = ? WHERE key = ?", (json.dumps(episode), key))
+    db.execute("UPDATE episodes SET data = ?, checksum = NULL WHERE key = ?", (json.dumps(episode), key))
     db.commit()
     db.close()
     text = call("show", "done", "--episode", "0").output
@@ -263,7 +263,8 @@ def test_verify_distinguishes_leftovers_from_damage(runs):
         (lambda run: os.truncate(run / "episodes/epoch-0000.jsonl.zst", 500),
          "epoch-0000.jsonl.zst: it.*the journal holds the 128 episodes; --resume exports them again"),
         (lambda run: (run / "config.yml").write_text("a: [b"), "config.yml: it is missing or cannot be read"),
-        (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")], "run.sqlite: cannot read"),
+        (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")],
+         "run.sqlite: .*not a database.*saved are 0 whole rows"),
     ],
 )  # fmt: skip
 def test_verify_names_what_is_damaged_and_how_to_fix_it(runs, damage, said):
@@ -311,7 +312,7 @@ def test_a_damaged_or_unstarted_run_is_listed_as_such(runs):
     db.execute("PRAGMA user_version = 99")
     db.close()
     text = call("list").output
-    assert "junk is damaged: cannot read runs/junk/run.sqlite: DatabaseError" in text
+    assert "junk is damaged: runs/junk/run.sqlite is damaged: DatabaseError: file is not a database" in text
     assert "has format 99, written by a newer reinforge" in text
     statuses = {run["name"]: run["status"] for run in as_json("list")["runs"]}
     assert statuses == {

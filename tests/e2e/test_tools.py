@@ -7,9 +7,14 @@ import pytest
 
 import reinforge
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig
+from reinforge.errors import EvaluationError
+from reinforge.rollout.capture import Capture
 from reinforge.runs.progress import SilentProgress
 from reinforge.types.sample import LossSpec, TrainingSample
+from tests.doubles import ScriptedPolicy
+from tests.journal_rows import read_rows
 from tests.models import make_tiny_model
+from tests.scripted_run import ScriptedRun
 
 HERMES = (
     "{% if tools %}<|tools|>{% for t in tools %}{{ t.function.name }} {% endfor %}as <tool_call>{% endif %}"
@@ -111,7 +116,59 @@ def test_an_agent_with_two_tools_learns_which_one_to_call(tool_user, tmp_path):
 
 
 def read_first_episode(folder):
-    from tests.journal_rows import read_rows
-
     query = "SELECT data FROM episodes WHERE phase = 'collect' AND outcome = 'ok' ORDER BY key LIMIT 1"
     return json.loads(read_rows(folder, query)[0][0])
+
+
+DEEP, DIGITS = "[" * 2000 + "]" * 2000, "7" * 5000
+BAD_ARGUMENTS = [
+    f'{{"a": {DEEP}}}', f'{{"a": {DIGITS}}}', '{"a": 1e400}', '{"a": NaN}', '{"a": 1, "a": 2}', r'{"a": "\ud800"}',
+    '{"a": ', "[1]", json.dumps({"a": "x" * (1 << 20)}),
+]  # fmt: skip
+
+
+class ToolPolicy(ScriptedPolicy):
+    """Writes tool calls in the format of Hermes."""
+
+    chat_template = HERMES
+
+
+def write_calls(request):
+    """Returns a good call in half of the replies, and each of the bad ones in the others."""
+    number = request.sampling.seed % (2 * len(BAD_ARGUMENTS))
+    arguments = BAD_ARGUMENTS[number] if number < len(BAD_ARGUMENTS) else '{"a": 1}'
+    return f'<tool_call>{{"name": "left", "arguments": {arguments}}}</tool_call>'
+
+
+async def careless_agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": "go"}], tools=TOOLS)
+    call = reply.choices[0].message.tool_calls[0]
+    return str(json.loads(call.function.arguments)["a"])
+
+
+async def run_careless_agent(folder):
+    run = ScriptedRun(folder, workflow=careless_agent, reward=lambda output, expected: float(output == "1"))
+    run.adapter.server = ToolPolicy(write_calls)
+    run.settings["eval"]["general"]["dataset"]["rows"] = [{"id": i, "question": f"q{i}"} for i in range(40)]
+    await run.run()
+    rows = read_rows(folder / "r", "SELECT outcome, data FROM episodes")
+    return [(outcome, json.loads(data)["reason"]) for outcome, data in rows]
+
+
+async def test_a_policy_hides_no_bad_answer_behind_a_tool_call_that_cannot_be_parsed(tmp_path):
+    episodes = await run_careless_agent(tmp_path)
+    assert {outcome for outcome, _ in episodes} == {"ok", "policy_error"}
+    reasons = " ".join(str(reason) for outcome, reason in episodes if outcome == "policy_error")
+    for expected in (
+        "nested deeper than 64 levels", "a number of 5000 digits", "1e400 is too large", "NaN is not", "is there twice",
+        "a lone surrogate (U+D800)", "Expecting value", "are not an object", "the limit is 1048576",
+    ):  # fmt: skip
+        assert expected in reasons
+    assert "the agent then failed: TypeError" in reasons
+
+
+async def test_without_that_check_the_bad_answers_are_missing_from_every_figure(tmp_path, monkeypatch):
+    """Mutation check: the agent's own exception is all that is known."""
+    monkeypatch.setattr(Capture, "bad_call", property(lambda capture: None, lambda capture, reason: None))
+    with pytest.raises(EvaluationError, match="tool_error"):
+        await run_careless_agent(tmp_path)

@@ -101,8 +101,9 @@ class Child:
 
 def _session_of(pid):
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
+        is_over = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return None if is_over else os.getsid(pid)
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return None
 
 

@@ -10,22 +10,25 @@ import shutil
 import signal
 import subprocess
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 
 from reinforge.adapters import local
 from reinforge.adapters.openai_service import JOBS, FineTuningService
+from reinforge.cli import process
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
 from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
-from reinforge.rollout import runner
+from reinforge.rollout import containment, isolation, processes, runner
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.trainer import loop, resume, run, stages
+from reinforge.trainer import guard, loop, resume, run, signals, stages
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.provenance import Provenance
 from reinforge.types import trajectory
 
 
@@ -118,7 +121,16 @@ def keep_old_metrics():
 
 
 def allow_every_change():
-    resume.refuse_changes = lambda journal, text, data, *, allowed: []
+    resume.refuse_changes = lambda *arguments, allowed: []
+
+
+def compare_no_code():
+    Provenance.find_changes = lambda before, now, project_root: []
+
+
+def record_no_provenance():
+    """Removes no safety: the run is one of an earlier release."""
+    Provenance.as_dict = lambda provenance: None
 
 
 def draw_without_the_seed():
@@ -160,10 +172,7 @@ def train_what_is_there():
 
 
 def handle_no_signals():
-    async def bare(work, options):
-        return await work
-
-    run.run_with_signals = bare
+    run.run_interruptible = lambda work, options: asyncio.run(work)
 
 
 def commit_nothing_at_a_stop():
@@ -180,11 +189,69 @@ def hang_at_a_stop():
     run._Run._commit_pending = forever
 
 
+def keep_settings_of_the_last_call():
+    run.keep_settings_of_one_call = lambda folder, text: text
+
+
+def stop_soon():
+    """Removes no safety: the limits of a stop are shorter than those of the test."""
+    guard.STOP_S, guard.BLOCKED_AT_STOP_S = 3.0, 0.5
+
+
+def wait_for_the_stop():
+    stop_soon()
+    guard.LoopGuard._check_deadline = lambda guard: None
+
+
+def leave_the_loop_stopped():
+    signals.run_loop = lambda loop, task: loop.run_until_complete(task)
+
+
+def let_anyone_cancel():
+    containment.RunTask.cancel = asyncio.Task.cancel
+
+
+def contain_nothing():
+    async def run_inline(call, timeout_s=None):
+        async with asyncio.timeout(timeout_s):
+            return await call()
+
+    runner.run_contained = run_inline
+
+
+def interrupt_nobody():
+    guard.INTERRUPT = None
+
+
+def close_the_loop_on_this_thread():
+    def close(loop):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    signals.close_loop = close
+
+
+def wait_for_every_thread():
+    process.LEAVE_S = 3600.0
+
+
+def let_workers_live():
+    """The processes of agents ignore the end of the run."""
+    isolation.PROGRAM = isolation.PROGRAM.replace("main(", "import os; os.killpg = print; main(")
+
+
+def leave_processes_behind():
+    processes.kill_descendants = guard.kill_descendants = lambda: None
+
+
 def leave_a_child_behind():
+    leave_processes_behind()
     subprocess.Popen(["sleep", "60"])
 
 
-def stop_in_the_second_epoch():
+def stop_in_the_second_epoch(number=signal.SIGTERM):
     """Removes no safety: the process sends itself a signal while the second epoch is collected."""
     record_episode = RunContext.record_episode
     left = [10]
@@ -193,7 +260,7 @@ def stop_in_the_second_epoch():
         record_episode(context, record)
         left[0] -= (record.key.phase, record.key.epoch) == ("collect", 1)
         if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     RunContext.record_episode = stopping
 
@@ -201,3 +268,30 @@ def stop_in_the_second_epoch():
 def stop_in_the_second_epoch_and_commit_nothing():
     stop_in_the_second_epoch()
     commit_nothing_at_a_stop()
+
+
+def handle_two_signals(number):
+    guard.SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    stop_in_the_second_epoch(number)
+
+
+def hang_up_under_nohup():
+    """Removes no safety."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop_in_the_second_epoch(signal.SIGHUP)
+
+
+STOPS_IN_THE_SECOND_EPOCH = {
+    number: partial(stop_in_the_second_epoch, number) for number in (signal.SIGHUP, signal.SIGUSR1)
+}
+HANDLE_TWO_SIGNALS = {number: partial(handle_two_signals, number) for number in (signal.SIGHUP, signal.SIGUSR1)}
+
+
+def look_for_no_step():
+    """The ART adapter takes every interrupted submission for one that never arrived."""
+    from reinforge.adapters.openpipe_art import ARTTrainerAdapter
+
+    async def settle(self, base):
+        return False
+
+    ARTTrainerAdapter._settle = settle

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import BackendError, BackendUnavailable, EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import choose_error_type
+from reinforge.rollout import runner
+from reinforge.trainer import refusals
 from tests.scripted_run import ScriptedRun, ask
 
 TIMEOUT_S = 0.05
@@ -93,6 +95,23 @@ async def test_a_run_whose_every_episode_fails_ends_before_training(tmp_path, be
     assert run.adapter.jobs == []
 
 
+async def test_a_cause_that_is_not_looked_at_changes_the_exit_code(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(refusals, "choose_error_type", lambda outcomes: EvaluationError)
+    with pytest.raises(EvaluationError, match="503 from the endpoint") as raised:
+        await run_of(tmp_path, raising(BackendError("503 from the endpoint"))).run()
+    assert raised.value.exit_code == 3
+
+
+async def test_a_retry_too_many_is_counted(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(runner, "range", lambda stop: range(stop + 1), raising=False)
+    run = run_of(tmp_path, raising(RuntimeError("a tool broke")))
+    with pytest.raises(EvaluationError, match="a tool broke"):
+        await run.run()
+    assert run.agent.num_calls == 3 * (RETRIES + 2)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"), [(BackendError("503"), BackendUnavailable), (RuntimeError("broke"), EvaluationError)]
 )
@@ -117,6 +136,7 @@ async def test_an_environment_that_fails_every_other_time_is_retried_and_costs_n
         return await ask(item, llm, context)
 
     run = run_of(tmp_path, alternates)
+    run.settings["eval"]["general"]["max_concurrency"] = 1  # so that a retry is the next call
     summary = await run.run()
     assert summary.status == "completed"
     assert set(summary.episodes) <= {"ok", "backend_error"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from reinforge import files
 from reinforge.cli import main
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
@@ -146,6 +147,31 @@ def test_a_damaged_checkpoint_is_never_returned(run):
         run.checkpoints.verify(NEWEST)
     path.write_bytes(whole)
     assert run.checkpoints.verify(NEWEST) == run.journal.folder / NEWEST
+
+
+def test_damage_that_is_not_looked_for_is_loaded(run, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(Checkpoints, "find_damage", lambda checkpoints, name: None)
+    path = run.journal.folder / NEWEST / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(bytes([*whole[:-3], whole[-3] ^ 64, *whole[-2:]]))
+    chosen, fingerprint, notes = run.choose()
+    path.write_bytes(whole)
+    assert (chosen, notes) == (NEWEST, "")
+    assert fingerprint not in run.fingerprints.values(), "other weights than were saved"
+
+
+def test_a_manifest_without_its_own_hash_hides_its_damage(run, monkeypatch):
+    """Mutation check."""
+    path = run.journal.folder / NEWEST / "manifest.json"
+    whole = path.read_text()
+    changed = whole.replace('"version": 2', '"version": 3')
+    assert changed != whole
+    path.write_text(changed)
+    assert run.checkpoints.find_damage(NEWEST) == "manifest.json was changed"
+    monkeypatch.setattr(files, "_format_manifest", lambda manifest: changed)
+    assert run.checkpoints.find_damage(NEWEST) is None
+    path.write_text(whole)
 
 
 @pytest.fixture

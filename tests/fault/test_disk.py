@@ -9,13 +9,16 @@ import resource
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from reinforge import files
 from reinforge.cli import main
 from reinforge.errors import StorageError
 from reinforge.files import replace_file, storage_boundary
+from reinforge.runs import checkpoints as checkpoints_module
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -87,8 +90,8 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("version", [1, 2], ids=["the same version again", "the next version"])
-async def test_a_commit_that_fails_at_any_call_leaves_the_previous_checkpoint(tmp_path, disk, version):
+async def check_commits(tmp_path, disk, version):
+    """Fails each writing call of a commit, and checks what is left and what the error says."""
     adapter, checkpoints = ThreeFiles(ScriptedPolicy()), Checkpoints(tmp_path)
     checkpoints.folder.mkdir()
     first = await checkpoints.write(adapter, 1, {"epoch": 1})
@@ -107,18 +110,86 @@ async def test_a_commit_that_fails_at_any_call_leaves_the_previous_checkpoint(tm
         assert (" are free on its disk" in said) == (number in (errno.ENOSPC, errno.EDQUOT))
         assert checkpoints.has(1), f"call {at}: {said}"
         assert [checkpoints.find_damage(name) for name in checkpoints.names()] == [None] * len(checkpoints.names())
-        assert version == 1 or contents(tmp_path / first) == before
-        assert not [path for path in checkpoints.folder.iterdir() if path.name.startswith(".tmp-")]
+        assert version == 1 or contents(tmp_path / first) == before, f"call {at}: the previous checkpoint changed"
+        left = [path for path in checkpoints.folder.iterdir() if path.name.startswith(".tmp-")]
+        assert not left, f"call {at}: a staging folder is left"
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["the same version again", "the next version"])
+async def test_a_commit_that_fails_at_any_call_leaves_the_previous_checkpoint(tmp_path, disk, version):
+    await check_commits(tmp_path, disk, version)
+
+
+@contextmanager
+def untranslated(path, num_bytes=None):
+    yield
+
+
+async def test_a_staging_folder_that_is_not_removed_is_left(tmp_path, disk, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(checkpoints_module.shutil, "rmtree", lambda folder, ignore_errors=False: None)
+    with pytest.raises(AssertionError, match="a staging folder is left"):
+        await check_commits(tmp_path, disk, 2)
+
+
+async def test_a_checkpoint_that_is_not_put_back_is_lost(tmp_path, disk, monkeypatch):
+    """Mutation check: the commit of a version that has a checkpoint moves the old one aside first."""
+    rename = os.rename
+
+    def keep_aside(source, target):
+        if not Path(source).name.startswith(".trash-"):
+            rename(source, target)
+
+    monkeypatch.setattr(os, "rename", keep_aside)
+    with pytest.raises(AssertionError, match=r"call \d+: cannot write .*step-000001 "):
+        await check_commits(tmp_path, disk, 1)
+
+
+async def test_errors_that_are_not_translated_carry_no_path_and_no_size(tmp_path, disk, monkeypatch):
+    """Mutation check."""
+    for module in (files, checkpoints_module):
+        monkeypatch.setattr(module, "storage_boundary", untranslated)
+    with pytest.raises(OSError, match=r"^\[Errno \d+\] [^/]*$"):
+        await check_commits(tmp_path, disk, 2)
+
+
+def check_replacements(tmp_path, disk, replace=replace_file):
+    """Fails each writing call of a replacement, and checks that the old file is all that is left."""
+    path = tmp_path / "summary.json"
+    with disk.failing(at=0):
+        replace(path, "old")
+    for at, number in each_failure(disk):
+        with disk.failing(at, number), pytest.raises(StorageError, match=r"summary.json \(3 bytes\)"):
+            replace(path, "new")
+        left = contents(tmp_path)
+        assert left.pop("summary.json") == b"old", f"call {at}: the file changed"
+        assert not left, f"call {at}: a temporary file is left"
 
 
 def test_a_file_that_cannot_be_replaced_is_unchanged(tmp_path, disk):
-    path = tmp_path / "summary.json"
-    with disk.failing(at=0):
-        replace_file(path, "old")
-    for at, number in each_failure(disk):
-        with disk.failing(at, number), pytest.raises(StorageError, match=r"summary.json \(3 bytes\)"):
-            replace_file(path, "new")
-        assert contents(tmp_path) == {"summary.json": b"old"}
+    check_replacements(tmp_path, disk)
+
+
+def test_a_file_that_is_written_in_place_changes(tmp_path, disk):
+    """Mutation check."""
+
+    def write_in_place(path, text):
+        with storage_boundary(path, len(text)):
+            for _ in range(3):  # as many calls that can fail as a replacement has
+                with open(path, "w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+
+    with pytest.raises(AssertionError, match="the file changed"):
+        check_replacements(tmp_path, disk, write_in_place)
+
+
+def test_a_temporary_file_that_is_not_removed_is_left(tmp_path, disk, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    with pytest.raises(AssertionError, match="a temporary file is left"):
+        check_replacements(tmp_path, disk)
 
 
 def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path, disk):

@@ -142,7 +142,8 @@ class Epoch:
             for trajectory in group.trajectories
         ]
         assert asked == len(trained) + len(dropped) + failed
-        assert (row["num_trajectories"], row["num_missing"]) == (len(trained) + len(dropped), failed)
+        assert row["num_trajectories"] == len(trained) + len(dropped)
+        assert row["num_missing"] == failed, "missing episodes are not all counted"
         assert row["num_groups"] == row["num_groups_kept"] + sum(
             row[f"num_groups_{why}"] for why in ("zero_variance", "low_spread", "outside")
         ) + len(selection.untrainable)
@@ -175,3 +176,18 @@ def test_every_episode_is_accounted_for(kinds, rate, seed, curriculum):
 @given(kinds=kinds, rate=rates, seed=seeds, curriculum=curricula)
 def test_every_episode_of_300_groups_is_accounted_for(kinds, rate, seed, curriculum):
     run_and_check(kinds=kinds, rate=rate, seed=seed, num_groups=300, curriculum_learning=curriculum)
+
+
+def test_missing_episodes_of_the_last_round_alone_are_too_few(monkeypatch):
+    """Mutation check: the epoch needs a second round, in which other episodes fail."""
+    collect = EpochTrainer._collect
+
+    def collect_afresh(trainer, *arguments):
+        trainer._num_missing = 0
+        return collect(trainer, *arguments)
+
+    case = {"kinds": ["a tool"], "rate": 0.9, "seed": 1, "num_groups": 6, "curriculum_learning": {}}
+    run_and_check(**case)
+    monkeypatch.setattr(EpochTrainer, "_collect", collect_afresh)
+    with pytest.raises(AssertionError, match="missing episodes are not all counted"):
+        run_and_check(**case)

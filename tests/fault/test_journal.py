@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from reinforge.files import to_json
 from reinforge.runs.journal import RunJournal
 from reinforge.runs.journal_reader import JournalReader
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -65,7 +66,7 @@ def check(folder, acknowledged):
     last = len(acknowledged) - 1
     stages = [epoch for (epoch,) in read_rows(journal.folder, "SELECT epoch FROM stages ORDER BY id")]
     assert stages == [*range(len(stages))], "each once, none left out"
-    assert len(stages) > last
+    assert len(stages) > last, "an acknowledged stage is not there"
     jobs = {job.job_key: job.status for job in journal.jobs()}
     assert jobs.keys() >= {f"r/{epoch}" for epoch in range(len(stages))}
     assert all(jobs[f"r/{epoch}"].status == "completed" for epoch in range(len(stages)))
@@ -114,3 +115,15 @@ def test_a_journal_whose_process_was_killed_while_it_created_the_file_can_be_rea
     journal = RunJournal.open(tmp_path / "dead")
     assert read_rows(journal.folder, "SELECT count(*) FROM other") == [(0,)]
     journal.close()
+
+
+def record_without_waiting(journal, epoch, stage, data):
+    journal._writer.put(lambda db: time.sleep(1))  # a disk that is slower than the kill
+    journal._insert("stages", epoch=epoch, stage=stage, at_s=time.time(), data=to_json(data))
+
+
+def test_rows_that_are_acknowledged_before_they_are_on_disk_are_missing(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(RunJournal, "record_stage", record_without_waiting)
+    with pytest.raises(AssertionError, match="an acknowledged stage is not there"):
+        kill_often(tmp_path, 15)

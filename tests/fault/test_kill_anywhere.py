@@ -122,7 +122,10 @@ def test_what_is_not_restored_makes_a_difference(toy, whole, site, mutation):
 def test_a_journal_ahead_of_the_checkpoint_makes_a_difference(toy):
     """Mutation check: with the two commits in the wrong order the run cannot resume."""
     assert toy.start(crash_at="ckpt.after_manifest:3", mutation=mutations.record_before_the_checkpoint).wait() == KILLED
-    assert toy.resume(mutation=mutations.trust_the_journal).wait() != 0
+    child = toy.resume(mutation=mutations.trust_the_journal)
+    assert child.wait() == 4, child.said
+    assert "cannot load the model" in child.said
+    assert "/checkpoints/step-000002: " in child.said
 
 
 def test_a_checkpoint_that_is_copied_into_place_makes_a_difference(toy):

@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 
+import filelock
 import pytest
 
 from reinforge.errors import ConfigError, StorageError
@@ -54,7 +55,10 @@ def race(take):
         os.write(racer.go, b"g")
     results = [racer.result() for racer in racers]
     winners = [racer for racer, said in zip(racers, results, strict=True) if said == "mine"]
-    assert len(winners) == 1, results
+    if len(winners) != 1:
+        for racer in racers:
+            racer.kill()
+    assert len(winners) == 1, f"{len(winners)} of {RACERS} own the folder: {results}"
     return winners[0], racers, [said for said in results if said != "mine"]
 
 
@@ -90,3 +94,48 @@ def test_one_of_four_creates_the_folder(tmp_path):
         assert all("already exists" in said or "FileExistsError" in said for said in refused), refused
         for racer in racers:
             racer.kill()
+
+
+class NoLock:
+    """A lock that anybody gets."""
+
+    def __init__(self, path, **options):
+        self.path = path
+
+    def acquire(self, timeout):
+        del timeout
+
+    def release(self):
+        pass
+
+
+class FileThatExists(NoLock):
+    """A lock that is held for as long as its file exists, so that the death of its owner does not free it."""
+
+    def acquire(self, timeout):
+        try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            raise filelock.Timeout(str(self.path)) from None
+
+    def release(self):
+        os.unlink(self.path)
+
+
+def test_without_the_lock_two_processes_own_a_folder(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(filelock, "FileLock", NoLock)
+    racers = [Racer(lambda: RunJournal.open(tmp_path / "r")) for _ in range(2)]
+    RunJournal(tmp_path / "r").close()
+    for racer in racers:  # one after the other: the second opens what the first still owns
+        os.write(racer.go, b"g")
+        assert racer.result() == "mine"
+    for racer in racers:
+        racer.kill()
+
+
+def test_a_lock_that_outlives_its_owner_keeps_the_folder_closed(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(filelock, "FileLock", FileThatExists)
+    with pytest.raises(AssertionError, match=f"0 of {RACERS} own the folder"):
+        race_often(tmp_path, 2)

@@ -282,6 +282,28 @@ def test_a_run_survives_an_outage_of_the_service(make_toy, openai_service):
     assert "the last 3 polls failed" in (toy.run / "run.log").read_text()
 
 
+ODD = ('{"error": "boom"}', "[]", "null", '{"id": 7}', '{"data": "none", "has_more": true}')
+
+
+@pytest.mark.fault
+def test_a_run_survives_odd_answers_and_creates_no_second_job(make_toy, openai_service):
+    """The job exists although the answer to its creation cannot be read: the run finds it by its hash."""
+    odd = [fails(200, text) for text in ODD]
+    openai_service.faults |= {"create": [after(odd[0])], "upload": [after(odd[1])], "retrieve": odd[:4]}
+    openai_service.faults["files"] = odd[4:]
+    openai_service.seconds = 30  # a job ends once its polls have been made
+    toy = make_toy(openai_service)
+    child = toy.start()
+    for epoch in range(1, NUM_EPOCHS + 1):
+        wait_until(lambda n=epoch: len(openai_service.jobs) == n and openai_service.calls["retrieve"] >= 4 + n, child)
+        openai_service.advance(60)
+    assert child.wait() == 0, child.said
+    assert_one_job_an_epoch(toy, openai_service)
+    assert len(openai_service.files) == NUM_EPOCHS
+    first = json.loads((toy.run / "training_metrics.jsonl").read_text().splitlines()[0])
+    assert first["num_poll_errors"] == 4
+
+
 @pytest.mark.usefixtures("_no_backoff")
 async def test_concurrent_waits_survive_the_same_outage(openai_service):
     openai_service.faults["retrieve"] = [fails(503)] * 40

@@ -8,7 +8,7 @@ from tests.fault.kit import KILLED, differences
 CUT = {"finetuning.sampling.top_p": 0.9, "finetuning.sampling.min_p": 0.001}
 CHANGES = [
     ("finetuning.seed", "0", "1"),
-    ("finetuning.num_epochs", "4", "5"),
+    ("finetuning.num_epochs", "4", "3"),
     ("finetuning.policy.optimizer.learning_rate", "0.01", "0.02"),
     ("finetuning.policy.batch.steps_per_job", "2", "3"),
     ("finetuning.sampling.temperature", "1.0", "0.5"),
@@ -54,6 +54,42 @@ def test_other_examples_are_refused(stopped):
     stopped.write_files()
     child = stopped.resume()
     assert (child.wait(), "the examples of the dataset" in child.said) == (2, True)
+
+
+def test_changed_code_is_refused(stopped, whole):
+    """Exit code 2 with the file's name; once the change is undone, the run ends as if nothing had happened."""
+    code = (stopped.folder / "task.py").read_text()
+    (stopped.folder / "task.py").write_text(code.replace("max_tokens=4", "max_tokens=3"))
+    child = stopped.resume()
+    assert (child.wait(), "r has changed since it started:\n    task.py changed" in child.said) == (2, True), child.said
+    (stopped.folder / "task.py").write_text(code)
+    assert stopped.resume().wait() == 0
+    assert differences(stopped.run, whole.run) == []
+
+
+def test_changed_code_that_is_not_compared_makes_a_difference(stopped, whole):
+    """Mutation check: the second half of the run is another agent's, without a word."""
+    code = (stopped.folder / "task.py").read_text()
+    (stopped.folder / "task.py").write_text(code.replace("max_tokens=4", "max_tokens=3"))
+    child = stopped.resume(mutation=mutations.compare_no_code)
+    assert (child.wait(), "has changed since" in child.said) == (0, False), child.said
+    assert "metrics" in differences(stopped.run, whole.run)
+
+
+def test_changed_code_can_be_allowed(stopped):
+    with open(stopped.folder / "task.py", "a") as file:
+        file.write("# a comment\n")
+    child = stopped.resume("--allow_config_change")
+    assert child.wait() == 0, child.said
+    (data,) = stopped.rows_of("SELECT data FROM stages WHERE stage = 'CONFIG'")
+    assert "task.py changed" in data[0]
+
+
+def test_a_run_of_an_earlier_release_resumes_with_a_note(toy):
+    assert toy.start(crash_at="batch.sealed:2", mutation=mutations.record_no_provenance).wait() == KILLED
+    child = toy.resume()
+    assert child.wait() == 0, child.said
+    assert "an earlier reinforge did not record code, files and versions" in " ".join(child.said.split())
 
 
 def test_a_change_can_be_allowed(stopped, whole):

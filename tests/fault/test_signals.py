@@ -1,4 +1,7 @@
-"""SIGINT and SIGTERM stop a run within 10 s, with nothing left behind; resumed, it reaches the same end."""
+"""SIGINT, SIGTERM, SIGHUP and SIGUSR1 stop a run within 10 s, with nothing left behind; resumed, it ends the same.
+
+What agents and evaluators do to hold it up is in `test_hostile_agents.py`.
+"""
 
 import os
 import random
@@ -14,6 +17,8 @@ from tests.fault.kit import differences
 from tests.fault.test_kill_anywhere import SPARSE
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+FURTHER = {signal.SIGHUP: 129, signal.SIGUSR1: 138}
+"""The terminal is closed; Slurm is about to end the job."""
 
 
 def stop(toy, number, after_s, **options):
@@ -46,6 +51,32 @@ def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(0,)]
     assert toy.resume().wait() == 0
     assert differences(toy.run, finished(SPARSE).run) == []
+
+
+@pytest.mark.parametrize("number", FURTHER)
+def test_further_signals_write_a_checkpoint_too(make_toy, finished, number):
+    toy = make_toy(SPARSE)
+    child = toy.start(mutation=mutations.STOPS_IN_THE_SECOND_EPOCH[number])
+    assert (child.wait(), child.left_behind()) == (FURTHER[number], []), child.said
+    assert f"stopped by {number.name}" in child.said
+    assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(0,)]
+    assert toy.resume().wait() == 0
+    assert differences(toy.run, finished(SPARSE).run) == []
+
+
+@pytest.mark.parametrize("number", FURTHER)
+def test_a_signal_that_is_not_handled_leaves_no_checkpoint(make_toy, number):
+    """Mutation check."""
+    toy = make_toy(SPARSE)
+    child = toy.start(mutation=mutations.HANDLE_TWO_SIGNALS[number])
+    assert child.wait() == -number
+    assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
+
+
+def test_a_run_under_nohup_ignores_the_end_of_its_terminal(make_toy):
+    toy = make_toy(SPARSE)
+    assert toy.start(mutation=mutations.hang_up_under_nohup).wait() == 0
+    assert toy.summary["status"] == "completed"
 
 
 def test_a_stop_without_a_checkpoint_makes_a_difference(make_toy):

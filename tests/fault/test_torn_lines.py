@@ -1,5 +1,8 @@
 """A partial line that a crash left in `training_metrics.jsonl` prevents neither reading nor appending."""
 
+import pytest
+
+from reinforge import files
 from reinforge.files import append_line, read_lines
 
 ROWS = [{"epoch": epoch, "avg_reward": epoch / 7, "note": "naïve — 勝\n\r"} for epoch in range(6)]
@@ -27,3 +30,10 @@ def test_a_file_without_a_complete_row_takes_new_ones(tmp_path):
     path.write_bytes(b'{"epoch": 0, "a_long_row": "' + b"x" * 10_000)
     append_line(path, NEW[0])
     assert read_lines(path) == NEW[:1]
+
+
+def test_a_partial_line_that_is_not_removed_damages_the_next_row(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(files, "_find_complete_length", lambda file, size: size)
+    with pytest.raises(ValueError, match="Expecting|Invalid|Unterminated"):
+        test_a_file_without_a_complete_row_takes_new_ones(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from pydantic import Field
 from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.adapters.training import JobRunner, StepsSkipped
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
+from reinforge.engine.packages import check_packages, import_engine
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, OutOfMemory, Problem, ReinforgeError, StorageError
 from reinforge.files import find_damage, write_folder
@@ -113,11 +114,10 @@ class LocalAdapter(TrainerAdapter):
             return
         if problems := self.validate(run_config):
             raise ConfigError(problems)
-        from reinforge.engine import Engine  # imports torch, which nothing before needs
-
+        engine_class = import_engine()  # imports torch, which nothing before needs
         policy = self._policy_config(run_config)
         self.engine = await run_in_daemon_thread(
-            lambda: Engine.load(
+            lambda: engine_class.load(
                 policy,
                 seed=run_config.seed,
                 device=run_config.device,
@@ -126,16 +126,19 @@ class LocalAdapter(TrainerAdapter):
                 keep_initial=self.adapter_config.fine_tune_from_scratch or self.job_folder is not None,
                 critic=self.algorithm.needs.values,
                 adapters=self.adapters if len(self.adapters) > 1 else (),  # a single one is the policy itself
+                loss=self.algorithm.loss,
             ),
             "engine-load",
         )
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
         """Returns the problems of model and settings that show before the model is loaded; needs no torch."""
-        from reinforge.engine.model.preflight import check_adapters, check_policy
+        from reinforge.engine.model.preflight import check_adapters, check_policy, has_adapters
 
         policy = self._policy_config(run_config)
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
+        where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
+        problems += [replace(problem, path=where) for problem in check_packages(lora=has_adapters(policy))]
         if self.adapter_config.fine_tune_from_scratch and not self.algorithm.offline:
             message = f"{type(self.algorithm).__name__} needs samples from the weights that a job starts with"
             fix = "remove it, or use an algorithm that imitates samples or compares pairs, such as expert_iteration"

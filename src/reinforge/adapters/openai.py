@@ -36,6 +36,7 @@ from reinforge.types.trajectory import TrajectoryCollection
 if TYPE_CHECKING:
     from reinforge.adapters.openai_jobs import HostedJobs
     from reinforge.adapters.openai_policy import HostedPolicy
+    from reinforge.adapters.openai_service import FineTuningService
 
 MAX_METADATA_LENGTH = 512
 
@@ -60,7 +61,7 @@ class OpenAIAdapter(TrainerAdapter):
         super().__init__(adapter_config)
         self.algorithm, self.url, self._key = algorithm, url, key
         self._policy: HostedPolicy | None = None
-        self._jobs: HostedJobs | None = None
+        self._jobs: HostedJobs[FineTuningService] | None = None
         self._refs: dict[str, TrainingJobRef] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -278,7 +279,7 @@ class OpenAIAdapter(TrainerAdapter):
         assert base is not None  # checked by `validate`
         return base, base
 
-    def _require_jobs(self) -> HostedJobs:
+    def _require_jobs(self) -> HostedJobs[FineTuningService]:
         if self._jobs is None:
             raise BackendError("the OpenAI adapter is not connected; call `initialize` first")
         return self._jobs

@@ -1,6 +1,7 @@
 """Fine-tuning jobs at the service: poll their status, wait for them, cancel or leave them.
 
-a poll fails            the job's status is unchanged; polls slow down, and the third failure in a row logs a warning
+a poll fails            no answer, or an odd one: the job's status is unchanged, polls slow down, and the third
+                        failure in a row logs a warning
 a status is terminal    it is final, and the service is not polled again
 max_wait_s is exceeded  the job is cancelled, unless it has just ended
 """
@@ -11,17 +12,13 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from reinforge.adapters.openai_model import BACKEND
-from reinforge.adapters.openai_service import FineTuningService, HostedJob
+from reinforge.adapters.openai_service import HostedJob
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.rollout.openai_http import MAX_WAIT_S, RetryableError
+from reinforge.rollout.openai_http import MAX_WAIT_S, RetryableError, UnexpectedAnswer
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
-
-if TYPE_CHECKING:
-    from reinforge.adapters.openai_config import OpenAIAdapterConfig
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +27,37 @@ WARN_AFTER = 3
 MAX_BACKOFF = 8
 """After failed polls, the pause grows up to this multiple of the poll interval."""
 CANCEL_TIMEOUT_S = 3.0
+FAILED_POLL = (RetryableError, UnexpectedAnswer)
+"""What a poll may raise without changing the job's status."""
+
+
+class JobLimits(Protocol):
+    """How long to wait for a job, and what happens to it when the run stops."""
+
+    @property
+    def poll_interval_s(self) -> float:
+        """Seconds between two polls of a job."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """Seconds to wait for a job."""
+
+    @property
+    def cancel_on_stop(self) -> bool | None:
+        """True: cancel unfinished jobs when the run stops; None: the service cannot cancel jobs."""
+
+
+class JobService(Protocol):
+    """A service that runs jobs."""
+
+    async def retrieve_job(self, id_: str) -> HostedJob:
+        """Returns a job from a single request without retries."""
+
+    async def cancel(self, id_: str) -> HostedJob:
+        """Cancels a job and returns it; raises `BackendError` if it cannot."""
+
+
+S = TypeVar("S", bound=JobService)
 
 
 @dataclass(slots=True)
@@ -43,7 +71,7 @@ class _JobState:
     last_error: str = ""
 
 
-class HostedJobs:
+class HostedJobs(Generic[S]):
     """The jobs of one adapter.
 
     Args:
@@ -52,7 +80,7 @@ class HostedJobs:
         seed: The run's seed, for the jitter of the pauses.
     """
 
-    def __init__(self, service: FineTuningService, config: OpenAIAdapterConfig, seed: int):
+    def __init__(self, service: S, config: JobLimits, seed: int):
         self.service, self.config, self.seed = service, config, seed
         self._states: dict[str, _JobState] = {}
 
@@ -73,10 +101,10 @@ class HostedJobs:
             return ended
         try:
             return await self._poll(ref)
-        except RetryableError as error:
+        except FAILED_POLL as error:
             state = self._get_state(ref)
             if state.status is None:
-                raise BackendUnavailable(str(error)) from None
+                raise error if isinstance(error, BackendError) else BackendUnavailable(str(error)) from None
             return state.status.model_copy(update={"message": _format_poll_errors(ref, state)})
 
     async def wait(self, ref: TrainingJobRef, poll_interval_s: float | None = None) -> TrainingJobStatus:
@@ -98,8 +126,8 @@ class HostedJobs:
             retry_after_s = 0.0
             try:
                 status = await self._poll(ref)
-            except RetryableError as error:
-                retry_after_s = min(error.wait_s or 0.0, MAX_WAIT_S)
+            except FAILED_POLL as error:
+                retry_after_s = min(getattr(error, "wait_s", None) or 0.0, MAX_WAIT_S)
             else:
                 if status.is_terminal:
                     return status
@@ -124,9 +152,9 @@ class HostedJobs:
                 continue
             if not self.config.cancel_on_stop:
                 logger.warning(
-                    "job %s keeps running at the service; --resume will use it instead of starting another "
-                    "(cancel_on_stop: false)",
+                    "job %s keeps running at the service; --resume will use it instead of starting another%s",
                     id_,
+                    "" if self.config.cancel_on_stop is None else " (cancel_on_stop: false)",
                 )
                 continue
             try:
@@ -142,7 +170,7 @@ class HostedJobs:
         state = self._get_state(ref)
         try:
             job = await self.service.retrieve_job(_get_job_id(ref))
-        except RetryableError as error:
+        except FAILED_POLL as error:
             state.num_errors += 1
             state.num_all_errors += 1
             state.last_error = str(error)
@@ -191,6 +219,7 @@ class HostedJobs:
             metadata["fine_tuned_model"] = job.fine_tuned_model
         if job.trained_tokens is not None:
             metadata["num_tokens"] = job.trained_tokens
+        metadata |= job.metrics
         if state.num_all_errors:
             metadata["num_poll_errors"] = state.num_all_errors
         message = f"{job.id}: {job.error or job.raw_status}"
@@ -200,7 +229,7 @@ class HostedJobs:
 def _make_status(
     ref: TrainingJobRef, status: TrainingStatusEnum, message: str, metadata: dict[str, Any] | None = None
 ) -> TrainingJobStatus:
-    return TrainingJobStatus(run_id=ref.run_id, backend=BACKEND, status=status, message=message, metadata=metadata)
+    return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=status, message=message, metadata=metadata)
 
 
 def _format_poll_errors(ref: TrainingJobRef, state: _JobState) -> str:

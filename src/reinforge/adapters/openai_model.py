@@ -36,7 +36,10 @@ class HostedModel:
             StorageError: The folder has no readable `openai_model.json`.
         """
         with boundary(StorageError, f"cannot read {folder / HOSTED_MODEL}"):
-            return cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
+            hosted = cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
+            if not all(isinstance(value, str) and value for value in asdict(hosted).values()):
+                raise ValueError(f"expected texts, found {json.dumps(asdict(hosted))[:200]}")
+            return hosted
 
     def write(self, folder: Path) -> None:
         """Writes `openai_model.json` into a folder, which is created if needed."""

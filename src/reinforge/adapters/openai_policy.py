@@ -130,6 +130,10 @@ class HostedPolicy(PolicyServer):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
+    async def close(self) -> None:
+        """Closes the connections to the served model."""
+        await self._chat.close()
+
     async def fingerprint(self) -> str:
         """Returns a hash of the served model's name."""
         return hashlib.sha256(self.served_model.encode()).hexdigest()[:16]

@@ -13,6 +13,7 @@ truncated at `max_tokens`, because the service would train the model to stop the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,12 +37,14 @@ class TrainingFile:
         num_duplicates: Rows left out because they are duplicates.
         num_truncated: Replies not trained because they were truncated at `max_tokens`.
         num_identical: Pairs left out because both replies are the same.
+        num_unencodable: Rows left out because they have half of a surrogate pair; a service refuses the whole file.
     """
 
     lines: list[str] = field(default_factory=list)
     num_duplicates: int = 0
     num_truncated: int = 0
     num_identical: int = 0
+    num_unencodable: int = 0
     _known: set[str] = field(default_factory=set)
 
     @property
@@ -56,16 +59,31 @@ class TrainingFile:
             "duplicates": self.num_duplicates,
             "truncated at max_tokens": self.num_truncated,
             "identical pairs": self.num_identical,
+            "no valid Unicode": self.num_unencodable,
         }
         return {reason: count for reason, count in counts.items() if count}
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Adds rows, without duplicates."""
         for line in map(to_json, rows):
+            if not _is_unicode(line):
+                self.num_unencodable += 1
+                continue
             self.num_duplicates += line in self._known
             if line not in self._known:
                 self._known.add(line)
                 self.lines.append(line)
+
+
+def _is_unicode(line: str) -> bool:
+    """Returns False for JSON with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    if "\\ud" not in line:
+        return True
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(slots=True)

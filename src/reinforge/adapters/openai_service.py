@@ -11,21 +11,32 @@ import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from reinforge.adapters.openai_answers import Entry, FileAnswer, JobAnswer, Page
 from reinforge.errors import BackendError
-from reinforge.rollout.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
-from reinforge.types.job import TrainingStatusEnum, parse_job_status
+from reinforge.rollout.openai_answers import A, describe_json, parse_answer
+from reinforge.rollout.openai_http import (
+    OpenAIEndpoint,
+    RequestRejected,
+    RetryableError,
+    UnexpectedAnswer,
+    extract_error_message,
+)
+from reinforge.types.job import JOB_STATUS, TrainingStatusEnum, parse_job_status
 
 logger = logging.getLogger(__name__)
 
+FILES = "/files"
 JOBS = "/fine_tuning/jobs"
+PAGES: dict[str, type[Page[Any]]] = {FILES: Page[FileAnswer], JOBS: Page[JobAnswer]}
 JOB_KEY = "reinforge_job"
 """Metadata key of the hash that identifies a job."""
 JOBS_PER_PAGE = 100
-
+MAX_PAGES = 1000
+"""Pages of one list; a service with more has most likely lost count of them."""
 
 KEY_REJECTED = (401, 403)
 NOT_FOUND = 404
@@ -43,6 +54,7 @@ class HostedJob:
         error: The service's error code and message, or None.
         trained_tokens: Tokens trained, or None.
         metadata: The metadata that the job was created with.
+        metrics: Further facts for the job's record, such as the number of optimizer steps.
     """
 
     id: str
@@ -51,7 +63,8 @@ class HostedJob:
     fine_tuned_model: str | None
     error: str | None
     trained_tokens: int | None
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, Any]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ended_without_model(self) -> bool:
@@ -75,7 +88,12 @@ class FineTuningService:
         Raises:
             BackendError: It does not; the message includes the service's.
         """
-        await self.endpoint.retry(lambda: self._request_json("GET", JOBS, query={"limit": "1"}))
+
+        async def check() -> None:
+            page = await self._request_json("GET", JOBS, query={"limit": "1"})
+            self._parse(Page[Entry], page, JOBS, "a list of jobs")
+
+        await self.endpoint.retry(check)
 
     async def upload_once(self, content: bytes) -> str:
         """Returns the id of the file with this content, and uploads it if the service does not have it.
@@ -86,11 +104,11 @@ class FineTuningService:
         name = f"reinforge-{hashlib.sha256(content).hexdigest()}.jsonl"
 
         async def find_or_upload() -> str:
-            async for file in self._iterate_pages("/files", {"purpose": "fine-tune", "limit": "10000"}):
-                if file.get("filename") == name and file.get("bytes") == len(content) and file.get("status") != "error":
-                    return str(file["id"])
-            sent = await self._request_json("POST", "/files", file=(name, content, {"purpose": "fine-tune"}))
-            return str(sent["id"])
+            async for file in self._iterate_pages(FILES, {"purpose": "fine-tune", "limit": "10000"}):
+                if file.filename == name and file.bytes == len(content) and file.status != "error":
+                    return str(file.id)
+            sent = await self._request_json("POST", FILES, file=(name, content, {"purpose": "fine-tune"}))
+            return self._parse(FileAnswer, sent, FILES, "a file").id
 
         return await self.endpoint.retry(find_or_upload)
 
@@ -107,8 +125,10 @@ class FineTuningService:
 
         async def find_or_create() -> HostedJob:
             async for entry in self._iterate_pages(JOBS, {"limit": str(JOBS_PER_PAGE), f"metadata[{JOB_KEY}]": key}):
-                job = self._parse_job(entry)
-                if job.metadata.get(JOB_KEY) == key and not job.ended_without_model:
+                if (entry.metadata or {}).get(JOB_KEY) != key:
+                    continue  # somebody else's: its status may be one that we do not know
+                job = self._read_job(entry)
+                if not job.ended_without_model:
                     logger.info("found the fine-tuning job %s (%s); not creating another", job.id, job.raw_status)
                     return job
             created = self._parse_job(await self._request_json("POST", JOBS, body=body))
@@ -149,17 +169,33 @@ class FineTuningService:
 
         return await self.endpoint.retry(cancel)
 
-    async def _iterate_pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Yields the entries of every page, newest first."""
+    async def _iterate_pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Any]:
+        """Yields the entries of every page, newest first, as the models that `PAGES` names.
+
+        Raises:
+            UnexpectedAnswer: A page is odd, leads to itself or to an earlier one, or there are over `MAX_PAGES`.
+        """
         after: dict[str, str] = {}
+        seen: set[str] = set()
         while True:
-            page = await self._request_json("GET", path, query={**query, **after})
-            entries = page.get("data") or []
+            answer = await self._request_json("GET", path, query={**query, **after})
+            page = self._parse(PAGES[path], answer, path, "a page of a list")
+            entries = page.data or []
             for entry in entries:
                 yield entry
-            if not page.get("has_more") or not entries:
+            if not page.has_more or not entries:
                 return
-            after = {"after": str(entries[-1]["id"])}
+            last = entries[-1].id
+            if last in seen:
+                raise self._make_endless_error(path, f"the page after {last} was sent twice")
+            if len(seen) >= MAX_PAGES:
+                raise self._make_endless_error(path, f"there are over {MAX_PAGES} pages")
+            seen.add(last)
+            after = {"after": last}
+
+    def _make_endless_error(self, path: str, what: str) -> UnexpectedAnswer:
+        problem = self.endpoint.redact(f"{what}, and has_more is still true")
+        return UnexpectedAnswer(f"{self.endpoint.url}{path}: the list does not end: {problem}; check base_url")
 
     async def _request_json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         """Returns the JSON object in the response to one request; anything else may be a proxy's and is retryable."""
@@ -179,26 +215,30 @@ class FineTuningService:
             raise RetryableError(f"{self.endpoint.url}{path}: expected a JSON object, found: {shown}")
         return answer
 
-    def _parse_job(self, entry: Mapping[str, Any]) -> HostedJob:
+    def _parse(self, kind: type[A], answer: Any, path: str, what: str) -> A:
         try:
-            id_, raw_status = str(entry["id"]), str(entry["status"])
-        except KeyError as missing:
-            message = f"expected a fine-tuning job, found an object without {missing}"
-            raise BackendError(f"{self.endpoint.url}{JOBS}: {message}; check base_url") from None
-        tokens, error = entry.get("trained_tokens"), entry.get("error") or {}
-        error_text = ": ".join(str(error[key]) for key in ("code", "message") if error.get(key))
+            return parse_answer(kind, answer, f"{self.endpoint.url}{path}", what)
+        except UnexpectedAnswer as error:
+            raise UnexpectedAnswer(f"{self.endpoint.redact(str(error))}; check base_url") from None
+
+    def _parse_job(self, answer: Any) -> HostedJob:
+        return self._read_job(self._parse(JobAnswer, answer, JOBS, "a fine-tuning job"))
+
+    def _read_job(self, answer: JobAnswer) -> HostedJob:
         try:
-            status = parse_job_status(raw_status)
-        except BackendError as unknown:
-            raise BackendError(f"{self.endpoint.url}{JOBS}/{id_}: {unknown}") from None
+            status = parse_job_status(answer.status)
+        except BackendError:
+            what = f"unknown job status {describe_json(answer.status)}; known: {', '.join(JOB_STATUS)}"
+            text = self.endpoint.redact(f"{self.endpoint.url}{JOBS}/{describe_json(answer.id)[1:-1]}: {what}")
+            raise BackendError(text) from None
         return HostedJob(
-            id=id_,
-            raw_status=raw_status,
+            id=answer.id,
+            raw_status=answer.status,
             status=status,
-            fine_tuned_model=entry.get("fine_tuned_model"),
-            error=self.endpoint.redact(error_text) or None,
-            trained_tokens=tokens if isinstance(tokens, int) else None,
-            metadata=entry.get("metadata") or {},
+            fine_tuned_model=answer.fine_tuned_model or None,
+            error=self.endpoint.redact(answer.error or "") or None,
+            trained_tokens=answer.trained_tokens,
+            metadata=answer.metadata or {},
         )
 
 
@@ -206,7 +246,7 @@ def _find_fix(status: int, method: str, path: str) -> str | None:
     """Returns what the user can do about a rejected request; None if the service's own message has to suffice."""
     if status in KEY_REJECTED:
         return "check the trainer adapter's api_key, or OPENAI_API_KEY"
-    if status == NOT_FOUND and path in (JOBS, "/files"):
+    if status == NOT_FOUND and path in (JOBS, FILES):
         return "check base_url: this service may have no fine-tuning API"
     if status == NOT_FOUND:
         return "the job may have been deleted, or created with the key of another account"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,26 @@ REPLACEMENTS = {
 
 def find_unsupported_settings(config: FinetuneConfig, algorithm: Algorithm) -> list[Problem]:
     """Returns the settings that the API does not support, with the fix for each."""
-    problems = [*_find_algorithm_problems(config, algorithm)]
+    unused = find_unused_settings(config, REPLACEMENTS, LEAVE_OUT, "the fine-tuning API")
+    return [*_find_algorithm_problems(config, algorithm), *unused]
+
+
+def find_unused_settings(
+    config: FinetuneConfig, replacements: Mapping[str, str], leave_out: str, service: str
+) -> list[Problem]:
+    """Returns the settings of a run that mean nothing where a service trains and serves the model.
+
+    Args:
+        config: The run's settings.
+        replacements: What to do instead, by path below `finetuning.policy`.
+        leave_out: The fix for all others.
+        service: Who trains, for the messages.
+    """
+    problems = list[Problem]()
     for path, value in _iterate_changed(config.policy, PolicyConfig()):
         if path != "model":
-            message = f"is {_format_value(value)}, but the fine-tuning API has no such setting"
-            problems.append(Problem(f"finetuning.policy.{path}", message, REPLACEMENTS.get(path, LEAVE_OUT)))
+            message = f"is {_format_value(value)}, but {service} has no such setting"
+            problems.append(Problem(f"finetuning.policy.{path}", message, replacements.get(path, leave_out)))
     if config.deterministic:
         message = "is true, but a hosted model's replies are not reproducible"
         problems.append(Problem("finetuning.deterministic", message, "leave it out, or use `_type: local`"))
@@ -99,7 +114,8 @@ def _find_algorithm_problems(config: FinetuneConfig, algorithm: Algorithm) -> It
             value, default = getattr(algorithm.config, name), DPOConfig.model_fields[name].default
             if value != default:
                 message = f"is {value}, but the fine-tuning API's DPO has no such setting"
-                yield Problem(f"{path}.{name}", message, "leave it out")
+                is_own_default = value == type(algorithm.config).model_fields[name].default
+                yield Problem(f"{path}.{name}", message, f"set it to {default}" if is_own_default else "leave it out")
 
 
 def _iterate_changed(config: BaseModel, default: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:

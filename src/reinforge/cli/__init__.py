@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
+import sys
 from typing import Any
 
 import click
 
+from reinforge.cli.process import run_process
+from reinforge.safe_text import CleanFormatter, to_printable
 from reinforge.version import __version__
 
 COMMANDS = {
@@ -25,8 +28,18 @@ COMMANDS = {
 }
 
 
+KEEP_RESULTS = {"finetune", "train", "demo"}
+"""Commands whose results are in the run folder, whatever happens to what they print."""
+
+
 class LazyGroup(click.Group):
     """Lists all commands without importing them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the command line as the whole process."""
+        given = args[0] if args else kwargs.get("args")
+        given = sys.argv[1:] if given is None else given
+        run_process(lambda: self.main(*args, **kwargs), keeps_results=bool(KEEP_RESULTS.intersection(given[:1])))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names in the order of `COMMANDS`."""
@@ -44,6 +57,9 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None
+        except click.ClickException as error:  # names a file or a run, which may hold control characters
+            vars(error)["message"] = to_printable(error.message)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands without importing them."""
@@ -72,3 +88,5 @@ def main() -> None:
     """
     # stamina logs only "stamina.retry_scheduled"; our own error reports a call that failed after its last attempt
     logging.getLogger("stamina").setLevel(logging.ERROR)
+    if logging.lastResort is not None:  # writes warnings to standard error
+        logging.lastResort.setFormatter(CleanFormatter())

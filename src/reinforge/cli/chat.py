@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reinforge.cli.options import DEBUG, OUTPUT_DIR, SAMPLING, GroupedCommand, option
+from reinforge.cli.output import say
 from reinforge.cli.report import INTERRUPTED, exit_on_error
 
 if TYPE_CHECKING:
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from reinforge.types.request import Message, SamplingParams
 
 EXIT, RESET = "/exit", "/reset"
+MODEL = "RUN|PATH"
 
 
 @click.command("chat", cls=GroupedCommand, context_settings={"show_default": True})
-@click.argument("model", metavar="RUN|PATH")
+@click.argument("model", metavar=MODEL)
 @option("system", metavar="TEXT", group=SAMPLING, help="System prompt.")
 @option(
     "temperature",
@@ -53,13 +55,15 @@ def command(
     device: str,
     debug: bool,
 ) -> None:
-    """Chat with a model in the terminal or through a pipe: a run, a folder or a Hugging Face model id.
+    """Chat with a model in the terminal or through a pipe.
 
+    The model is a run, a folder, a Hugging Face model id, or a bundled one: `reinforge components model` lists them.
     Each line of input is one turn. /reset starts a new conversation; /exit or the end of the input quits.
 
     \b
     Example:
       reinforge chat 20260101-120000-ab12
+      reinforge chat bundled:tickets
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
     """
     with exit_on_error(as_json=False, debug=debug):
@@ -67,14 +71,14 @@ def command(
         from reinforge.runs.saved_model import find_model
         from reinforge.types.request import SamplingParams
 
-        found = find_model(model, Path(output_dir), "RUN|PATH")
+        found = find_model(model, Path(output_dir), MODEL)
         if found.adapters:
             message = f"{found.path} has several adapters ({', '.join(found.adapters)}); chat uses one at a time"
-            raise ConfigError(Problem("RUN|PATH", message, f"reinforge chat {found.path}/{found.adapters[0]}"))
+            raise ConfigError(Problem(MODEL, message, f"reinforge chat {found.path}/{found.adapters[0]}"))
         sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 must not end the conversation
-        click.echo(f"{found}: /reset starts a new conversation, /exit quits", err=True)
+        say(f"{found}: /reset starts a new conversation, /exit quits", err=True)
         try:
             asyncio.run(_run_chat(found.path, device, system, sampling))
         except KeyboardInterrupt:
@@ -85,10 +89,14 @@ async def _run_chat(path: str, device: str, system: str | None, sampling: Sampli
     """Loads the model and replies line by line."""
     from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
     from reinforge.algorithms.grpo import GRPO, GRPOConfig
+    from reinforge.config.loader import build_config
     from reinforge.config.schema import FinetuneConfig
+    from reinforge.trainer.setup.components import ComponentBuilder
 
+    async with ComponentBuilder(build_config({})) as builder:
+        folder = await builder.get_bundled(path, MODEL)
     adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    await adapter.initialize(FinetuneConfig.model_validate({"policy": {"model": path}, "device": device}))
+    await adapter.initialize(FinetuneConfig.model_validate({"policy": {"model": folder}, "device": device}))
     try:
         policy = adapter.policy()
         assert policy is not None  # the local adapter has a policy once it is initialized
@@ -113,12 +121,12 @@ async def _run_conversation(policy: PolicyServer, opening: list[Message], sampli
             try:
                 reply = await policy.sample(ModelRequest(messages, sampling))
             except ContextOverflow as overflow:
-                click.echo(f"{overflow}; {RESET} starts a new conversation", err=True)
+                say(f"{overflow}; {RESET} starts a new conversation", err=True)
                 continue
             history = [*messages, reply.message]
-            click.echo(escape_controls(str(reply.message.get("content") or "")))
+            say(str(reply.message.get("content") or ""))
             if reply.finish_reason == "length":
-                click.echo(f"(cut off at {reply.num_completion_tokens} tokens)", err=True)
+                say(f"(cut off at {reply.num_completion_tokens} tokens)", err=True)
 
 
 def _read_line() -> str | None:
@@ -130,11 +138,3 @@ def _read_line() -> str | None:
             return None
     line = sys.stdin.readline()
     return line.rstrip("\r\n") if line else None
-
-
-def escape_controls(text: str) -> str:
-    """Returns text that cannot control a terminal: `\x1b[31m` is printed as those characters, as are bidi marks.
-
-    Keeps line breaks, tabs and the joiner inside emoji.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t\u200d" else c.encode("unicode_escape").decode() for c in text)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.options import CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption
+from reinforge.cli.options import COMPAT, CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption, option
+from reinforge.cli.output import say, say_json
 from reinforge.cli.report import exit_on_error
+
+if TYPE_CHECKING:
+    from reinforge.config.loaded_config import LoadedConfig
+    from reinforge.trainer.setup.reach import Reach
 
 
 @click.command("check", cls=GroupedCommand, context_settings={"show_default": True})
@@ -23,43 +28,74 @@ from reinforge.cli.report import exit_on_error
     default=0,
     help="Test the rewards on N training examples.",
 )
+@option("no_import", is_flag=True, help="Only list what the file would import and reach, and import none of it.")
 @OVERRIDE
+@COMPAT
 @JSON
 @DEBUG
-def command(file: Path, num_samples: int, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
-    """Validate configuration, data, components, rewards and disk space of a run, without loading a model.
+def command(
+    file: Path,
+    num_samples: int,
+    no_import: bool,
+    overrides: tuple[tuple[str, str], ...],
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Validate configuration, data, components, rewards and output folder of a run, without loading a model.
 
-    With --sample N, every evaluator scores the expected answer and an empty answer of N examples.
+    First lists the Python code that the file imports, the environment variables that it reads and the hosts that it
+    calls; then imports the code and validates the run. With --sample N, every evaluator scores the expected answer and
+    an empty answer of N examples.
 
     \b
     Example:
       reinforge check run.yml
+      reinforge check received.yml --no_import
       reinforge check run.yml --sample 3 -o finetuning.seed 1
     """
+    if no_import and num_samples:
+        raise click.UsageError("--no_import and --sample cannot be combined: evaluators are imported")
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
-        from reinforge.errors import ConfigError
-        from reinforge.trainer.setup.check import check_config
+        from reinforge.trainer.setup.reach import list_reach
 
-        report = asyncio.run(check_config(load_config(file, overrides=overrides), num_samples=num_samples))
-        if as_json:
-            click.echo(json.dumps(report.as_dict(), ensure_ascii=False))
-            raise SystemExit(0 if report.ok else ConfigError.exit_code)
-        for row in report.rewards:
-            click.echo(
-                f"  {row.evaluator} on {row.example_id}: expected answer {_format_score(row.on_expected)}, "
-                f"empty answer {_format_score(row.on_empty)}"
-            )
-        if report.problems:
-            raise ConfigError(report.problems)
-        for name, value in report.settings:
-            click.echo(f"  {name:<10} {value}")
-        if report.disk is not None:
-            needed = "an unknown amount" if report.disk.needed is None else f"{report.disk.needed / 2**30:.2f} GiB"
-            click.echo(f"  {'disk':<10} {report.disk.free / 2**30:.1f} GiB free, checkpoints need {needed}")
-        for note in report.notes:
-            click.echo(f"  note: {note}")
-        click.echo(f"{file} is valid")
+        loaded = load_config(file, overrides=overrides)
+        reach = list_reach(loaded)
+        if not as_json:
+            for name, text in reach.format_rows():
+                say(f"  {name:<10} {text}")
+        if not no_import:
+            _validate(file, loaded, reach, num_samples, as_json=as_json)
+        elif as_json:
+            say_json({"ok": True, "imported": False, "reach": reach.as_dict()})
+        else:
+            say(f"{file} is valid YAML with known keys; nothing was imported, and data and components were not checked")
+
+
+def _validate(file: Path, loaded: LoadedConfig, reach: Reach, num_samples: int, *, as_json: bool) -> None:
+    """Validates the run, and prints what was found."""
+    from reinforge.errors import ConfigError
+    from reinforge.trainer.setup.check import check_config
+
+    report = asyncio.run(check_config(loaded, num_samples=num_samples))
+    if as_json:
+        say_json({**report.as_dict(), "reach": reach.as_dict()})
+        raise SystemExit(0 if report.ok else ConfigError.exit_code)
+    for row in report.rewards:
+        say(
+            f"  {row.evaluator} on {row.example_id}: expected answer {_format_score(row.on_expected)}, "
+            f"empty answer {_format_score(row.on_empty)}"
+        )
+    if report.problems:
+        raise ConfigError(report.problems)
+    for name, value in report.settings:
+        say(f"  {name:<10} {value}")
+    if report.disk is not None:
+        needed = "an unknown amount" if report.disk.needed is None else f"{report.disk.needed / 2**30:.2f} GiB"
+        say(f"  {'disk':<10} {report.disk.free / 2**30:.1f} GiB free, checkpoints need {needed}")
+    for note in report.notes:
+        say(f"  note: {note}")
+    say(f"{file} is valid")
 
 
 def _format_score(score: float | str) -> str:

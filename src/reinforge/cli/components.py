@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from reinforge.cli.options import DEBUG, JSON, GroupedCommand
+from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import exit_on_error
 
 
@@ -19,12 +19,14 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
     """List every `_type` that a configuration can use, with its settings, their defaults, and its module.
 
     KIND is one of llm, workflow, dataset, evaluator, trajectory_builder, trainer_adapter, trainer, algorithm, model.
+    The kind `model` lists the bundled models, which are named like `bundled:tickets`.
     Plugins that failed to import are listed with their error.
 
     \b
     Example:
       reinforge components
       reinforge components evaluator
+      reinforge components model
     """
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.errors import did_you_mean
@@ -36,20 +38,22 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
         listed = [_describe_component(component) for component in REGISTRY.components(kind)]
         errors = REGISTRY.plugin_errors()
         if as_json:
-            click.echo(json.dumps({"components": listed, "plugin_errors": errors}, ensure_ascii=False))
+            say_json({"components": listed, "plugin_errors": errors})
             return
         last = ""
         for component in listed:
             if component["kind"] != last:
                 last = component["kind"]
-                click.echo(("" if component is listed[0] else "\n") + click.style(last, bold=True))
+                say_as_is(("" if component is listed[0] else "\n") + click.style(last, bold=True))
             what = "  (a protocol)" if component["is_protocol"] else ""
-            click.echo(f"  {component['name']:<28} {component['origin']}{what}")
+            say(f"  {component['written']:<28} {component['origin']}{what}")
+            if component["kind"] == "model":  # has no settings
+                say(f"      {component['description']}")
             for line in component["fields"]:
                 default = "required" if line["default"] is None else _first_line(str(line["default"]))
-                click.echo(f"      {line['path']} = {default}   {line['description']}")
+                say(f"      {line['path']} = {default}   {line['description']}")
         for name, why in errors.items():
-            click.echo(f'plugin "{name}" failed to import: {why}', err=True)
+            say(f'plugin "{name}" failed to import: {why}', err=True)
 
 
 def _describe_component(component: Any) -> dict[str, Any]:
@@ -57,10 +61,13 @@ def _describe_component(component: Any) -> dict[str, Any]:
 
     from reinforge.config.describe import iterate_fields
     from reinforge.multiagent.protocol import DialogueConfig
+    from reinforge.runs.saved_model import BUNDLED
 
     return {
         "kind": component.kind,
         "name": component.name,
+        "written": f"{BUNDLED}{component.name}" if component.kind == "model" else component.name,
+        "description": _first_line(component.config_type.__doc__ or ""),
         "origin": component.origin,
         "config_type": component.config_type.__name__,
         "is_protocol": issubclass(component.config_type, DialogueConfig),

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from reinforge.cli.options import CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption
+from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import exit_on_error
 
 
@@ -53,17 +54,20 @@ def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], 
         loaded = load_config(file, overrides=overrides)
         if not with_origin:
             text = dump_config(loaded)
-            click.echo(json.dumps(yaml.safe_load(text), ensure_ascii=False) if as_json else text, nl=as_json)
+            if as_json:
+                say_json(yaml.safe_load(text))
+            else:
+                say_as_is(text, nl=False)
             return
         settings = list_settings(loaded)
         if as_json:
-            click.echo(json.dumps([asdict(setting) for setting in settings], ensure_ascii=False))
+            say_json([asdict(setting) for setting in settings])
             return
         width = max(len(setting.path) for setting in settings)
         for setting in settings:
             value = json.dumps(setting.value, ensure_ascii=False)
             value = value if len(value) < 60 else f"{value[:57]}..."
-            click.echo(f"{setting.path:<{width}}  {value:<24}  {setting.origin}")
+            say(f"{setting.path:<{width}}  {value:<24}  {setting.origin}")
 
 
 @command.command("schema", cls=GroupedCommand, short_help="Print the JSON schema of a configuration file.")
@@ -80,4 +84,4 @@ def schema(as_json: bool, debug: bool) -> None:
         from reinforge.config.json_schema import build_config_schema
         from reinforge.registry import REGISTRY
 
-        click.echo(json.dumps(build_config_schema(REGISTRY), indent=None if as_json else 2, ensure_ascii=False))
+        say_json(build_config_schema(REGISTRY), indent=None if as_json else 2)

@@ -9,6 +9,7 @@ import click
 
 from reinforge.cli.finetune import find_run_to_resume
 from reinforge.cli.options import DEBUG, JSON, OVERRIDE, RUN, GroupedCommand, option
+from reinforge.cli.output import say
 from reinforge.cli.report import run_and_exit
 
 NEXT = """\
@@ -66,7 +67,7 @@ def command(
     summary = run_and_exit(run, as_json=as_json, debug=debug)
     if not as_json:
         _show_games(summary.folder)
-        click.echo(NEXT.format(folder=summary.folder))
+        say(NEXT.format(folder=summary.folder))
 
 
 def _show_games(folder: Path) -> None:
@@ -78,7 +79,7 @@ def _show_games(folder: Path) -> None:
     if example is None:
         return
     for title, games in (("before", before), ("after", after)):
-        click.echo("")
+        say()
         for line in format_game(f"{title} ({example})", games[example]):
-            click.echo(line)
-    click.echo("")
+            say(line)
+    say()

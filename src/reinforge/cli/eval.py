@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 
 import click
 
 from reinforge.cli.options import (
+    COMPAT,
     CONFIG_FILE,
     DATA,
     DEBUG,
@@ -19,7 +18,8 @@ from reinforge.cli.options import (
     option,
     parse_output_file,
 )
-from reinforge.cli.report import INTERRUPTED, exit_on_error
+from reinforge.cli.output import say, say_json
+from reinforge.cli.report import exit_on_error
 
 SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
@@ -35,6 +35,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 @option("limit", metavar="N", type=click.IntRange(min=1), group=DATA, help="Evaluate only the first N examples.")
 @option("output", callback=parse_output_file, metavar="FILE", group=OUTPUT, help="Write all episodes as JSON Lines.")
 @OVERRIDE
+@COMPAT
 @JSON
 @DEBUG
 def command(
@@ -61,16 +62,23 @@ def command(
         from reinforge.config.loader import load_config
         from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+        from reinforge.trainer.guard import LiveRun
+        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.setup.reach import list_reach
+        from reinforge.trainer.signals import run_interruptible
 
         loaded = load_config(file, overrides=overrides)
+        if not as_json:
+            for name, text in list_reach(loaded).format_sent_variables():
+                say(f"{name}: {text}", err=True)
         progress = SilentProgress() if as_json else PlainProgress()
         options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)
-        try:
-            evaluation = asyncio.run(evaluate(loaded, options))
-        except KeyboardInterrupt:
-            raise SystemExit(INTERRUPTED) from None
+        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
+        evaluation = run_interruptible(evaluate(loaded, options), RunOptions(live=live))
         if output is not None:
             evaluation.write(output)
-        lines = [json.dumps(evaluation.as_dict(), ensure_ascii=False)] if as_json else evaluation.format_lines()
-        for line in lines:
-            click.echo(line)
+        if as_json:
+            say_json(evaluation.as_dict())
+            return
+        for line in evaluation.format_lines():
+            say(line)

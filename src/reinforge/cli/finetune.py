@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from reinforge.cli.options import (
+    COMPAT,
     DATA,
     DEBUG,
     JSON,
@@ -21,6 +22,7 @@ from reinforge.cli.options import (
     option,
     parse_existing_file,
 )
+from reinforge.cli.output import say, say_json
 from reinforge.cli.report import AtEnd, exit_on_error, run_and_exit
 
 FLAG_PATHS = {
@@ -56,9 +58,16 @@ FLAG_PATHS = {
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
 @option("resume", metavar="RUN|last", group=RUN, help="Resume a stopped run; FILE is optional then.")
 @option("allow_config_change", is_flag=True, group=RUN, help="Resume even if the configuration has changed.")
+@option(
+    "project_root",
+    metavar="FOLDER",
+    group=RUN,
+    help="With --resume of a run that was not made here: the folder of its Python files, which you trust.",
+)
 @option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
 @option("dry_run", is_flag=True, group=RUN, help="Only validate, and write the resolved configuration.")
 @OVERRIDE
+@COMPAT
 @option("max_minutes", metavar="MINUTES", type=float, group=LIMITS, help="Stop after this many minutes (exit code 5).")
 @option("max_tokens", metavar="N", type=int, group=LIMITS, help="Stop after sampling N tokens (exit code 5).")
 @option("require_improvement", is_flag=True, group=OUTPUT, help="Exit with code 3 if the model is not promoted.")
@@ -95,6 +104,7 @@ def train(
     run_name: str | None,
     resume: str | None,
     allow_config_change: bool,
+    project_root: str | None = None,
     at_end: AtEnd = lambda summary: [],
     **options: Any,
 ) -> None:
@@ -106,6 +116,8 @@ def train(
         raise click.UsageError("--resume cannot be combined with --smoke, --dry_run or --run_name")
     if resume is None and allow_config_change:
         raise click.UsageError("--allow_config_change requires --resume")
+    if project_root is not None and (resume is None or chosen is not None):
+        raise click.UsageError("--project_root requires --resume without FILE: a file's own folder is its project")
     if dry_run and smoke:
         raise click.UsageError("--dry_run and --smoke cannot be combined")
     overrides = _collect_overrides(options)
@@ -123,22 +135,33 @@ def train(
         options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
         loaded = load_config(chosen, overrides=overrides) if chosen is not None else None
         if resume is not None:
-            options.resume, loaded = find_run_to_resume(resume, loaded, overrides)
+            options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root)
         assert loaded is not None
         return run_config(loaded, options)
 
     run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement, at_end=at_end)
 
 
-def find_run_to_resume(resume: str, loaded: Any, overrides: list[tuple[str, str]]) -> tuple[Path, Any]:
-    """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own."""
+def find_run_to_resume(
+    resume: str, loaded: Any, overrides: list[tuple[str, str]], project_root: str | None = None
+) -> tuple[Path, Any]:
+    """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own.
+
+    Args:
+        resume: The run's name or folder, or `last`.
+        loaded: The configuration of a file; None: none is given.
+        overrides: Pairs of path and value.
+        project_root: The folder of the run's Python files, which the user trusts; None: not given.
+    """
     from reinforge.config.schema import FinetuneConfig
     from reinforge.trainer.resume import find_run, load_run_config
 
     output_dirs = [value for path, value in overrides if path == "finetuning.output_dir"]
     default = loaded.config.finetuning.output_dir if loaded is not None else FinetuneConfig().output_dir
     folder = find_run(resume, Path(output_dirs[-1]) if output_dirs else Path(default))
-    return folder, loaded if loaded is not None else load_run_config(folder, overrides)
+    if loaded is not None:
+        return folder, loaded
+    return folder, load_run_config(folder, overrides, project_root=Path(project_root) if project_root else None)
 
 
 def _write_resolved_config(
@@ -150,8 +173,10 @@ def _write_resolved_config(
         from reinforge.trainer.setup.check import dry_run
 
         written = asyncio.run(dry_run(load_config(file, overrides=overrides), RunOptions(run_name=run_name)))
-        result = {"ok": True, "config": str(written)}
-        click.echo(json.dumps(result) if as_json else f"{file} is valid; wrote {written}")
+        if as_json:
+            say_json({"ok": True, "config": str(written)})
+        else:
+            say(f"{file} is valid; wrote {written}")
 
 
 def _collect_overrides(options: dict[str, Any]) -> list[tuple[str, str]]:

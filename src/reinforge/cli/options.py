@@ -78,6 +78,16 @@ def parse_output_file(context: click.Context, parameter: click.Parameter, value:
     return path
 
 
+def install_compat(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Makes the import paths of another project lead here, and imports its installed plugins."""
+    if value is None or context.resilient_parsing:
+        return
+    from reinforge.compat import nat
+
+    if nat.install():
+        nat.load_plugins()
+
+
 CONFIG_FILE = click.argument("file", callback=parse_existing_file)
 OVERRIDE = click.option(
     "-o",
@@ -95,6 +105,15 @@ OUTPUT_DIR = option(
     default="./.reinforge/runs",
     show_default=True,
     help="Folder that contains the run folders.",
+)
+COMPAT = option(
+    "compat",
+    type=click.Choice(["nat"]),
+    expose_value=False,
+    is_eager=True,
+    callback=install_compat,
+    group=RUN,
+    help="nat: components that import from the NeMo Agent Toolkit run on reinforge, unchanged.",
 )
 JSON = click.option("--json", "as_json", cls=GroupedOption, is_flag=True, help="Print the result as JSON.")
 DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help="Print the traceback if the command fails.")

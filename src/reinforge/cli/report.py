@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -11,6 +9,8 @@ from contextlib import contextmanager
 
 import click
 
+from reinforge.cli.output import say, say_as_is, say_json, without_secrets
+from reinforge.cli.process import leave
 from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
 from reinforge.runs.summary import RunSummary
 
@@ -43,10 +43,12 @@ def run_and_exit(
         summary = run()
         added = at_end(summary)
     if as_json:
-        click.echo(json.dumps({**summary.as_dict(), "folder": str(summary.folder)}, ensure_ascii=False))
+        say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
     else:
-        for line in [*summary.closing_lines(color=sys.stdout.isatty()), *added]:
-            click.echo(line)
+        for line in summary.closing_lines(color=sys.stdout is not None and sys.stdout.isatty()):
+            say_as_is(line)
+        for line in added:
+            say(line)
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)
     return summary
@@ -70,21 +72,19 @@ def exit_on_error(*, as_json: bool, debug: bool) -> Iterator[None]:
 def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
     """Prints what went wrong and what to do, and ends the process."""
     if debug:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)), err=True)
     if as_json:
         problems = [vars(p) for p in error.problems] if isinstance(error, ConfigError) else []
-        click.echo(json.dumps({"error": str(error), "kind": type(error).__name__, "problems": problems}))
+        say_json(without_secrets({"error": str(error), "kind": type(error).__name__, "problems": problems}))
     elif isinstance(error, ReinforgeError):
         count = len(error.problems) if isinstance(error, ConfigError) else 1
         head = f"{count} problems:\n" if count > 1 else ""
-        click.echo(f"error: {head}{error}", err=True)
+        say(f"error: {head}{error}", err=True)
     else:
         fix = "this is a bug in reinforge; please report it, with the traceback that --debug prints"
-        click.echo(f"error: {type(error).__name__}: {error}\n    fix: {fix}", err=True)
+        say(f"error: {type(error).__name__}: {error}\n    fix: {fix}", err=True)
     for note in getattr(error, "__notes__", []):
-        click.echo(note, err=True)
+        say(note, err=True)
     if isinstance(error, Interrupted):  # all files are written; a thread that still loads a model would abort the exit
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        leave(code, at_once=True)
     raise SystemExit(code)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.chat import escape_controls
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
+from reinforge.cli.output import say, say_json
 from reinforge.cli.report import exit_on_error
+from reinforge.safe_text import to_printable
 
 if TYPE_CHECKING:
     from reinforge.runs.run_folder import RunOverview, RunRecord
@@ -49,7 +50,8 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
       reinforge runs list --output_dir runs --json
     """
     with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.run_folder import find_partial_removals, read_runs
+        from reinforge.runs.removal import find_partial_removals
+        from reinforge.runs.run_folder import read_runs
 
         folder = Path(output_dir)
         runs, leftovers = read_runs(folder), find_partial_removals(folder)
@@ -60,18 +62,18 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
             return
         if not runs:
             why = "" if folder.expanduser().is_dir() else ": the folder does not exist"
-            _say(f"no runs in {folder}{why}")
+            say(f"no runs in {folder}{why}")
         else:
             header = ("name", "status", "epochs", "reward", "started", "size")
             _print_table([header, *(_build_row(run) for run in runs)])
         for run in runs:
             if run.status == "damaged":
-                _say(f"{run.folder.name} is damaged: {run.reason}\n    details: reinforge runs verify {run.folder}")
+                say(f"{run.folder.name} is damaged: {run.reason}\n    details: reinforge runs verify {run.folder}")
         for path in leftovers:
-            _say(f"{path.name} is a run whose removal was interrupted\n    fix: reinforge runs rm {path}")
+            say(f"{path.name} is a run whose removal was interrupted\n    fix: reinforge runs rm {path}")
         last = runs[-1] if runs else None
         if last is not None and last.resume_command:
-            _say(f"resume {last.folder.name} with: {last.resume_command}")
+            say(f"resume {last.folder.name} with: {last.resume_command}")
 
 
 def _build_row(run: RunOverview) -> tuple[str, ...]:
@@ -91,6 +93,8 @@ def _build_row(run: RunOverview) -> tuple[str, ...]:
 
 def _format_reward(run: RunOverview) -> str:
     """Returns the improvement on `confirm` where there was a verdict, else the rewards on `select`."""
+    if run.summary is not None and run.summary.smoke and not run.summary.is_incomplete:
+        return "smoke test passed"
     if run.summary is not None and run.summary.improvement is not None:
         verdict = {True: "promoted", False: "not promoted", None: "no verdict"}[run.summary.promoted]
         return f"{run.summary.improvement}, {verdict}"
@@ -138,7 +142,7 @@ def show_command(
                 _print_json({"key": found.key, **found.data})
                 return
             for line in format_episode(found):
-                _say(line)
+                say(line)
             return
         overview = read_overview(folder)
         if overview.record is None:
@@ -164,30 +168,34 @@ def _describe(run: RunOverview, record: RunRecord) -> dict[str, Any]:
 
 def _print_run(run: RunOverview, record: RunRecord) -> None:
     from reinforge.runs.history import build_timeline
-    from reinforge.runs.run_folder import find_resume_point, format_local_time, format_size
+    from reinforge.runs.run_folder import find_resume_point, format_local_time, format_size, read_config
+    from reinforge.runs.summary import summarize_killed_run
 
     head = run.summary.headline() if run.summary is not None else run.status
-    _say(f"{run.folder.name} {head}" + (f" ({run.owner})" if run.owner else ""))
+    say(f"{run.folder.name} {head}" + (f" ({run.owner})" if run.owner else ""))
     if run.summary is not None:
         for name, text in run.summary.facts():
-            _say(f"  {name:<12}{text}")
+            if name != "resume":  # the last line says it
+                say(f"  {name:<12}{text}")
     else:
-        _say(f"  {'reason':<12}{run.reason}" if run.reason else f"  {'folder':<12}{run.folder}")
+        say(f"  {'reason':<12}{run.reason}" if run.reason else f"  {'folder':<12}{run.folder}")
         done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
-        _say(f"  {'epochs':<12}{done} of {planned}")
-        _say(f"  {'reward':<12}{_format_reward(run) or 'unknown: no validation has finished'}")
-    _say("\nwhat happened")
+        say(f"  {'epochs':<12}{done} of {planned}")
+        say(f"  {'reward':<12}{_format_reward(run) or 'unknown: no validation has finished'}")
+        so_far = summarize_killed_run(run.folder, record.validations, read_config(run.folder))
+        say(f"  {'best':<12}{so_far.describe_best()}")
+    say("\nwhat happened")
     for at_s, text in build_timeline(record, is_running=run.owner is not None) or [(None, "nothing yet")]:
-        _say(f"  {format_local_time(at_s):<19}  {text}")
-    _say("\ncheckpoints")
+        say(f"  {format_local_time(at_s):<19}  {text}")
+    say("\ncheckpoints")
     for row in _checkpoints(run, record):
-        _say(f"  {row['name']}  {', '.join(row['roles']) or 'kept'}, {format_size(row['num_bytes'])}")
+        say(f"  {row['name']}  {', '.join(row['roles']) or 'kept'}, {format_size(row['num_bytes'])}")
     if not _checkpoints(run, record):
-        _say("  none: the backend does not save its weights, or the run stopped before its first checkpoint")
+        say("  none: the backend does not save its weights, or the run stopped before its first checkpoint")
     if run.resume_command:
         point = find_resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())
-        _say(f"\nthe run resumes {point}" if point is not None else f"\n{RESTART}")
-        _say(f"resume with: {run.resume_command}")
+        say(f"\nthe run resumes {point}" if point is not None else f"\n{RESTART}")
+        say(f"resume with: {run.resume_command}")
 
 
 def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
@@ -247,7 +255,7 @@ def transcripts_command(
             )
             message = f"{folder} has {which}, but none is a dialogue"
             raise ConfigError(Problem("", message, f"list the stages of the run with: reinforge runs show {folder}"))
-        _say(format_transcripts(found, format).rstrip())
+        say(format_transcripts(found, format).rstrip())
 
 
 @command.command("verify", cls=GroupedCommand, short_help="Check a run folder for damage. Changes nothing.")
@@ -280,25 +288,25 @@ def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> Non
 def _print_findings(found: Verification) -> None:
     run = found.overview
     for name, text in found.checked.items():
-        _say(f"  {name:<12}{text}")
+        say(f"  {name:<12}{text}")
     if run.owner is not None:
-        _say(f"  {'running':<12}{run.owner} is using the run; files that it may change were not checked")
+        say(f"  {'running':<12}{run.owner} is using the run; files that it may change were not checked")
     damages = [finding for finding in found.findings if finding.is_damage]
     for title, findings in (
         ("damaged", damages),
         ("leftovers", [finding for finding in found.findings if not finding.is_damage]),
     ):
         if findings:
-            _say(f"\n{title}")
+            say(f"\n{title}")
         for finding in findings:
-            _say(f"  {finding.what}: {finding.problem}\n      {'fix' if finding.is_damage else 'note'}: {finding.fix}")
+            say(f"  {finding.what}: {finding.problem}\n      {'fix' if finding.is_damage else 'note'}: {finding.fix}")
     if found.findings:
-        _say("")
+        say("")
     many = f"{len(damages)} problem{'s' if len(damages) > 1 else ''}"
-    _say(f"{run.folder} is sound" if found.is_sound else f"{run.folder}: {many}")
+    say(f"{run.folder} is sound" if found.is_sound else f"{run.folder}: {many}")
     if run.resume_command:
-        _say(f"the run resumes {found.resume}" if found.resume is not None else RESTART)
-        _say(f"resume with: {run.resume_command}")
+        say(f"the run resumes {found.resume}" if found.resume is not None else RESTART)
+        say(f"resume with: {run.resume_command}")
 
 
 @command.command("rm", cls=GroupedCommand)
@@ -317,7 +325,7 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool,
     """
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.errors import ConfigError, Problem
-        from reinforge.runs.run_folder import ensure_removable, remove_run
+        from reinforge.runs.removal import ensure_removable, remove_run
 
         folders = _find_folders(runs, Path(output_dir))
         for folder in folders:
@@ -329,18 +337,25 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool,
         for folder in folders:
             remove_run(folder)
             if not as_json:
-                _say(f"removed {folder}")
+                say(f"removed {folder}")
         if as_json:
             _print_json({"removed": [str(folder) for folder in folders]})
 
 
 def _find_folders(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
-    """Returns the folders to remove, each once, including runs whose removal was interrupted."""
-    from reinforge.runs.run_folder import find_partial_removals
+    """Returns the folders to remove, each once, including runs whose removal was interrupted; all in `output_dir`."""
+    from reinforge.errors import ConfigError, Problem
+    from reinforge.runs.removal import find_partial_removals
     from reinforge.trainer.resume import find_run
 
     leftovers = {name: path for path in find_partial_removals(output_dir) for name in (path.name, str(path))}
     folders = [leftovers[run] if run in leftovers else find_run(run, output_dir) for run in runs]
+    base = output_dir.expanduser().resolve()
+    for folder in folders:
+        parent = folder.parent.resolve()
+        if parent != base or not folder.name:
+            message = f"{folder} is not a run in the output folder {output_dir}; nothing was removed"
+            raise ConfigError(Problem("", message, f"to remove a run there, name its folder: --output_dir {parent}"))
     return list({folder.absolute(): folder for folder in folders}.values())
 
 
@@ -350,25 +365,20 @@ def _confirm(folders: list[Path]) -> None:
     for folder in folders:
         overview = read_overview(folder)
         can = ", resumable" if overview.resume_command else ""
-        _say(f"  {folder}  {overview.status}{can}, {format_size(measure_size(folder))}")
+        say(f"  {folder}  {overview.status}{can}, {format_size(measure_size(folder))}")
     if not click.confirm(f"remove {'these runs' if len(folders) > 1 else 'this run'} permanently?"):
-        _say("nothing was removed")
+        say("nothing was removed")
         raise SystemExit(0)
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-    rows = [tuple(map(escape_controls, row)) for row in rows]
+    rows = [tuple(map(to_printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        _say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _say(text: str) -> None:
-    """Writes text without control codes: names, reasons and replies may contain anything."""
-    click.echo(escape_controls(text))
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _print_json(value: Any) -> None:
     from reinforge.files import to_json
 
-    click.echo(json.dumps(json.loads(to_json(value))))
+    say_json(json.loads(to_json(value)))

@@ -45,6 +45,9 @@ RESOLVERS = (  # the core schema of YAML 1.2, section 10.3.2: tag, pattern, firs
 )
 
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def format_path(path: KeyPath) -> str:
     """Returns a path as it is written in messages and after `-o`: `("a", 0, "b")` -> `a.0.b`."""
     return ".".join(map(str, path))
@@ -124,13 +127,15 @@ def parse_yaml(text: str, name: str = "") -> Document:
         ConfigError: The text is not YAML or contains something rejected; lists as many problems as possible.
     """
     document = Document(None, name)
-    size = len(text.encode())
+    size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
         message = f"found more than {MAX_BYTES:,} bytes of YAML, the limit for a configuration"
         document.report((), message, "move the examples to a dataset file")
         document.raise_problems()
+    loader = None
     try:
-        node = _Loader(text).get_single_node()
+        loader = _Loader(text)
+        node = loader.get_single_node()
         if node is not None:
             document.data = _Reader(document).read(node, ())
     except yaml.MarkedYAMLError as error:
@@ -139,6 +144,9 @@ def parse_yaml(text: str, name: str = "") -> Document:
         line = text.count("\n", 0, error.position) + 1
         message = f"the character {chr(error.character)!r} is not allowed in YAML"
         document.report_at((line, 1), Problem("", message, "remove it"))
+    except (ValueError, OverflowError):  # "\\U0FFFFFFF" names a character that Unicode does not have
+        mark = _to_mark(loader.get_mark()) if loader is not None else None
+        document.report_at(mark, Problem("", "not valid YAML: an escape names no character", "remove it"))
     document.raise_problems()
     return document
 
@@ -244,7 +252,7 @@ class _Reader:
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag in SCALARS:
             try:
-                return SCALARS[node.tag](node.value)
+                return SCALARS[node.tag](self._read_text(node, path))
             except (ValueError, KeyError):
                 self.document.report(path, f'"{node.value[:40]}" is not a valid !!{node.tag.removeprefix(TAG)}')
                 return None
@@ -252,6 +260,19 @@ class _Reader:
         message = f"the tag {tag} is not allowed: a configuration holds plain data, not objects"
         self.document.report_at(_to_mark(node.start_mark), Problem(format_path(path), message, "remove the tag"))
         return None
+
+    def _read_text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
+        """Returns the text of a scalar; joins the halves of a character, as JSON writes it, and reports a lone half."""
+        text = str(node.value)
+        if SURROGATE.search(text) is None:
+            return text
+        joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        half = SURROGATE.search(joined)
+        if half is not None:
+            message = f"{half[0]!a} is half of a character, not text"
+            problem = Problem(format_path(path), message, "write the character itself, or remove it")
+            self.document.report_at(_to_mark(node.start_mark), problem)
+        return SURROGATE.sub("\ufffd", joined)
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -266,14 +287,13 @@ class _Reader:
                 )
             elif _is_merge(key):
                 merged = {**self._read_merge(value, path), **merged}
-            elif key.value in own:
-                first = self.document.marks[(*path, key.value)]
-                message = f'duplicate key "{key.value}"; it is already set on line {first[0]}'
-                problem = Problem(format_path((*path, key.value)), message, "remove one of them")
-                self.document.report_at(mark, problem)
+            elif (name := self._read_text(key, path)) in own:
+                first = self.document.marks[(*path, name)]
+                message = f'duplicate key "{name}"; it is already set on line {first[0]}'
+                self.document.report_at(mark, Problem(format_path((*path, name)), message, "remove one of them"))
             else:
-                self.document.marks[(*path, key.value)] = mark or ""
-                own[key.value] = self.read(value, (*path, key.value))
+                self.document.marks[(*path, name)] = mark or ""
+                own[name] = self.read(value, (*path, name))
         return {**merged, **own}
 
     def _read_merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +14,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from reinforge.config.document import ABSENT, RESOLVERS, TAG, KeyPath, get_child
 from reinforge.config.environment import escape
+from reinforge.safe_text import escape_controls, is_secret_name, is_stand_in, is_token
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
@@ -23,15 +23,38 @@ if TYPE_CHECKING:
 def dump_config(loaded: LoadedConfig) -> str:
     """Returns the resolved configuration as YAML.
 
-    A value that used `${VAR}` keeps the variable. A secret written in the file itself becomes a variable named after
-    its path (`${LLMS_GPT_API_KEY}`): loading the YAML then asks for that variable instead of using asterisks as the
-    key. A Python object becomes text that names it, `<python agent:reward>`.
+    A value that used `${VAR}` keeps the variable. A secret written in the file itself, by the name of its key or by its
+    form, becomes a variable named after its path (`${LLMS_GPT_API_KEY}`): loading the YAML then asks for that variable
+    instead of using asterisks as the key. A Python object becomes text that names it, `<python agent:reward>`.
     """
+    data, _ = _convert(loaded)
+    return dump_data(data)
+
+
+def dump_data(data: Any) -> str:
+    """Returns plain data as YAML in the style of a resolved configuration."""
+    text = yaml.dump(data, Dumper=_ConfigDumper, sort_keys=False, allow_unicode=True, width=120)
+    return escape_controls(text)  # in double quotes, where `_represent` puts them, these are YAML's own escapes
+
+
+def find_literal_secrets(loaded: LoadedConfig) -> dict[KeyPath, str]:
+    """Returns the secrets that are written in a configuration instead of `${VAR}`, by path."""
+    return _convert(loaded)[1].literals
+
+
+def name_stand_in(path: KeyPath) -> str:
+    """Returns the variable that stands for a secret: `("llms", "a-b", "api_key")` -> `LLMS_A_B_API_KEY`."""
+    name = "_".join(map(str, path)).upper()
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+
+
+def _convert(loaded: LoadedConfig) -> tuple[dict[str, Any], _PlainConverter]:
     converter = _PlainConverter(loaded)
     data = converter.convert_model(loaded.config, ())
     if moved := converter.find_moved():  # a validator moved text with ${VAR} to another key: keep the variable there
-        data = _PlainConverter(loaded, moved).convert_model(loaded.config, ())
-    return yaml.dump(data, Dumper=_ConfigDumper, sort_keys=False, allow_unicode=True, width=120)
+        converter = _PlainConverter(loaded, moved)
+        data = converter.convert_model(loaded.config, ())
+    return data, converter
 
 
 class _PlainConverter:
@@ -40,11 +63,15 @@ class _PlainConverter:
     Args:
         loaded: The configuration.
         moved: Expanded value -> its text with `${VAR}`, for values that a validator moved to another key.
+
+    Attributes:
+        literals: The secrets that were written in the configuration, by path.
     """
 
     def __init__(self, loaded: LoadedConfig, moved: dict[str, str] | None = None):
         self.loaded, self.moved = loaded, moved or {}
         self.seen: set[KeyPath] = set()
+        self.literals: dict[KeyPath, str] = {}
 
     def find_moved(self) -> dict[str, str]:
         """Returns the texts with `${VAR}` whose key was not converted, by their expanded value."""
@@ -62,6 +89,8 @@ class _PlainConverter:
             return self.convert(value.value, path)
         if isinstance(value, SecretStr | SecretBytes | Secret):
             return self._convert_secret(value.get_secret_value(), path)
+        if is_literal_secret(path, value):
+            return self._convert_secret(value, path)
         if isinstance(value, str | Path):
             return _Raw(self.moved[str(value)]) if str(value) in self.moved else escape(str(value))
         if value is None or isinstance(value, bool | int | float):
@@ -95,8 +124,10 @@ class _PlainConverter:
     def _convert_secret(self, value: Any, path: KeyPath) -> Any:
         if str(value) in self.moved:
             return _Raw(self.moved[str(value)])
-        name = "_".join(str(key) for key in path).upper()
-        return _Raw("${" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name) + "}") if value else ""
+        if is_stand_in(str(value)):
+            return value
+        self.literals[path] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        return _Raw(f"${{{name_stand_in(path)}}}")
 
     def _convert_object(self, value: Any, path: KeyPath) -> Any:
         try:
@@ -104,6 +135,18 @@ class _PlainConverter:
         except PydanticSerializationError:
             source = value if hasattr(value, "__qualname__") else type(value)
             return f"<python {source.__module__}:{source.__qualname__}>"
+
+
+def is_literal_secret(path: KeyPath, value: Any) -> bool:
+    """Returns True for text that is a secret by the name of its key, or by its form, such as `sk-...`.
+
+    A number counts under `password` or `api_key`, but not under `token`, where it may be the id of a token.
+    """
+    name = str(path[-1]) if path else ""
+    if isinstance(value, str):
+        return not is_stand_in(value) and (is_secret_name(name) or is_token(value))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and is_secret_name(name) and not name.lower().endswith("token")
 
 
 class _Raw(str):
@@ -127,8 +170,8 @@ for _tag, _pattern, _first in RESOLVERS:
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Writes multi-line text as a block, and line breaks that only YAML 1.1 has as escapes."""
-    style = '"' if re.search("[\x85\u2028\u2029]", text) else "|" if "\n" in text else None
+    """Writes multi-line text as a block, and in double quotes what must not reach a terminal as it is."""
+    style = '"' if escape_controls(text) != text else "|" if "\n" in text else None
     return dumper.represent_scalar(TAG + "str", str(text), style=style)
 
 

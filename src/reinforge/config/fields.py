@@ -16,10 +16,11 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict  # before 3.12, that of `typing` misses those that pydantic accepts
 
 from reinforge.config.document import KeyPath
+from reinforge.registry import TypedConfig
 from reinforge.types.key_aliases import ConfigModel
 
-_BASE_VALIDATORS = ConfigModel.__pydantic_decorators__.model_validators.keys()
-"""Validators of every configuration class; they change only the spelling of keys."""
+_BASE_VALIDATORS = TypedConfig.__pydantic_decorators__.model_validators.keys()
+"""Validators of every configuration class; they change only the spelling of keys, or take out the `_type`."""
 
 
 def allowed_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -25,7 +25,9 @@ from reinforge.config.problems import Validator
 from reinforge.config.references import check_references
 from reinforge.config.renamed_keys import rename_keys
 from reinforge.config.schema import Block, Config
+from reinforge.config.secrets import protect_secrets, report_secrets_in_urls
 from reinforge.config.sections import BLOCKS, SECTIONS, iterate_components
+from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.registry import REGISTRY, Registry
 
@@ -61,7 +63,9 @@ def load_config(
     for override in overrides:
         apply_override(document, *override)
     placeholders = expand(document, os.environ if environ is None else environ)
+    report_secrets_in_urls(document, placeholders)
     loaded = _validate(document, placeholders, registry or REGISTRY, path)
+    protect_secrets(loaded)
     return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
@@ -74,7 +78,9 @@ def build_config(data: Mapping[str, Any], *, registry: Registry | None = None) -
     Raises:
         ConfigError: The data has problems; lists all of them.
     """
-    return _validate(Document(_copy_data(data)), {}, registry or REGISTRY, None)
+    loaded = _validate(Document(_copy_data(data)), {}, registry or REGISTRY, None)
+    protect_secrets(loaded)
+    return loaded
 
 
 def with_current_keys(data: Mapping[str, Any], registry: Registry | None = None) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def _validate(
         if isinstance(above, dict) and block[-1] in above and above[block[-1]] is None:
             del above[block[-1]]
     rename_keys(document, registry, placeholders)
-    validator = Validator(document, placeholders)
+    validator = Validator(document, placeholders, registry)
     blocks = _copy_data(document.data)
     types: dict[KeyPath, str] = {}
     for key_path, kind, value in iterate_components(document):
@@ -163,6 +169,9 @@ def _validate_component(
             (*key_path, "_type"), f"expected a name, found {validator.format_value((*key_path, '_type'), name)}"
         )
         return "", None
+    if registry.find(kind, name) is None and (problem := find_toolkit_type(kind, name, key_path)) is not None:
+        document.report_at(document.mark((*key_path, "_type")), problem)
+        return name, None
     try:
         component = registry.get(kind, name, format_path(key_path))
     except ConfigError as error:

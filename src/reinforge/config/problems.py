@@ -11,14 +11,16 @@ from pydantic_core import ErrorDetails
 
 from reinforge.config.document import ABSENT, Document, KeyPath, get_child
 from reinforge.config.fields import allowed_keys, find_description, find_unknown_keys, settable_keys
+from reinforge.config.suggestions import format_as_python, suggest_setting
+from reinforge.config.toolkit_names import find_toolkit_key
 from reinforge.errors import did_you_mean
+from reinforge.registry import REGISTRY, Registry
+from reinforge.safe_text import is_secret_name
 
 Model = TypeVar("Model", bound=BaseModel)
 
 REPORTED_BY_REFERENCES = "enabled_needs_components"
 """The schema's own error type for what `config/references.py` reports key by key, with a line for each."""
-
-SECRET_WORDS = ("api_key", "apikey", "access_key", "token", "secret", "password", "credentials", "authorization")
 
 A_MAPPING = "a mapping of keys to values"
 EXPECTED = {
@@ -68,10 +70,11 @@ class Validator:
     Args:
         document: The data, with positions.
         raw: Text with `${VAR}` by path; messages show it instead of the variable's value.
+        registry: Component types, among whose settings a misplaced key is looked up.
     """
 
-    def __init__(self, document: Document, raw: dict[KeyPath, str]):
-        self.document, self.raw = document, raw
+    def __init__(self, document: Document, raw: dict[KeyPath, str], registry: Registry = REGISTRY):
+        self.document, self.raw, self.registry = document, raw, registry
 
     def validate(self, model: type[Model], value: Any, path: KeyPath) -> Model | None:
         """Returns the validated instance of `model`, or None if problems were reported."""
@@ -89,11 +92,26 @@ class Validator:
         return None if unknown else instance
 
     def report_unknown_key(self, path: KeyPath, allowed: Iterable[str]) -> None:
-        """Reports an unknown key, with the nearest allowed one."""
+        """Reports an unknown key, with the setting that it means in another place, or the nearest allowed one."""
         key, allowed = str(path[-1]), list(allowed)
-        hint = did_you_mean(key, allowed)
-        fix = f"rename it to {hint.split(chr(34))[1]}" if hint else "remove it"
+        meant = suggest_setting(self.document, self.registry, path, allowed)
+        means_below = meant is not None and f".{key}." in f".{meant}"  # `optimizer: {learning_rate: ...}`
+        if not means_below and (problem := find_toolkit_key(path)) is not None:
+            self.document.report_at(self.document.mark(path), problem)
+            return
+        if meant is not None:
+            hint, fix = f', did you mean "{meant}"?', self._explain_move(path, meant)
+        else:
+            hint = did_you_mean(key, allowed)
+            fix = f"rename it to {hint.split(chr(34))[1]}" if hint else "remove it"
         self.document.report(path, f'unknown key "{key}"{hint or ";"} allowed: {", ".join(allowed) or "none"}', fix)
+
+    def _explain_move(self, path: KeyPath, meant: str) -> str:
+        if isinstance(self.document.mark(path), str):
+            return f"-o {meant} VALUE"
+        if not self.document.name and meant.startswith("finetuning."):
+            return f"pass settings={format_as_python(meant.removeprefix('finetuning.'))}"
+        return f"move it to {meant}"
 
     def format_value(self, path: KeyPath, value: Any) -> str:
         """Returns a value for a message; never the value of a variable, and never what looks like a secret."""
@@ -107,7 +125,7 @@ class Validator:
             return "a mapping"
         if isinstance(value, list | tuple):
             return f"a list of {len(value)}"
-        if path and str(path[-1]).lower().endswith(SECRET_WORDS):
+        if path and is_secret_name(str(path[-1])):
             return "a secret (not shown)"
         if isinstance(value, str):
             return f'"{value}"' if len(value) <= 60 else f'"{value[:57]}..."'
@@ -152,7 +170,7 @@ class Validator:
     def _reword(self, details: ErrorDetails, path: KeyPath) -> str:
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, Exception):
-            return str(cause)
+            return f"{self.raw[path]}: {cause}" if path in self.raw else str(cause)
         message = details["msg"][:1].lower() + details["msg"][1:]
         return f"{message}, found {self.format_value(path, details['input'])}"
 

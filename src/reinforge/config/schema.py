@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from reinforge.registry import TypedConfig
+from reinforge.types.evaluation import MAX_SCORE
 from reinforge.types.key_aliases import ConfigModel
 
 
@@ -40,6 +41,11 @@ class TrainerAdapterConfig(TypedConfig):
     """Base of every trainer adapter's configuration."""
 
     reward: RewardFunctionConfig | None = Field(default=None, description="Set by the run from reward_function.")
+
+    @property
+    def served_model(self) -> str | None:
+        """The name by which an entry of `llms` may call the trained model; None: only as `_type: policy`."""
+        return None
 
 
 class LLMConfig(TypedConfig):
@@ -107,6 +113,10 @@ class FinetuneRunConfig(BaseModel):
     )
 
 
+DEFAULT_LEARNING_RATE = 1e-3
+"""Of small models; `reinforge.engine.learning_rate` lowers it for larger ones."""
+
+
 class OptimizerConfig(Block):
     """The optimizer. Settings that the chosen optimizer does not use must keep their default."""
 
@@ -119,10 +129,14 @@ class OptimizerConfig(Block):
 
     name: Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"] = Field(
         default="adamw",
-        description="The optimizer. Tune the learning rate when you change it: the default suits adam and adamw.",
+        description="The optimizer. Set the learning rate when you change it: the default suits adam and adamw.",
     )
-    learning_rate: float = Field(
-        default=1e-3, gt=0, description="Peak learning rate; 1e-3 suits small models trained from scratch."
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="Peak learning rate. Null: chosen by the model's size, from 1e-3 below 20 M parameters to 1e-6 "
+        "from 300 M on; 10 times as much with lora, and 20 times where replies are imitated (sft), at most 1e-3. The "
+        "run prints it.",
     )
     betas: tuple[float, float] = Field(
         default=(0.9, 0.95), description="adamw, adam: decay rates of the first and second moment."
@@ -136,6 +150,11 @@ class OptimizerConfig(Block):
         description="For matrices only; decoupled in adamw, added to the gradient (L2) in the others.",
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="Clip gradients to this global norm.")
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate; the engine has filled it in where the configuration left it out."""
+        return DEFAULT_LEARNING_RATE if self.learning_rate is None else self.learning_rate
 
     @property
     def num_moments(self) -> int:
@@ -318,7 +337,10 @@ class SplitsConfig(Block):
         default=0.25, gt=0, description="Share or count of examples for the verdict; used once, at the end."
     )
     key: str | None = Field(
-        default=None, description="Field of the rows that holds train, select or confirm; replaces the shares."
+        default=None,
+        description="Field of the rows that holds train, select or confirm; replaces the shares. Or the field with the "
+        "id: each id is then an example of its own, also where rows differ in nothing else (the environment of an "
+        "example is seeded by its id).",
     )
 
 
@@ -342,17 +364,22 @@ class GateConfig(Block):
     )
 
 
+Penalty = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+
+
 class OutcomesConfig(Block):
     """Rewards and retries of episodes that fail."""
 
-    policy_error: float = Field(
+    policy_error: Penalty = Field(
         default=0.0, description="Reward of an episode with an invalid action or an answer that cannot be parsed."
     )
-    overlong: float = Field(
+    overlong: Penalty = Field(
         default=0.0, description="Reward of an episode that failed because a reply was cut off at max_tokens."
     )
-    context_overflow: float = Field(default=0.0, description="Reward of an episode whose prompt exceeded the context.")
-    policy_timeout: float = Field(
+    context_overflow: Penalty = Field(
+        default=0.0, description="Reward of an episode whose prompt exceeded the context."
+    )
+    policy_timeout: Penalty = Field(
         default=0.0, description="Reward of an episode that ran out of time while the policy was replying."
     )
     retries: int = Field(default=2, ge=0, description="Retries after a failure of the environment.")

@@ -18,10 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
+from reinforge.engine.learning_rate import fill_in_learning_rate
 from reinforge.engine.losses.base import Loss
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
@@ -137,6 +139,7 @@ class Engine:
         critic: bool = False,
         deterministic: bool = False,
         adapters: Sequence[str] = (),
+        loss: LossSpec | None = None,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -149,6 +152,7 @@ class Engine:
             critic: Train a value head for `Needs.values`.
             deterministic: Sample the same bits whatever else runs in the batch: one thread, one prompt per prefill.
             adapters: Names of LoRA adapters that share one sampler and are trained separately; none: one policy.
+            loss: The loss of the jobs, for the default learning rate.
 
         Raises:
             ConfigError: The configuration is not valid for this model or machine.
@@ -159,7 +163,7 @@ class Engine:
         names = tuple(adapters) or (DEFAULT_ADAPTER,)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
-        tokenizer = load_tokenizer(config)
+        tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
         torch.manual_seed(stable_seed(seed, "torch"))  # for dropout, which uses torch's global generator
         return cls(
             config,
@@ -391,7 +395,16 @@ class Engine:
         return self._call(lambda: self._scorer.reply_logprobs(replies, reference=reference, values=values, grad=grad))
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]], adapter: str | None = None) -> list[FloatArray]:
-        return self.logprobs([make_plain_sample(row) for row in token_ids], adapter)
+        vocab_size = self.model.module.get_input_embeddings().num_embeddings
+        for row in token_ids:
+            if any(not 0 <= token < vocab_size for token in row):
+                raise ValueError(f"cannot score tokens that the model does not have; it has {vocab_size}")
+        samples = [make_plain_sample(row) if len(row) > 1 else None for row in token_ids]  # a first token has no log p
+        scored = iter(self.logprobs([sample for sample in samples if sample is not None], adapter))
+        return [
+            np.zeros(len(row), np.float32) if sample is None else next(scored)
+            for row, sample in zip(token_ids, samples, strict=True)
+        ]
 
     def save(self, folder: str | Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint that transformers (or PEFT) can load, with the training state next to it.

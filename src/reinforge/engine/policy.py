@@ -13,6 +13,7 @@ from typing import Any
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.sampling.params import check_params
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.sampling.stats import SamplerStats
@@ -114,6 +115,7 @@ class EmbeddedPolicy(PolicyServer):
         """Samples one reply.
 
         Raises:
+            ValueError: The sampler cannot follow the request's settings, or the prompt cannot be tokenized.
             ContextOverflow: The prompt leaves no room for a reply.
             EngineError: The engine is closed, or failed while it sampled.
         """
@@ -208,6 +210,7 @@ class EmbeddedPolicy(PolicyServer):
         return self.sampler.stats()
 
     def _build_request(self, request: ModelRequest, caller: Caller) -> SampleRequest:
+        check_params(request.sampling)
         prompt, params = self.renderer.render(request), request.sampling
         room = self.max_model_len - len(prompt)
         if room < 1:

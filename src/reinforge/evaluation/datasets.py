@@ -9,6 +9,7 @@ if no row has one, rows are numbered from 1. All problems with the rows are repo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import Field, model_validator
 
 from reinforge.config.schema import Block, DatasetConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.evaluation.row_limits import RowLimits, TextRows, find_unusable
 from reinforge.evaluation.rows import (
     HUB_ID,
     Row,
@@ -62,6 +64,12 @@ class FileDatasetConfig(DatasetConfig):
         default=None, description="Alternative place for question_key and answer_key."
     )
 
+    max_rows: int = Field(default=RowLimits.max_rows, ge=1, description="Rows that the dataset may have.")
+    max_row_chars: int = Field(
+        default=RowLimits.max_row_chars, ge=1, description="Characters that a row of a text file may have."
+    )
+    max_file_mb: int = Field(default=RowLimits.max_file_mb, ge=1, description="Size that the file may have, in MiB.")
+
     @model_validator(mode="after")
     def _flatten_structure(self) -> FileDatasetConfig:
         structure, self.structure = self.structure, None
@@ -73,6 +81,11 @@ class FileDatasetConfig(DatasetConfig):
                 raise ValueError(f'{name} is "{getattr(self, name)}", but "{nested}" under structure; set it only once')
             setattr(self, name, nested)
         return self
+
+    @property
+    def limits(self) -> RowLimits:
+        """The limits of the file."""
+        return RowLimits(self.max_rows, self.max_row_chars, self.max_file_mb)
 
 
 class JsonDatasetConfig(FileDatasetConfig, name="json"):
@@ -135,41 +148,58 @@ class FileDataset(DatasetLoader):
         if isinstance(config, HuggingFaceDatasetConfig):
             folder = self._find_path(optional=HUB_ID.fullmatch(source) is not None)
             choice = config.model_dump(include={"split", "subset", "revision"})
-            return read_hugging_face_rows(source, folder, choice), source
+            return _keep_usable(read_hugging_face_rows(source, folder, choice, config.limits), problems), source
         path = self._find_path()
         assert path is not None
         if isinstance(config, ParquetDatasetConfig):
-            return read_parquet_rows(path), str(path)
+            return _keep_usable(read_parquet_rows(path, config.limits), problems), str(path)
         if isinstance(config, CsvDatasetConfig):
-            return list(read_csv_rows(_read_text(path, newline=""), str(path), problems, config.delimiter)), str(path)
-        parse = read_json_rows if isinstance(config, JsonDatasetConfig) else read_jsonl_rows
-        return list(parse(_read_text(path), str(path), problems)), str(path)
+            file = TextRows(path, config.limits, newline="")
+            return list(read_csv_rows(file, problems, config.delimiter)), str(path)
+        read = read_json_rows if isinstance(config, JsonDatasetConfig) else read_jsonl_rows
+        return list(read(TextRows(path, config.limits), problems)), str(path)
 
     def _find_path(self, optional: bool = False) -> Path | None:
         """Returns the path of the file or folder; None if it does not exist and is `optional`."""
-        given = self.config.file_path
-        exists = Path.is_dir if isinstance(self.config, HuggingFaceDatasetConfig) else Path.is_file
-        for path in (given, self.project_root / given):
-            if exists(path):
-                return path
+        given, wants_folder = self.config.file_path, isinstance(self.config, HuggingFaceDatasetConfig)
+        tried = list(dict.fromkeys([given.absolute(), self.project_root.absolute() / given]))
+        path = next((path for path in (given, self.project_root / given) if _exists(path)), None)
+        if path is not None and path.is_dir() == wants_folder:
+            return path
         if optional:
             return None
-        tried = list(dict.fromkeys([given.absolute(), self.project_root.absolute() / given]))
-        nearby = [entry.name for path in tried if path.parent.is_dir() for entry in path.parent.iterdir()]
-        what = "folder" if exists is Path.is_dir else "file"
-        hint = did_you_mean(given.name, nearby)
+        what = "folder" if wants_folder else "file"
+        if path is not None:
+            message = f"{given} is a {'file' if wants_folder else 'folder'}, expected a {what}"
+            raise ConfigError(Problem("eval.general.dataset.file_path", message, f"name the {what}"))
+        hint = did_you_mean(given.name, _list_nearby(tried))
         message = f"{what} not found: {given}{hint or ';'} looked for {' and '.join(map(str, tried))}"
         raise ConfigError(Problem("eval.general.dataset.file_path", message, "correct the path or make it absolute"))
 
 
-def _read_text(path: Path, newline: str | None = None) -> str:
+def _keep_usable(rows: Sequence[Row], problems: RowProblems) -> list[Row]:
+    """Returns the rows within the limits and adds the problems of the others."""
+    kept = []
+    for row in rows:
+        if (found := find_unusable(row.value, finite=False)) is None:
+            kept.append(row)
+        else:
+            problems.add(row.location, *found)
+    return kept
+
+
+def _exists(path: Path) -> bool:
     try:
-        with path.open(encoding="utf-8-sig", newline=newline) as file:
-            return file.read()
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem("", "the file is not UTF-8", "save it as UTF-8", str(path))) from error
-    except OSError as error:
-        raise ConfigError(Problem("", f"cannot read the dataset: {error.strerror}", "", str(path))) from error
+        return path.exists()
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
+
+
+def _list_nearby(tried: Sequence[Path]) -> list[str]:
+    """Returns the names of everything beside these paths."""
+    with contextlib.suppress(OSError):
+        return [entry.name for path in tried if path.parent.is_dir() for entry in path.parent.iterdir()]
+    return []
 
 
 class ListDataset(DatasetLoader):
@@ -205,7 +235,8 @@ class ListDataset(DatasetLoader):
         rows = [
             Row(dict(row) if isinstance(row, Mapping) else row, f"row {n}") for n, row in enumerate(self.rows, start=1)
         ]
-        examples = build_examples(rows, self.columns, "the dataset", RowProblems())
+        problems = RowProblems()
+        examples = build_examples(_keep_usable(rows, problems), self.columns, "the dataset", problems)
         self.shape, self.row_locations = examples.shape, examples.row_locations
         return examples.items
 

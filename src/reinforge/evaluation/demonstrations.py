@@ -3,24 +3,31 @@
     {"messages": [user, assistant, user, assistant]}       => one conversation; replies 1 and 3, reward 1
     {"prompt": P, "completion": C}                         => one conversation; P and C, reply C, reward 1
     {"prompt": P, "completion": C, "label": false}         => the same with reward 0
+    {"prompt": P, "completion": C, "score": 0.3}           => the same with reward 0.3
     {"prompt": P, "chosen": C, "rejected": R}              => two siblings: C with reward 1, R with reward 0
+
+Rows with rewards (a label, or a column `reward` or `score`) that answer the same prompt are siblings, one group.
 
 A prompt that is a string becomes a user message. An assistant message with OpenAI's `weight: 0` is only context.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reinforge.evaluation.rows import Row
 from reinforge.evaluation.shapes import LABELLED, MESSAGES, Columns, InvalidRowError, detect_shape, parse_messages
+from reinforge.types.evaluation import MAX_SCORE
 from reinforge.types.request import Message
 
 PREFERENCE_SHAPES = ("prompt/chosen/rejected", "openai preference")
 DEMONSTRATION_SHAPES = (MESSAGES, "prompt/completion", LABELLED, *PREFERENCE_SHAPES)
 """Shapes whose rows contain assistant messages to train on."""
+REWARD_KEYS = ("reward", "score")
+"""Columns that are read as rewards if their values are numbers and `reward_key` names no other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class Demonstration:
     Attributes:
         messages: The whole conversation, in OpenAI's format.
         start: Index of the first message after the prompt; assistant messages before it are context.
-        reward: 1 for a good answer, 0 for a bad one.
+        reward: That of the row; else 1 for a good answer, 0 for a bad one.
         tools: Function definitions in OpenAI's format, or None.
     """
 
@@ -48,21 +55,92 @@ class Demonstration:
         ]
         return indices[-1:] if last_only else indices
 
+    def describe_prompt(self, *, last_only: bool = False) -> str:
+        """Returns what comes before the first message to train on, as text that is equal for equal prompts."""
+        first = next(iter(self.replies(last_only=last_only)), len(self.messages))
+        return json.dumps([self.messages[:first], self.tools], sort_keys=True, default=repr)
+
 
 def detect_row_shape(rows: Sequence[Any]) -> str:
     """Returns the shape of most rows, ignoring the columns named in the configuration."""
     return detect_shape([Row(row, "") for row in rows if isinstance(row, dict)], Columns())
 
 
-def parse_demonstrations(row: Mapping[str, Any], shape: str) -> list[Demonstration]:
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How the rows of a dataset are read.
+
+    Attributes:
+        shape: Their shape.
+        reward_key: The column with the reward; None: the shape alone says what is good.
+    """
+
+    shape: str
+    reward_key: str | None = None
+
+    @property
+    def is_paired(self) -> bool:
+        """True if each row has a better and a worse reply."""
+        return self.shape in PREFERENCE_SHAPES
+
+    @property
+    def is_rewardable(self) -> bool:
+        """True if a column may say how good the only reply of a row is."""
+        return self.shape in (MESSAGES, "prompt/completion")
+
+    @property
+    def has_rewards(self) -> bool:
+        """True if some replies can be better than others."""
+        return self.reward_key is not None or self.is_paired or self.shape == LABELLED
+
+    def parse(self, row: Any) -> list[Demonstration]:
+        """Returns a row's conversation, or its chosen and its rejected one; see `parse_demonstrations`."""
+        return parse_demonstrations(row, self.shape, self.reward_key)
+
+    def group(self, rows: Mapping[str, Any], *, last_only: bool = False) -> list[list[str]]:
+        """Returns the ids of the rows in groups: with rewards those of equal prompts, else each row alone.
+
+        Args:
+            rows: Id -> row.
+            last_only: Only the last reply of a row is trained on, so that all before it is the prompt.
+        """
+        groups: dict[str, list[str]] = {}
+        for id_, row in rows.items():
+            prompt = id_
+            if self.has_rewards and not self.is_paired:
+                prompt = self.parse(row)[0].describe_prompt(last_only=last_only)
+            groups.setdefault(prompt, []).append(id_)
+        return list(groups.values())
+
+
+def detect_format(rows: Sequence[Any], reward_key: str | None = None) -> RowFormat:
+    """Returns how to read these rows.
+
+    Args:
+        rows: The rows.
+        reward_key: The configured column with the reward; None: `reward` or `score`, if every row has a number there.
+    """
+    shape = detect_row_shape(rows)
+    if reward_key is None and RowFormat(shape).is_rewardable:
+        reward_key = next((key for key in REWARD_KEYS if rows and not find_unrewarded(rows, key)), None)
+    return RowFormat(shape, reward_key)
+
+
+def find_unrewarded(rows: Sequence[Any], key: str) -> list[int]:
+    """Returns the indices of the rows without a number in this column."""
+    return [index for index, row in enumerate(rows) if not isinstance(row, Mapping) or _to_reward(row.get(key)) is None]
+
+
+def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | None = None) -> list[Demonstration]:
     """Returns a row's conversation, or its chosen and its rejected one.
 
     Args:
         row: A row of the dataset.
         shape: One of `DEMONSTRATION_SHAPES`.
+        reward_key: The column with the reward; None: the shape alone says what is good.
 
     Raises:
-        InvalidRowError: The row has no assistant message to train on, or is malformed.
+        InvalidRowError: The row has no assistant message to train on, no reward, or is malformed.
     """
     if not isinstance(row, Mapping):
         raise InvalidRowError(f"expected an object, found {type(row).__name__}")
@@ -72,15 +150,17 @@ def parse_demonstrations(row: Mapping[str, Any], shape: str) -> list[Demonstrati
     if shape == MESSAGES:
         messages = parse_messages(row["messages"], "messages")
         _require_final_reply(messages, "messages")
-        return [Demonstration(messages, tools=tools)]
+        return [Demonstration(messages, reward=_read_reward(row, reward_key), tools=tools)]
     if shape == "openai preference":
         prompt: Any = row["input"]["messages"]
         tools = tools or row["input"].get("tools") or None
         answers = [("preferred_output", 1.0), ("non_preferred_output", 0.0)]
     else:
         prompt = row["prompt"]
-        answers = [("chosen", 1.0), ("rejected", 0.0)] if shape in PREFERENCE_SHAPES else [("completion", 1.0)]
-    if shape == LABELLED:
+        answers = [("chosen", 1.0), ("rejected", 0.0)] if shape in PREFERENCE_SHAPES else []
+    if shape == "prompt/completion" or (shape == LABELLED and reward_key is not None):
+        answers = [("completion", _read_reward(row, reward_key))]
+    elif shape == LABELLED:
         answers = [("completion", float(row["label"]))]
     context = _parse_text_or_messages(prompt, "user", "prompt")
     demonstrations = []
@@ -89,6 +169,25 @@ def parse_demonstrations(row: Mapping[str, Any], shape: str) -> list[Demonstrati
         _require_final_reply(reply, column)
         demonstrations.append(Demonstration([*context, *reply], len(context), reward, tools))
     return demonstrations
+
+
+def _read_reward(row: Mapping[str, Any], key: str | None) -> float:
+    if key is None:
+        return 1.0
+    reward = _to_reward(row.get(key))
+    if reward is None:
+        found = f'"{row[key]}"'[:40] if row.get(key) is not None else "nothing"
+        raise InvalidRowError(f"{key}: expected the row's reward, a number of at most {MAX_SCORE:g}, found {found}")
+    return reward
+
+
+def _to_reward(value: Any) -> float | None:
+    """Returns a number, or the number that a cell of a CSV file holds; None for anything else."""
+    try:
+        reward = float(value) if isinstance(value, bool | int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
+    return reward if reward is not None and abs(reward) <= MAX_SCORE else None
 
 
 def _require_final_reply(messages: Sequence[Message], field: str) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,14 @@ from types import ModuleType
 from typing import Any
 
 from reinforge.errors import BackendUnavailable, ConfigError, Problem, did_you_mean
+from reinforge.evaluation.row_limits import (
+    MAX_DEPTH,
+    RowLimits,
+    TextRows,
+    check_regular_file,
+    find_unusable,
+    is_suspect,
+)
 
 MAX_PROBLEMS = 20
 WHITESPACE = " \t\r\n"
@@ -42,17 +50,21 @@ class RowProblems:
 
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def first(self) -> list[Problem]:
+        """The first twenty, and one more that counts the others."""
+        more = len(self.problems) - MAX_PROBLEMS
+        rest = [Problem("", f"and {more} more problems like these")] if more > 0 else []
+        return [*self.problems[:MAX_PROBLEMS], *rest]
+
     def add(self, location: str, message: str, fix: str = "") -> None:
         """Adds a problem."""
         self.problems.append(Problem("", message, fix, location))
 
     def raise_all(self) -> None:
         """Raises a `ConfigError` with all problems, if there are any."""
-        if len(self.problems) > MAX_PROBLEMS:
-            rest = Problem("", f"and {len(self.problems) - MAX_PROBLEMS} more problems like these")
-            raise ConfigError([*self.problems[:MAX_PROBLEMS], rest])
         if self.problems:
-            raise ConfigError(self.problems)
+            raise ConfigError(self.first)
 
 
 def import_extra(module: str, type_name: str) -> ModuleType:
@@ -69,9 +81,18 @@ def import_extra(module: str, type_name: str) -> ModuleType:
         raise ConfigError(Problem("eval.general.dataset._type", message, INSTALL_COMMAND)) from error
 
 
-def read_json_rows(text: str, name: str, problems: RowProblems) -> Iterator[Row]:
-    """Yields the items of a JSON list, each with the line on which it starts."""
-    decoder = json.JSONDecoder()
+def read_json_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
+    """Yields the items of a JSON list, each with the line on which it starts.
+
+    Args:
+        file: The file.
+        problems: Problems found so far; new ones are added.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    text, name = file.read(), str(file.path)
+    decoder = json.JSONDecoder(parse_constant=_reject_constant)
     position = line = 0
 
     def skip(characters: str) -> None:
@@ -88,15 +109,20 @@ def read_json_rows(text: str, name: str, problems: RowProblems) -> Iterator[Row]
         return
     position += 1
     skip(WHITESPACE)
+    count = 0
     while text[position : position + 1] != "]":
-        start = position
+        start, count = position, count + 1
+        if _is_too_many(count, file.limits, f"{name}:{line + 1}", problems):
+            return
         try:
             value, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            message = f"invalid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-            problems.add(f"{name}:{error.lineno}:{error.colno}", message)
+        except (ValueError, RecursionError) as error:
+            location = f"{name}:{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            problems.add(location or f"{name}:{line + 1}", *_describe_json_error(error))
             return
-        yield Row(value, f"{name}:{line + 1}")
+        location, item = f"{name}:{line + 1}", text[start:position]
+        if _fits(item, file.limits, location, problems) and _is_usable(value, item, location, problems):
+            yield Row(value, location)
         line += text.count("\n", start, position)
         skip(WHITESPACE)
         if text[position : position + 1] == ",":
@@ -111,76 +137,175 @@ def read_json_rows(text: str, name: str, problems: RowProblems) -> Iterator[Row]
         problems.add(f"{name}:{line + 1}", "invalid JSON: unexpected text after the end of the list")
 
 
-def read_jsonl_rows(text: str, name: str, problems: RowProblems) -> Iterator[Row]:
-    """Yields the object on each line; empty lines are skipped."""
-    if text.lstrip().startswith("["):
-        problems.add(f"{name}:1", "expected one JSON object per line, found a list", "use `_type: json`")
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
+def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
+    """Yields the object on each line; empty lines are skipped.
+
+    Args:
+        file: The file.
+        problems: Problems found so far; new ones are added.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    name, count = str(file.path), 0
+    for number, line in enumerate(file.read_lines(), start=1):
+        location = f"{name}:{number}"
+        if not _fits(line, file.limits, location, problems):
+            return  # the rest of the line would count as another one
         if not line.strip():
             continue
+        if count == 0 and line.lstrip().startswith("["):
+            problems.add(f"{name}:1", "expected one JSON object per line, found a list", "use `_type: json`")
+            return
+        count += 1
+        if _is_too_many(count, file.limits, location, problems):
+            return
         try:
-            yield Row(json.loads(line), f"{name}:{number}")
-        except json.JSONDecodeError as error:
-            message = f"invalid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-            problems.add(f"{name}:{number}:{error.colno}", message)
+            value = json.loads(line.rstrip("\n"), parse_constant=_reject_constant)
+        except (ValueError, RecursionError) as error:
+            column = f":{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            problems.add(f"{location}{column}", *_describe_json_error(error))
+            continue
+        if _is_usable(value, line, location, problems):
+            yield Row(value, location)
 
 
-def read_csv_rows(text: str, name: str, problems: RowProblems, delimiter: str = ",") -> Iterator[Row]:
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _describe_json_error(error: ValueError | RecursionError) -> tuple[str, str]:
+    """Returns the message and the fix."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"invalid JSON: {error.msg[:1].lower()}{error.msg[1:]}", ""
+    if isinstance(error, RecursionError):
+        return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as text"
+    if "digits" in str(error):
+        return f"an integer has more than {sys.get_int_max_str_digits():,} digits", "write it as a string"
+    return f"invalid JSON: {error}", "write null, or leave the field out"
+
+
+def _is_too_many(count: int, limits: RowLimits, location: str, problems: RowProblems) -> bool:
+    if count <= limits.max_rows:
+        return False
+    problems.add(location, f"more than {limits.max_rows:,} rows (max_rows)", "raise max_rows, or use fewer rows")
+    return True
+
+
+def _fits(text: str, limits: RowLimits, location: str, problems: RowProblems) -> bool:
+    """Returns True if the text of a row is short enough; else adds the problem."""
+    if len(text) <= limits.max_row_chars:
+        return True
+    message = f"the row has more than {limits.max_row_chars:,} characters (max_row_chars)"
+    problems.add(location, message, "raise max_row_chars, or shorten the row")
+    return False
+
+
+def _is_usable(value: Any, text: str, location: str, problems: RowProblems) -> bool:
+    """Returns True if a row holds nothing unusable; else adds the problem."""
+    found = find_unusable(value) if is_suspect(text) else None
+    if found is not None:
+        problems.add(location, *found)
+    return found is None
+
+
+def read_csv_rows(file: TextRows, problems: RowProblems, delimiter: str = ",") -> Iterator[Row]:
     """Yields a dict from column names to cells for each row; every value is a string, an empty cell is None.
 
     A row's location is the line on which it starts, since quoted cells may contain line breaks.
+
+    Args:
+        file: The file, read with `newline=""`.
+        problems: Problems found so far; new ones are added.
+        delimiter: Separator between cells.
+
+    Raises:
+        ConfigError: The file cannot be read.
     """
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    previous = csv.field_size_limit(file.limits.max_row_chars)
+    try:
+        yield from _read_csv_rows(file, problems, delimiter)
+    finally:
+        csv.field_size_limit(previous)
+
+
+def _read_csv_rows(file: TextRows, problems: RowProblems, delimiter: str) -> Iterator[Row]:
+    name, count = str(file.path), 0
+    reader = csv.reader(file.read_lines(), delimiter=delimiter, strict=True)
     header: list[str] | None = None
-    line = 0
     while True:
-        line = reader.line_num + 1
+        location = f"{name}:{reader.line_num + 1}"
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            fix = 'put cells with quotes or line breaks into "...", and write a quote inside them as ""'
-            problems.add(f"{name}:{line}", f"invalid CSV: {error}", fix)
+            problems.add(location, *_describe_csv_error(error, file.limits))
             return
         if not any(cells):
             continue
-        if header is None:
-            header = [cell.strip() for cell in cells]
-            repeated = sorted({cell for cell in header if header.count(cell) > 1})
-            if repeated or "" in header:
-                what = f"names {', '.join(repeated)} more than once" if any(repeated) else "has a column without a name"
-                problems.add(f"{name}:{line}", f"the header {what}", "give every column its own name")
+        if (found := find_unusable(cells)) is not None:
+            problems.add(location, *found)
+        elif header is None:
+            header = _read_header(cells, location, problems)
+            if header is None:
                 return
+        elif _is_too_many(count := count + 1, file.limits, location, problems):
+            return
         elif len(cells) != len(header):
             fix = f"the header has {', '.join(header)}; set `delimiter` if the file uses another separator"
-            problems.add(f"{name}:{line}", f"{len(cells)} cells, but the header has {len(header)} columns", fix)
+            problems.add(location, f"{len(cells)} cells, but the header has {len(header)} columns", fix)
         else:
-            yield Row({key: cell or None for key, cell in zip(header, cells, strict=True)}, f"{name}:{line}")
+            yield Row({key: cell or None for key, cell in zip(header, cells, strict=True)}, location)
 
 
-def read_parquet_rows(path: Path) -> list[Row]:
+def _describe_csv_error(error: csv.Error, limits: RowLimits) -> tuple[str, str]:
+    """Returns the message and the fix."""
+    if "field limit" in str(error):
+        message = f"a cell has more than {limits.max_row_chars:,} characters (max_row_chars)"
+        return message, 'close every quote with ", or raise max_row_chars'
+    fix = 'put cells with quotes or line breaks into "...", and write a quote inside them as ""'
+    return f"invalid CSV: {error}", fix
+
+
+def _read_header(cells: list[str], location: str, problems: RowProblems) -> list[str] | None:
+    """Returns the names of the columns; None if two are equal or one is empty."""
+    header = [cell.strip() for cell in cells]
+    repeated = sorted({cell for cell in header if header.count(cell) > 1}) if len(set(header)) < len(header) else []
+    if not repeated and "" not in header:
+        return header
+    what = f"names {', '.join(repeated)} more than once" if any(repeated) else "has a column without a name"
+    problems.add(location, f"the header {what}", "give every column its own name")
+    return None
+
+
+def read_parquet_rows(path: Path, limits: RowLimits) -> list[Row]:
     """Returns the rows of a Parquet file.
 
     Raises:
-        ConfigError: pyarrow is not installed, or the file is not Parquet.
+        ConfigError: pyarrow is not installed, or the file is not Parquet or too large.
     """
+    check_regular_file(path, limits)
     pyarrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
     try:
-        table = parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+        count = parquet.read_metadata(path).num_rows
+        values = parquet.read_table(path).to_pylist() if count <= limits.max_rows else []
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ConfigError(Problem("", f"not a Parquet file: {_get_first_line(error)}", "", str(path))) from error
-    return number_rows(table.to_pylist(), str(path))
+    check_count(count, limits, str(path))
+    return number_rows(values, str(path))
 
 
-def read_hugging_face_rows(source: str, folder: Path | None, choice: Mapping[str, str | None]) -> list[Row]:
+def read_hugging_face_rows(
+    source: str, folder: Path | None, choice: Mapping[str, str | None], limits: RowLimits
+) -> list[Row]:
     """Returns the rows of a saved dataset, or of a dataset on the Hugging Face Hub.
 
     Args:
         source: The folder or hub id from the configuration.
         folder: The folder of a saved dataset; None: `source` is a hub id.
         choice: `split`, `subset` and `revision`; None for those that are not set.
+        limits: The limits; only that of the number of rows applies.
 
     Raises:
         ConfigError: datasets is not installed, or the dataset or its split does not exist.
@@ -198,7 +323,9 @@ def read_hugging_face_rows(source: str, folder: Path | None, choice: Mapping[str
         message = f"cannot load {source}: {type(error).__name__}: {_get_first_line(error)}"
         fix = "give a folder written by `save_to_disk`, or the id of a dataset on the Hugging Face Hub"
         raise ConfigError(Problem("eval.general.dataset.file_path", message, fix)) from error
-    return number_rows(_select_split(loaded, source, choice.get("split")), source)
+    rows = _select_split(loaded, source, choice.get("split"))
+    check_count(len(rows), limits, source)
+    return number_rows(rows, source)
 
 
 def _select_split(loaded: Any, source: str, split: str | None) -> Any:
@@ -216,6 +343,13 @@ def _select_split(loaded: Any, source: str, split: str | None) -> Any:
     what = "has several splits" if split is None else f'has no split "{split}"{did_you_mean(split, names)}'
     message = f"{source} {what}; available: {', '.join(map(str, names)) or 'none'}"
     raise ConfigError(Problem("eval.general.dataset.split", message, f"set split: {names[0]}" if names else ""))
+
+
+def check_count(count: int, limits: RowLimits, name: str) -> None:
+    """Raises a `ConfigError` if a dataset has too many rows."""
+    if count > limits.max_rows:
+        message = f"{count:,} rows, more than max_rows ({limits.max_rows:,})"
+        raise ConfigError(Problem("", message, "raise max_rows, or use fewer rows", name))
 
 
 def number_rows(values: Any, name: str) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -10,14 +11,16 @@ from typing import Any
 from reinforge.config.schema import OutcomesConfig
 from reinforge.crash import crash_point
 from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, describe_error
-from reinforge.evaluation.evaluators.base import score_item
+from reinforge.evaluation.evaluators.base import describe_refusal, score_item
 from reinforge.evaluation.evaluators.weighted import Weighted
+from reinforge.evaluation.reasons import find_missing_reason, find_unscored_reason
 from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationRunner, Evaluator
 from reinforge.rollout.episode import build_steps
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import (
+    MAX_SCORE,
     EvalInput,
     EvalInputItem,
     EvalOutput,
@@ -141,6 +144,9 @@ class DatasetEvaluation(EvaluationRunner):
         try:
             reward = await self.compute_reward(score, {"epoch": record.key.epoch, "round": record.key.round})
             record.reward = None if reward is None else float(reward)
+            if record.reward is not None and MAX_SCORE < abs(record.reward) < math.inf:
+                why = f"compute_reward returned {describe_refusal(record.reward)}"
+                record.outcome, record.reason, record.reward = Outcome.JUDGE_ERROR, why, None
         except Exception as error:  # noqa: BLE001  a user's builder may raise anything; the score is then missing
             record.outcome, record.reason = Outcome.JUDGE_ERROR, f"compute_reward: {describe_error(error)}"
 
@@ -152,15 +158,20 @@ class DatasetEvaluation(EvaluationRunner):
             return known[name]
         evaluator = evaluators[name]
         if record.outcome.is_policy_failure and name == self.reward_metric:
-            penalty = getattr(self.outcomes, record.outcome.value)
-            reason = f"{record.outcome}: {record.reason}"
-            known[name] = EvalOutputItem(id=record.item.id, score=penalty, reasoning=reason)
+            known[name] = self._penalize(record)
         elif isinstance(evaluator, Weighted) and evaluator.weights.keys() <= evaluators.keys():
             parts = {part: await self._score_with(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
         else:
             known[name] = await score_item(evaluator, record.item, self.runner.limits.evaluator_timeout_s)
+            if record.outcome.is_policy_failure and known[name].error is not None:  # there may be no answer to score
+                known[name] = self._penalize(record)
         return known[name]
+
+    def _penalize(self, record: EpisodeRecord) -> EvalOutputItem:
+        """Returns the configured reward of a policy's failure, so that no figure leaves the episode out."""
+        penalty = getattr(self.outcomes, record.outcome.value)
+        return EvalOutputItem(id=record.item.id, score=penalty, reasoning=f"{record.outcome}: {record.reason}")
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
         """Runs every example of a split and summarizes the scores; environment failures are missing, never 0."""
@@ -178,7 +189,10 @@ class DatasetEvaluation(EvaluationRunner):
                     samples[name].setdefault(record.key.example_id, []).append(float(output.score))
         scores = {name: {id_: statistics.fmean(v) for id_, v in by_id.items()} for name, by_id in samples.items()}
         num_examples = len({record.key.example_id for record in records})
-        summaries = {name: summarize(name, by_id, num_examples) for name, by_id in scores.items()}
+        summaries = {
+            name: summarize(name, by_id, num_examples, find_unscored_reason(records, name))
+            for name, by_id in scores.items()
+        }
         error = None if scores[self.reward_metric] else describe_missing(records)
         return EvaluationReport(
             split=split,
@@ -229,12 +243,12 @@ def count_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, int]:
 
 
 def describe_missing(records: Sequence[EpisodeRecord]) -> str:
-    """Returns the most frequent reason for missing scores, with its count."""
-    reasons = Counter(f"{r.outcome}: {r.reason}" for r in records if r.outcome.is_missing)
-    if not reasons:
+    """Returns how many episodes have no score, and the commonest reason."""
+    reason = find_missing_reason(records)
+    if reason is None:
         return "no episodes were run"
-    reason, count = reasons.most_common(1)[0]
-    return f"{count} of {len(records)} episodes have no score because of {reason}"
+    missing = sum(record.outcome.is_missing for record in records)
+    return f"{missing} of {len(records)} episodes have no score because of {reason}"
 
 
 def choose_error_type(outcomes: Mapping[str, int]) -> type[ReinforgeError]:
@@ -255,7 +269,19 @@ def check_missing_share(records: Sequence[EpisodeRecord], allowed: float, what: 
     """
     missing = sum(record.outcome.is_missing for record in records)
     if records and missing > allowed * len(records):
-        raise choose_error_type(count_outcomes(records))(
-            f"{what}: {missing} of {len(records)} episodes have no score, more than outcomes.max_missing "
-            f"({allowed:.0%}) allows; {describe_missing(records)}"
-        )
+        reason = find_missing_reason(records) or ""
+        message = describe_too_many(what, f"{missing} of {len(records)} episodes", allowed, reason)
+        raise choose_error_type(count_outcomes(records))(message)
+
+
+def describe_too_many(what: str, unscored: str, allowed: float, reason: str) -> str:
+    """Returns the message for a share of missing scores that `outcomes.max_missing` does not allow.
+
+    Args:
+        what: What was scored, for example `epoch 3`.
+        unscored: What has no score, with its count: `30 of 40 episodes`.
+        allowed: The share that may be missing.
+        reason: The commonest reason.
+    """
+    because = f"; the commonest reason: {reason}" if reason else ""
+    return f"{what}: {unscored} have no score, more than outcomes.max_missing ({allowed:.0%}) allows{because}"

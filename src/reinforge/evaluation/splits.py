@@ -4,8 +4,12 @@
     10 examples, confirm: 4 (a count), train: 0.5, select: 0.5  =>  3, 3, 4 (shares of the remaining 6)
 
 Examples that differ only in their id (same input, expected output and other columns; an environment seed counts as
-content) form a group that always goes into one split, or else training would see examples of `confirm`. If a column
+content) form a group that always goes into one split, or else training would see examples of `confirm`. Rows with
+replies to train on form a group if their prompts are equal, whatever their replies and rewards are. If a column
 names the split (`key`), equal rows in different splits are an error, since grouping them would override that column.
+
+A game has the same row for each of its episodes. Where the id alone makes them different examples, since it seeds the
+environment, `key` names the column with the id.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from reinforge.types.seeding import stable_random
 
 SPLITS = ("train", "select", "confirm")
 PATH = "finetuning.splits"
+REPLY_COLUMNS = ("completion", "chosen", "preferred_output")
 
 
 def split_examples(
@@ -44,8 +49,11 @@ def split_examples(
             different splits.
     """
     _check_unique_ids(items)
-    groups = group_equal_examples(items, id_key, config.key)
-    assigned = _assign_by_column(items, groups, config.key) if config.key else _assign_by_size(groups, config, seed)
+    column = config.key if config.key != id_key else None
+    groups = group_equal_examples(items, id_key, column, by_prompt=column is None)
+    if config.key == id_key:
+        groups = [[str(item.id)] for item in sorted(items, key=lambda item: str(item.id))]
+    assigned = _assign_by_column(items, groups, column) if column else _assign_by_size(groups, config, seed)
     splits = {name: [item for item in items if assigned[str(item.id)] == name] for name in SPLITS}
     empty = [name for name in SPLITS if not splits[name]]
     if empty:
@@ -53,11 +61,19 @@ def split_examples(
             Problem(
                 PATH,
                 f"no examples are left for {' and '.join(empty)}: the dataset has {len(items)}, "
-                f"{len(groups)} of them distinct",
-                "add examples (at least three distinct ones) or make the other splits smaller",
+                f"{len(groups)} of them distinct (replies to the same prompt count as one)",
+                "add examples (at least three distinct ones) or make the other splits smaller"
+                + suggest_id(groups, id_key),
             )
         )
     return splits
+
+
+def suggest_id(groups: list[list[str]], id_key: str) -> str:
+    """Returns how to say that rows which differ only in their id are examples of their own, if there are such rows."""
+    if all(len(group) == 1 for group in groups):
+        return ""
+    return f"; or, if the id alone makes an example (it seeds the environment), set {PATH}.key: {id_key}"
 
 
 def _check_unique_ids(items: Sequence[EvalInputItem]) -> None:
@@ -67,14 +83,34 @@ def _check_unique_ids(items: Sequence[EvalInputItem]) -> None:
         raise ConfigError(f"the dataset has these ids more than once: {', '.join(sorted(repeated)[:10])}")
 
 
-def group_equal_examples(items: Sequence[EvalInputItem], id_key: str, split_key: str | None) -> list[list[str]]:
-    """Returns groups of ids whose examples have equal content; groups and ids are in the order of the ids."""
+def group_equal_examples(
+    items: Sequence[EvalInputItem], id_key: str, split_key: str | None, *, by_prompt: bool = False
+) -> list[list[str]]:
+    """Returns groups of ids whose examples have equal content; groups and ids are in the order of the ids.
+
+    Args:
+        items: The examples.
+        id_key: The column with the id, which does not count as content.
+        split_key: The column with the split, which does not count either.
+        by_prompt: Only the prompt counts in rows with replies to train on.
+    """
     groups: dict[str, list[str]] = defaultdict(list)
     for item in sorted(items, key=lambda item: str(item.id)):
         row = item.full_dataset_entry
+        if by_prompt and isinstance(row, Mapping) and _has_reply(row):
+            groups[_hash_content([item.input_obj])].append(str(item.id))
+            continue
         columns = {k: v for k, v in row.items() if k not in (id_key, split_key)} if isinstance(row, Mapping) else {}
         groups[_hash_content([item.input_obj, item.expected_output_obj, columns])].append(str(item.id))
     return list(groups.values())
+
+
+def _has_reply(row: Mapping[str, Any]) -> bool:
+    """Returns True if a row brings a reply to train on, which is not what the agent is given."""
+    messages = row.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    ends_with_reply = isinstance(last, Mapping) and last.get("role") == "assistant"
+    return ends_with_reply or any(row.get(key) is not None for key in REPLY_COLUMNS)
 
 
 def _hash_content(content: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import PATH, group_equal_examples
+from reinforge.evaluation.splits import PATH, group_equal_examples, suggest_id
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
@@ -35,18 +35,22 @@ def split_with_validation(
     Raises:
         ConfigError: A row is in both datasets, a split would be empty, or a column already names the splits.
     """
-    if config.key is not None:
+    by_id = config.key == id_key
+    if config.key is not None and not by_id:
         message = "set together with a validation dataset, but both define which examples are held out"
         raise ConfigError(Problem(f"{PATH}.key", message, "remove one of the two"))
     if {str(item.id) for item in train} & {str(item.id) for item in validation}:
         validation = [item.copy_with_updates(id=f"{PREFIX}{item.id}") for item in validation]
     held_out = {str(item.id) for item in validation}
     groups = group_equal_examples([*train, *validation], id_key, None)
+    if by_id:
+        groups = [[str(item.id)] for item in sorted([*train, *validation], key=lambda item: str(item.id))]
     shared = [group for group in groups if held_out & set(group) and set(group) - held_out]
     if shared:
-        members = "; ".join(" and ".join(group) for group in shared[:10])
+        members = "; ".join(" and ".join(group[:10]) for group in shared[:10])
         message = f"{len(shared)} rows are also in the training dataset under another id: {members}"
-        raise ConfigError(Problem(VALIDATION_DATASET, message, "remove them from one of the two datasets"))
+        fix = f"remove them from one of the two datasets{suggest_id(groups, id_key)}"
+        raise ConfigError(Problem(VALIDATION_DATASET, message, fix))
     chosen = _choose_select_ids([group for group in groups if held_out & set(group)], config, seed)
     splits = {
         "train": list(train),
@@ -56,7 +60,8 @@ def split_with_validation(
     empty = [name for name, items in splits.items() if not items]
     if empty:
         message = f"no examples are left for {' and '.join(empty)}: the validation dataset has {len(validation)}"
-        raise ConfigError(Problem(VALIDATION_DATASET, message, "add examples (at least two distinct ones)"))
+        fix = f"add examples (at least two distinct ones){suggest_id(groups, id_key)}"
+        raise ConfigError(Problem(VALIDATION_DATASET, message, fix))
     return splits
 
 

@@ -11,24 +11,29 @@ call's messages; else the choice whose text the agent returned; else the first, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reinforge.dialects.tool_calls import find_bad_call
 from reinforge.errors import CaptureError, ContextOverflow
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.chat import (
     MAX_CHOICES,
-    ChatCompletion,
-    build_completion,
     build_forwarded_arguments,
     build_request,
+    find_overridden,
+    merge_extra_body,
 )
+from reinforge.rollout.completion import ChatCompletion, build_completion
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.seeding import stable_random
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -41,6 +46,8 @@ class Capture:
         marks: The agent's marks.
         functions: Open function scopes, outermost first.
         overflow: True once a prompt exceeded the context.
+        bad_call: Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such
+            a reply fails because of the policy.
         pending: Number of calls in flight.
         num_started: Number of calls started so far, finished or not.
         closed: True once the episode has ended.
@@ -51,6 +58,7 @@ class Capture:
     marks: list[Mark] = field(default_factory=list)
     functions: tuple[str, ...] = ()
     overflow: bool = False
+    bad_call: str | None = None
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -89,6 +97,7 @@ class Capture:
         """
         self._check_open()
         self._match_request(request.messages)
+        self.bad_call = None  # the agent went on
         index, functions, started = self.num_started, self.functions, time.time()
         self.num_started += 1
         self.pending += 1
@@ -102,6 +111,9 @@ class Capture:
         self._check_open()
         call_id = f"call-{self.seed:x}-{index}"
         reply, *others = replies
+        if model.is_policy:
+            failures = (each.failure or find_bad_call(each.message) for each in replies)
+            self.bad_call = next((failure for failure in failures if failure is not None), self.bad_call)
         ended = time.time()
         call = ModelCall(
             call_id, name, model.model_name, request, reply, functions, started, ended, others=tuple(others)
@@ -184,9 +196,26 @@ class _ChatNamespace:
 
 
 class AsyncLLM:
-    """The model handle of an async workflow: `await llm.chat.completions.create(messages=...)`."""
+    """The model handle of an async workflow: `await llm.chat.completions.create(messages=...)`.
 
-    def __init__(self, name: str, model: ChatModel, capture: Capture, sampling: SamplingParams | None):
+    Args:
+        name: The entry of `llms`.
+        model: The model behind the entry.
+        capture: The episode's record.
+        sampling: The run's sampling settings for a trained policy; None: use the agent's.
+        warned: Names of the agent's sampling settings of which the user was told that they are not used; handles of
+            one run share it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: ChatModel,
+        capture: Capture,
+        sampling: SamplingParams | None,
+        warned: set[str] | None = None,
+    ):
+        self._warned = set() if warned is None else warned
         self.name, self.model, self._capture = name, model, capture
         self._sampling = sampling if model.is_policy else None
         self._forwards_arguments: bool = getattr(model, "forwards_arguments", False)
@@ -209,9 +238,21 @@ class AsyncLLM:
             return await capture.call(self.name, self.model, replace(request, arguments=forwarded), n)
         if seed is None or self._sampling is not None:  # a trained policy uses the run's seed, not the agent's
             seed = derive_call_seed(capture.seed, capture.num_started)
-        extra_body = arguments.pop("extra_body", None) or {}
-        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments, **extra_body)
+        arguments = merge_extra_body(arguments)
+        if self._sampling is not None:
+            self._warn_of_overridden(find_overridden(arguments, self._sampling))
+        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments)
         return await capture.call(self.name, self.model, request, n)
+
+    def _warn_of_overridden(self, overridden: Mapping[str, tuple[Any, Any]]) -> None:
+        """Tells the user once that the run, not the agent, decides how a trained policy is sampled."""
+        for name in sorted(set(overridden) - self._warned):
+            self._warned.add(name)
+            asked, own = overridden[name]
+            logger.warning(
+                "the agent asks the policy for %s=%r, but the run samples it with %r; set finetuning.sampling.%s to "
+                "change that", name, asked, own, name,
+            )  # fmt: skip
 
 
 class BlockingLLM(AsyncLLM):
@@ -224,8 +265,9 @@ class BlockingLLM(AsyncLLM):
         capture: Capture,
         sampling: SamplingParams | None,
         loop: asyncio.AbstractEventLoop,
+        warned: set[str] | None = None,
     ):
-        super().__init__(name, model, capture, sampling)
+        super().__init__(name, model, capture, sampling, warned)
         self._loop = loop
         self.chat = _ChatNamespace(self._create_blocking)
 
@@ -262,6 +304,11 @@ class EpisodeContext:
     ):
         self.seed, self.example_id, self.is_training = seed, example_id, is_training
         self._capture, self._create_handle = capture, create_handle
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The open function scopes, outermost first."""
+        return self._capture.functions
 
     def random(self, *names: str | int) -> Any:
         """Returns a `random.Random` derived from the environment's seed, one stream per name."""

@@ -1,77 +1,19 @@
-"""OpenAI's chat completions format: turns an agent's arguments into a request, and replies into a completion."""
+"""Turns the arguments of OpenAI's `chat.completions.create` into a request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from reinforge.types.episode import ModelCall
-from reinforge.types.request import Message, ModelRequest, SamplingParams, TokenLogprobs
-
-
-@dataclass(slots=True)
-class ChatMessage:
-    """`choices[i].message` of a completion."""
-
-    role: str
-    content: str | None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-@dataclass(slots=True)
-class ChatChoice:
-    """One of a completion's `choices`; `logprobs` is a `TokenLogprobs`, which also has `.content[i].logprob`."""
-
-    index: int
-    message: ChatMessage
-    finish_reason: str
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(slots=True)
-class ChatUsage:
-    """Token counts of one call."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of the prompt and the replies."""
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(slots=True)
-class ChatCompletion:
-    """The result of `create`, with the fields of OpenAI's object that agents read."""
-
-    id: str
-    model: str
-    created: int
-    choices: list[ChatChoice]
-    usage: ChatUsage
-    object: str = "chat.completion"
-
-
-def build_completion(call: ModelCall) -> ChatCompletion:
-    """Returns a call as a chat completion; its usage counts the prompt once, as OpenAI does."""
-    choices = [
-        ChatChoice(
-            index=index,
-            message=ChatMessage(reply.message["role"], reply.message.get("content"), reply.message.get("tool_calls")),
-            finish_reason=reply.finish_reason,
-            logprobs=reply.tokens,
-        )
-        for index, reply in enumerate(call.choices)
-    ]
-    usage = ChatUsage(call.reply.num_prompt_tokens, call.num_completion_tokens)
-    return ChatCompletion(call.call_id, call.model, int(call.started_s), choices, usage)
-
+from reinforge.rollout.completion import to_plain_data
+from reinforge.types.request import Message, ModelRequest, SamplingParams
 
 _IGNORED_ARGUMENTS = frozenset({"model", "logprobs", "top_logprobs", "user", "metadata", "store", "timeout"})
 _FORBIDDEN_ARGUMENTS = frozenset({"extra_headers", "extra_query"})  # only the configuration sets endpoint and key
-_UNFORWARDED_ARGUMENTS = frozenset({"model", "logprobs", "top_logprobs", "timeout", "tools", "stream"})
+_UNFORWARDED_ARGUMENTS = frozenset({"model", "timeout", "tools", "stream"})
+_EXTRA_BODY = frozenset({"chat_template_kwargs", "max_tokens", "min_p", "stop", "temperature", "top_k", "top_p"})
+"""Fields of `extra_body` for a model in this process; those of other servers for the same model."""
+_TEMPLATE_VALUES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 MAX_CHOICES = 128
 """Maximum choices of one request, the same as OpenAI's."""
 
@@ -90,6 +32,7 @@ def build_request(
     stop: str | list[str] | None = None,
     tools: list[dict[str, Any]] | None = None,
     stream: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     forwards_arguments: bool = False,
     **other: Any,
 ) -> ModelRequest:
@@ -108,13 +51,16 @@ def build_request(
         stop: The agent's stop strings.
         tools: Function definitions.
         stream: Must be False.
+        chat_template_kwargs: What the chat template gets besides the messages and tools, such as `enable_thinking`; not
+            an argument of OpenAI's either.
         forwards_arguments: True if the model's endpoint accepts every argument of OpenAI's.
         other: Other arguments; those that do not change the reply are ignored.
 
     Raises:
         TypeError: An argument that would change the reply is not supported.
     """
-    rejected = sorted(set(other) & _FORBIDDEN_ARGUMENTS if forwards_arguments else set(other) - _IGNORED_ARGUMENTS)
+    given = {name for name, value in other.items() if value is not None}
+    rejected = sorted(given & _FORBIDDEN_ARGUMENTS if forwards_arguments else given - _IGNORED_ARGUMENTS)
     if rejected or stream:
         names = ", ".join(rejected + (["stream"] if stream else []))
         raise TypeError(f"chat.completions.create does not support: {names}")
@@ -133,16 +79,47 @@ def build_request(
         stop=stops,
         seed=seed,
     )
-    return ModelRequest([normalize_message(message) for message in messages], params, tools)
+    return ModelRequest(
+        [normalize_message(message) for message in messages], params, tools, dict(chat_template_kwargs or {})
+    )
+
+
+def merge_extra_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call to a model in this process, with those in `extra_body` in their place.
+
+    Example: `{"temperature": 1, "extra_body": {"top_k": 5}}` -> `{"temperature": 1, "top_k": 5}`.
+
+    Raises:
+        TypeError: `extra_body` has a field that is not supported.
+    """
+    merged = dict(arguments)
+    extra = merged.pop("extra_body", None) or {}
+    if unknown := sorted(set(extra) - _EXTRA_BODY):
+        names = ", ".join(f"extra_body.{name}" for name in unknown)
+        supported = ", ".join(sorted(_EXTRA_BODY))
+        raise TypeError(f"chat.completions.create does not support: {names}; extra_body may have {supported}")
+    merged |= extra
+    if reserved := sorted(set(merged.get("chat_template_kwargs") or {}) & _TEMPLATE_VALUES):
+        raise TypeError(f"chat.completions.create: chat_template_kwargs must not have {', '.join(reserved)}")
+    return merged
+
+
+def find_overridden(arguments: Mapping[str, Any], sampling: SamplingParams) -> dict[str, tuple[Any, Any]]:
+    """Returns what the agent asks for and the run's own value, by name, where a trained policy's sampling differs.
+
+    Example: `{"temperature": 0, "max_tokens": 9}` and a run with temperature 1 -> `{"temperature": (0, 1.0)}`.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p")
+    found = {name: (arguments.get(name), getattr(sampling, name)) for name in names}
+    return {name: (asked, own) for name, (asked, own) in found.items() if asked is not None and asked != own}
 
 
 def normalize_message(message: Any) -> Message:
-    """Returns a message as a dict; agents may also pass message objects such as `choices[0].message`."""
-    if isinstance(message, ChatMessage):
-        message = {"role": message.role, "content": message.content, "tool_calls": message.tool_calls}
-    elif hasattr(message, "model_dump"):
+    """Returns a message as plain data; agents may also pass message objects such as `choices[0].message`."""
+    if hasattr(message, "model_dump"):
         message = message.model_dump()
-    return {key: value for key, value in dict(message).items() if value is not None or key == "content"}
+    plain = {key: value for key, value in dict(message).items() if value is not None or key == "content"}
+    return plain if all(isinstance(value, str | None) for value in plain.values()) else to_plain_data(plain)
 
 
 def build_forwarded_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from reinforge.rollout.chat import build_completion
+from reinforge.rollout.completion import build_completion, build_logprobs
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, Message, TokenLogprobs
 from reinforge.types.steps import (
@@ -16,6 +16,7 @@ from reinforge.types.steps import (
     IntermediateStepType,
     InvocationNode,
     StreamEventData,
+    TokenUsageBaseModel,
     UsageInfo,
 )
 from reinforge.types.trajectory import OTHER_CHOICES, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
@@ -82,7 +83,11 @@ def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[
         new = messages[len(previous) :] if previous and messages[: len(previous)] == previous else messages
         items += [build_episode_item(message) for message in new]
         known = call.training_source if trained else None
-        items.append(build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False))
+        item = build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False)
+        if trained and (known is None or call.reply.logprobs is not None):  # whatever the endpoint returned
+            item.logprobs = build_logprobs(call.reply)
+            item.bind_prompt(call.prompt)
+        items.append(item)
         previous = [*messages, call.reply.message]
     return items
 
@@ -117,12 +122,44 @@ def attach_prompts(trajectory: Trajectory, tools: Sequence[dict[str, Any]] | Non
         tools: The tools that the policy was given.
     """
     offered = tuple(tools) if tools else None
+    for item, preceding in _iterate_unrecorded(trajectory):
+        if item.trained:
+            item.bind_prompt(ChatPrompt(preceding, offered, -1))
+
+
+def attach_remote_prompts(collection: TrajectoryCollection, find_call: Callable[[str], ModelCall | None]) -> None:
+    """Adds a prompt to every turn that a backend without a policy server trains, so that the turn counts as recorded.
+
+    These turns are: those that name their model call, have log-probs of any kind, or are marked `trained=True`. If the
+    builder says nothing of that kind about any turn, all assistant turns are.
+
+    Args:
+        collection: A builder's trajectories, changed in place.
+        find_call: Returns the model call with an id, or None.
+    """
+    trajectories = [trajectory for siblings in collection.trajectories for trajectory in siblings]
+    for trajectory in trajectories:
+        for item, preceding in _iterate_unrecorded(trajectory):
+            call = find_call(item.call_id) if item.call_id is not None else None
+            if call is not None:
+                item.bind_prompt(call.prompt)
+            elif item.trained or item.logprobs is not None:
+                item.bind_prompt(ChatPrompt(preceding, None, -1))
+    if any(turn.is_recorded or turn.trained is False for trajectory in trajectories for turn in trajectory.turns):
+        return
+    for trajectory in trajectories:
+        for item, preceding in _iterate_unrecorded(trajectory):
+            item.bind_prompt(ChatPrompt(preceding, None, -1))
+
+
+def _iterate_unrecorded(trajectory: Trajectory) -> Iterator[tuple[EpisodeItem, tuple[Message, ...]]]:
+    """Yields the assistant turns that may be trained and have neither tokens nor a prompt, with what precedes each."""
     preceding: list[Message] = []
     for item in trajectory.episode:
         if not isinstance(item, EpisodeItem):
             return
-        if item.role is EpisodeItemRole.ASSISTANT and item.trained and not item.is_recorded:
-            item.bind_prompt(ChatPrompt(tuple(preceding), offered, -1))
+        if item.role is EpisodeItemRole.ASSISTANT and item.trained is not False and not item.is_recorded:
+            yield item, tuple(preceding)
         preceding.append(build_message(item))
 
 
@@ -256,7 +293,8 @@ def build_steps(record: EpisodeRecord) -> list[IntermediateStep]:
     return steps + [_build_mark_step(mark) for mark in marks if mark.after_call >= len(record.calls)]
 
 
-def _build_invocation_node(functions: tuple[str, ...]) -> InvocationNode:
+def build_invocation_node(functions: tuple[str, ...]) -> InvocationNode:
+    """Returns the innermost of the open function scopes, given from the outside in."""
     name = functions[-1] if functions else WORKFLOW
     parent = functions[-2] if len(functions) > 1 else (WORKFLOW if functions else None)
     return InvocationNode(function_id="/".join(functions) or WORKFLOW, function_name=name, parent_name=parent)
@@ -264,7 +302,10 @@ def _build_invocation_node(functions: tuple[str, ...]) -> InvocationNode:
 
 def _build_call_steps(call: ModelCall) -> list[IntermediateStep]:
     reply = build_completion(call)
-    usage = UsageInfo(prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens)
+    counts = TokenUsageBaseModel(
+        prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens
+    )
+    usage = UsageInfo(token_usage=counts, num_llm_calls=1)
     messages = call.request.messages
     started = IntermediateStepPayload(
         event_type=IntermediateStepType.LLM_START,
@@ -276,17 +317,21 @@ def _build_call_steps(call: ModelCall) -> list[IntermediateStep]:
     ended = IntermediateStepPayload(
         event_type=IntermediateStepType.LLM_END,
         event_timestamp=call.ended_s,
+        span_event_timestamp=call.started_s,
         name=call.llm,
         data=StreamEventData(input=messages, output=extract_text(call.reply.message.get("content")), payload=reply),
         usage_info=usage,
         metadata={"choice": call.choice} if call.others else None,
         UUID=call.call_id,
     )
-    node = _build_invocation_node(call.functions)
+    node = build_invocation_node(call.functions)
     return [IntermediateStep(parent_id="root", function_ancestry=node, payload=payload) for payload in (started, ended)]
 
 
 def _build_mark_step(mark: Mark) -> IntermediateStep:
+    node = build_invocation_node(mark.functions)
+    if isinstance(mark.data, IntermediateStepPayload):
+        return IntermediateStep(parent_id="root", function_ancestry=node, payload=mark.data)
     is_event = isinstance(mark.data, StreamEventData)
     payload = IntermediateStepPayload(
         event_type=IntermediateStepType.TTC_END if is_event else IntermediateStepType.CUSTOM_END,
@@ -295,5 +340,4 @@ def _build_mark_step(mark: Mark) -> IntermediateStep:
         metadata=None if mark.step_reward is None else {"step_reward": mark.step_reward},
         data=mark.data if is_event else StreamEventData(payload=mark.data),
     )
-    node = _build_invocation_node(mark.functions)
     return IntermediateStep(parent_id="root", function_ancestry=node, payload=payload)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from pydantic import Field, field_validator
 
-from reinforge.config.schema import LLMConfig
-from reinforge.dialects.tool_calls import add_tool_calls
+from reinforge.config.schema import Config, LLMConfig
+from reinforge.dialects.tool_calls import ToolFormat, add_tool_calls, detect_tool_format
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer
 from reinforge.registry import register_llm
 from reinforge.types.request import ModelReply, ModelRequest
+
+logger = logging.getLogger(__name__)
 
 RESERVED = "training"
 """A checkpoint's folder for the training state, so no adapter can have this name."""
@@ -47,6 +50,18 @@ def find_adapters(llms: Mapping[str, LLMConfig]) -> dict[str, str]:
     }
 
 
+def find_served_entries(config: Config) -> list[str]:
+    """Returns the entries of `llms` that name the trained model as its backend serves it; they are the policy.
+
+    Example: agent: {_type: openai, model_name: run-1}, judge: {_type: openai, model_name: gpt}, a trainer adapter that
+    trains `run-1` -> ["agent"].
+    """
+    adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+    served = adapter.served_model if adapter is not None else None
+    names = {entry: getattr(llm, "model_name", None) for entry, llm in config.llms.items()}
+    return [entry for entry, name in names.items() if served is not None and name == served]
+
+
 class PolicyLLM:
     """Sends calls to the trainer adapter's policy server.
 
@@ -59,6 +74,7 @@ class PolicyLLM:
 
     def __init__(self, find: Callable[[], PolicyServer | None], adapter: str | None = None):
         self._find, self.adapter = find, adapter
+        self._knows_tool_format = False
 
     @property
     def server(self) -> PolicyServer:
@@ -83,7 +99,20 @@ class PolicyLLM:
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply from the weights being trained and parses tool calls in the model family's format."""
         server = self.server
+        if request.tools and server.chat_template and not self._knows_tool_format:
+            self._check_tool_format(server.chat_template)
         return add_tool_calls(await server.sample(request), request, server.chat_template)
+
+    def _check_tool_format(self, chat_template: str) -> None:
+        """Tells the user once if the model writes tool calls in a format that is not parsed."""
+        self._knows_tool_format = True
+        if detect_tool_format(chat_template) is None:
+            logger.warning(
+                "the agent passes tools, but the chat template of %s shows no known format of tool calls (known: %s), "
+                "so its calls stay text in message.content; parse them in the agent, or use another model or template",
+                self.model_name,
+                ", ".join(ToolFormat),
+            )
 
 
 @register_llm(config_type=PolicyLLMConfig)

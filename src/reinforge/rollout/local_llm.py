@@ -10,6 +10,7 @@ from pydantic import Field
 
 from reinforge.config.schema import FinetuneConfig, LLMConfig, PolicyConfig
 from reinforge.dialects.tool_calls import add_tool_calls
+from reinforge.engine.packages import check_packages, import_engine
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
@@ -74,11 +75,11 @@ class LocalLLM:
     async def _load_engine(self) -> Engine:
         async with self._loading:
             if self._engine is None:
-                from reinforge.engine import Engine  # imports torch
-
-                run = self.run
+                engine_class, run = import_engine(), self.run  # imports torch
                 self._engine = await run_in_daemon_thread(
-                    lambda: Engine.load(self.policy, seed=run.seed, device=run.device, deterministic=run.deterministic),
+                    lambda: engine_class.load(
+                        self.policy, seed=run.seed, device=run.device, deterministic=run.deterministic
+                    ),
                     "llm-load",
                 )
         return self._engine
@@ -87,12 +88,12 @@ class LocalLLM:
 @register_llm(config_type=LocalLLMConfig)
 async def local_llm(config: LocalLLMConfig, builder: Builder) -> AsyncIterator[LocalLLM]:
     """Yields the model, validated but not yet loaded, and frees it at the end."""
-    from reinforge.engine.model.preflight import check_policy
+    from reinforge.engine.model.preflight import check_policy, has_adapters
 
     settings = config.model_dump()
     settings["model"] = await builder.get_bundled(config.model)
     policy = PolicyConfig(**settings)
-    if problems := check_policy(policy):
+    if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
         raise ConfigError([Problem(p.path.removeprefix("finetuning.policy."), p.message, p.fix) for p in problems])
     model = LocalLLM(policy, builder.config.finetuning)
     try:

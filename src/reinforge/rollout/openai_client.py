@@ -1,14 +1,15 @@
 """The client behind `_type: openai`: sends requests to a chat completions endpoint.
 
 response                                     result
-200 and a chat completion                    ModelReply(tokens=None)
-200 and anything else                        BackendError
+200 and a chat completion                    ModelReply, with the log-probs that the endpoint returned
+200 and anything else                        UnexpectedAnswer, which names the field
 anything else                                see `openai_http`
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Self
@@ -16,11 +17,14 @@ from typing import Any, Self
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError
+from reinforge.rollout.openai_answers import ChatAnswer, describe_json, parse_answer, read_logprobs
 from reinforge.rollout.openai_config import OpenAILLMConfig
-from reinforge.rollout.openai_http import OpenAIEndpoint, extract_error_message
+from reinforge.rollout.openai_http import OpenAIEndpoint, UnexpectedAnswer, extract_error_message
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
 PATH = "/chat/completions"
+
+logger = logging.getLogger(__name__)
 
 
 class OpenAIChat:
@@ -49,6 +53,7 @@ class OpenAIChat:
     ):
         self.config, self.url, self.verify_model_name = config, url, verify_model_name
         self._endpoint = endpoint or OpenAIEndpoint(config, url, key)
+        self._warned = False
 
     @property
     def model_name(self) -> str:
@@ -66,7 +71,7 @@ class OpenAIChat:
         return type(self)(config, self.url, endpoint=self._endpoint, verify_model_name=self.verify_model_name)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Requests one reply; its tokens are unknown, so it is never trained.
+        """Requests one reply.
 
         Raises:
             BackendUnavailable: Every attempt failed.
@@ -79,40 +84,70 @@ class OpenAIChat:
 
         Raises:
             BackendUnavailable: Every attempt failed.
-            BackendError: The endpoint rejected the request or returned fewer choices.
+            BackendError: The endpoint rejected the request, returned fewer choices or something else.
         """
         body = build_body(self.config, request) | ({"n": n} if n > 1 else {})
-        return self._parse_replies(await self._endpoint.call("POST", PATH, body=body), n)
+        needs_logprobs = bool(body.get("logprobs"))
+        text = await self._endpoint.call("POST", PATH, body=body)
+        replies = self._parse_replies(text, n, needs_logprobs=needs_logprobs)
+        if needs_logprobs and replies[0].logprobs is None:
+            self._warn_of_no_logprobs()
+        return replies
+
+    def _warn_of_no_logprobs(self) -> None:
+        """Tells the user once that the endpoint ignores `logprobs`."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s%s returns no log-probs, although they were requested", self.url, PATH)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._endpoint.close()
 
-    def _parse_replies(self, text: str, n: int) -> list[ModelReply]:
-        where = f"{self.url}{PATH}"
+    def _parse_replies(self, text: str, n: int, *, needs_logprobs: bool) -> list[ModelReply]:
+        where, what = f"{self.url}{PATH}", "a chat completion"
         try:
-            answer = json.loads(text)
-            choices = answer["choices"][:n]
-            messages: list[Message] = [_parse_message(choice["message"]) for choice in (choices[0], *choices[1:])]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            raw = json.loads(text)
+        except (ValueError, RecursionError):
             message = self._endpoint.redact(extract_error_message(text))
-            raise BackendError(f"{where}: the response is not a chat completion: {message}") from None
-        if len(choices) < n:
-            raise BackendError(f"{where}: requested n = {n} choices, received {len(choices)}")
-        if self.verify_model_name and not _is_same_model(self.model_name, answer.get("model")):
-            other = self._endpoint.redact(repr(answer.get("model")))
+            raise UnexpectedAnswer(f"{where}: the response is not {what}: {message}") from None
+        if isinstance(raw, dict) and raw.get("error") and not raw.get("choices"):
+            message = self._endpoint.redact(extract_error_message(text))
+            raise UnexpectedAnswer(f"{where}: the response is not {what} but an error: {message}")
+        try:
+            answer = parse_answer(ChatAnswer, raw, where, what, needs_logprobs=needs_logprobs)
+        except UnexpectedAnswer as error:
+            raise UnexpectedAnswer(self._endpoint.redact(str(error))) from None
+        if len(answer.choices) < n:
+            raise BackendError(f"{where}: requested n = {n} choices, received {len(answer.choices)}")
+        if self.verify_model_name and not _is_same_model(self.model_name, answer.model):
+            other = repr(answer.model) if isinstance(answer.model, str) else describe_json(answer.model)
+            other = self._endpoint.redact(other)
             raise BackendError(f"{where}: requested the model {self.model_name!r}, but {other} replied")
-        usage = answer.get("usage") or {}
-        prompt, completion = _read_count(usage, "prompt_tokens"), _read_count(usage, "completion_tokens")
+        prompt, completion = answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0
         return [
-            ModelReply(message, str(choice.get("finish_reason") or "stop"), None, prompt, 0 if index else completion)
-            for index, (message, choice) in enumerate(zip(messages, choices, strict=True))
+            ModelReply(
+                _build_message(raw["choices"][index]["message"]),
+                answer.choices[index].finish_reason or "stop",
+                None,
+                prompt,
+                0 if index else completion,
+                logprobs=read_logprobs(answer, index),
+            )
+            for index in range(n)
         ]
 
 
 def build_body(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
     """Returns the JSON body of a call: the configuration's defaults, overridden by the request's arguments."""
-    defaults = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}
+    defaults = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "seed": config.seed,
+        "logprobs": True if config.logprobs is None and config.top_logprobs is not None else config.logprobs,
+        "top_logprobs": config.top_logprobs,
+    }
     arguments = request.arguments
     if arguments is None:
         sampling = request.sampling
@@ -139,15 +174,11 @@ def _is_same_model(requested: str, replied: Any) -> bool:
     return replied == requested or bool(is_dated)
 
 
-def _parse_message(message: Mapping[str, Any]) -> Message:
+def _build_message(message: Mapping[str, Any]) -> Message:
+    """Returns a validated message with its tool calls as they came."""
     extra = {key: message[key] for key in ("tool_calls", "refusal") if message.get(key)}
     return {"role": "assistant", "content": message.get("content"), **extra}
 
 
 def _drop_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
-
-
-def _read_count(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, Mapping) else None
-    return value if isinstance(value, int) and value > 0 else 0

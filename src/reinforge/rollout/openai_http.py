@@ -1,7 +1,7 @@
 """HTTP calls to an OpenAI-compatible endpoint, with retries.
 
     response                                     result
-    200                                          its text
+    2xx                                          its text
     408, 409, 429, 5xx, none or a partial one    retried (after `retry-after` if given), then BackendUnavailable
     any other status, a redirect                 BackendError, without a retry
 
@@ -20,17 +20,21 @@ from typing import Any, TypeVar
 
 import aiohttp
 import stamina
+import yarl
 from pydantic import SecretStr
 
-from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
 from reinforge.rollout.openai_config import EndpointConfig, is_metadata_host
 
 T = TypeVar("T")
 
-RETRYABLE_STATUSES = frozenset({408, 409, 429})
+TOO_BUSY = 429
+RETRYABLE_STATUSES = frozenset({408, 409, TOO_BUSY})
 MAX_WAIT_S = 120.0
 """If the server asks to wait longer than this, the call fails instead."""
 MAX_BYTES = 32 << 20
+MAX_ERROR_TEXT = 1 << 16
+"""Characters of an error response that are searched for a message."""
 CONNECT_S = 10.0
 UPLOAD_S = 600.0
 """Minimum time limit of a file upload."""
@@ -41,11 +45,12 @@ class RetryableError(Exception):
 
     Attributes:
         wait_s: Seconds that the server asks to wait; None: not given.
+        was_refused: True if the call had no effect: there was no connection, or the server was too busy for it.
     """
 
-    def __init__(self, message: str, wait_s: float | None = None):
+    def __init__(self, message: str, wait_s: float | None = None, *, was_refused: bool = False):
         super().__init__(message)
-        self.wait_s = wait_s
+        self.wait_s, self.was_refused = wait_s, was_refused
 
 
 class RequestRejected(BackendError):
@@ -60,6 +65,10 @@ class RequestRejected(BackendError):
         self.status = status
 
 
+class UnexpectedAnswer(BackendError):
+    """An answer that is not what its endpoint promises; names the field and what was found instead."""
+
+
 class OpenAIEndpoint:
     """The connections to one endpoint.
 
@@ -67,9 +76,14 @@ class OpenAIEndpoint:
         config: Limits and retries.
         url: The endpoint's URL, up to /v1.
         key: Sent as a bearer token.
+
+    Raises:
+        ConfigError: The HTTP client reads another host in the URL than `validate_url`, and that one is blocked.
     """
 
     def __init__(self, config: EndpointConfig, url: str, key: SecretStr | None = None):
+        if is_metadata_host(yarl.URL(url).host or ""):
+            raise ConfigError(Problem("base_url", f"{url} is a link-local address or a cloud's metadata service"))
         self.config, self.url, self._key = config, url, key
         self._session: aiohttp.ClientSession | None = None
 
@@ -83,10 +97,11 @@ class OpenAIEndpoint:
         return await self.retry(lambda: self.send(method, path, **arguments))
 
     async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Runs `work` and repeats it after a `RetryableError`, up to `max_retries` times.
+        """Runs `work` and repeats it after a `RetryableError` or an odd answer, up to `max_retries` times.
 
         Raises:
             BackendUnavailable: Every attempt failed.
+            UnexpectedAnswer: So did the last one, whose answer had another shape.
         """
         attempts = self.config.max_retries + 1
         try:
@@ -109,10 +124,10 @@ class OpenAIEndpoint:
         body: Mapping[str, Any] | None = None,
         file: tuple[str, bytes, Mapping[str, str]] | None = None,
     ) -> str:
-        """Makes one call and returns the text of a response with status 200.
+        """Makes one call and returns the text of a successful response.
 
         Args:
-            method: GET or POST.
+            method: GET, POST or DELETE.
             path: Path below the endpoint's URL.
             query: Query parameters.
             body: Sent as JSON.
@@ -135,8 +150,11 @@ class OpenAIEndpoint:
                 status, received = response.status, dict(response.headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             what = f"no response within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
-            raise RetryableError(self.redact(f"{url}: {what or type(error).__name__}")) from None
-        if status == 200:
+            was_refused = isinstance(error, aiohttp.ClientConnectorError)
+            raise RetryableError(
+                self.redact(f"{url}: {what or type(error).__name__}"), was_refused=was_refused
+            ) from None
+        if 200 <= status < 300:
             return text
         message = self.redact(f"{url}: {status} {extract_error_message(text)}")
         lower = {key.lower(): value for key, value in received.items()}
@@ -148,7 +166,7 @@ class OpenAIEndpoint:
         wait_s = parse_retry_after(lower)
         if wait_s is not None and wait_s > MAX_WAIT_S:
             message += f"; the server asks to wait {wait_s:.0f} s, more than the maximum of {MAX_WAIT_S:.0f} s"
-        raise RetryableError(message, wait_s)
+        raise RetryableError(message, wait_s, was_refused=status == TOO_BUSY)
 
     def redact(self, text: str) -> str:
         """Returns the text with the key replaced by ***, in case the server repeated it."""
@@ -200,6 +218,8 @@ def _build_form(name: str, content: bytes, fields: Mapping[str, str]) -> aiohttp
 
 def _choose_backoff(error: Exception) -> bool | float:
     """Returns whether stamina retries: True with its own backoff, or the seconds that the server asks to wait."""
+    if isinstance(error, UnexpectedAnswer):  # may be a proxy's
+        return True
     if not isinstance(error, RetryableError):
         return False
     if error.wait_s is None:
@@ -220,12 +240,15 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
 def extract_error_message(text: str) -> str:
-    """Returns the message of an error response in one line: from OpenAI's error object, or the start of the text."""
+    """Returns the message of an error response in one line: from OpenAI's error object, or the start of the text.
+
+    Works in linear time on any text: a body may have 32 MiB, and this runs on the event loop.
+    """
     try:
         error = json.loads(text)
         error = error.get("error", error.get("detail", error.get("message", error)))
@@ -234,5 +257,6 @@ def extract_error_message(text: str) -> str:
         text = str(error)
     except (ValueError, AttributeError, RecursionError):
         pass
-    words = " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    start = text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()  # JSON may hold halves of surrogate pairs
+    words = " ".join(re.sub(r"<[^<>]*>", " ", start).split())
     return words[:300] or "an empty response"

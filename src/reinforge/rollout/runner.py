@@ -8,15 +8,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
 from reinforge.config.schema import Config, LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, describe_error
+from reinforge.errors import (
+    BackendError,
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    MessagesRejected,
+    Problem,
+    RecordError,
+    describe_error,
+)
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture, EpisodeContext
+from reinforge.rollout.containment import Abandoned, Blocked, run_contained
+from reinforge.rollout.isolated_agent import Episode, IsolatedWorkflow, run_in_worker
+from reinforge.rollout.recording import drop_unrecordable, fail_unrecordable
 from reinforge.rollout.threads import run_in_daemon_thread
-from reinforge.rollout.workflow import PolicyFailure
+from reinforge.rollout.workflow import PolicyFailure, refuse_coroutine
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import SamplingParams
@@ -34,7 +47,8 @@ class RunnerStatus:
     Attributes:
         num_running: Episodes in flight.
         num_finished: Episodes that have ended.
-        num_abandoned: Threads of plain workflows that were abandoned after their timeout.
+        num_abandoned: Workflows that did not end after their timeout and still run: in a thread, or as a task that
+            ignores its cancellation.
         last_progress_s: `time.monotonic()` when the latest episode ended.
     """
 
@@ -42,6 +56,33 @@ class RunnerStatus:
     num_finished: int = 0
     num_abandoned: int = 0
     last_progress_s: float = 0.0
+
+
+def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> str:
+    """Returns the entry of `llms` to pass to the workflow: the one it names, the only one, or the only trained one.
+
+    Example: no name, {"agent": a policy, "judge": a hosted model} -> "agent".
+
+    Raises:
+        ConfigError: There is no such entry, or more than one choice.
+    """
+    name = workflow.llm
+    listed = ", ".join(llms) or "none"
+    if name is not None:
+        if name not in llms:
+            message = f'llms has no entry "{name}"; it has {listed}'
+            raise ConfigError(Problem("workflow.llm", message, "name one of these, or add the entry"))
+        return name
+    policies = [entry for entry, llm in llms.items() if llm.is_policy]
+    choices = policies if len(llms) > 1 else list(llms)
+    if len(choices) != 1:
+        trained = f"{len(policies)} of them trained" if policies else "none of them `_type: policy`"
+        message = f"not set, but llms has {len(llms)} entries ({listed}), {trained}"
+        if not llms:
+            message = "not set, and llms has no entry"
+        fix = "name the one that the agent calls" if llms else "add the entry that the agent calls"
+        raise ConfigError(Problem("workflow.llm", message, fix))
+    return choices[0]
 
 
 class EpisodeRunner:
@@ -55,6 +96,9 @@ class EpisodeRunner:
         outcomes: The number of retries after an environment failure.
         run_seed: The run's seed, from which all other seeds are derived.
         max_concurrency: Maximum number of episodes in flight, over all calls of `run`.
+
+    Attributes:
+        limit: Opened around each call of `run`, to end it when the run has reached a limit.
     """
 
     def __init__(
@@ -70,10 +114,12 @@ class EpisodeRunner:
     ):
         self.workflow, self.llms = workflow, dict(llms)
         self.limits, self.outcomes, self.run_seed = limits, outcomes, run_seed
+        self.limit: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        self._warned: set[str] = set()
         self._semaphore = asyncio.Semaphore(max_concurrency)
-        self._main_llm = self._choose_llm()
+        self._main_llm = choose_llm(workflow, self.llms)
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
@@ -88,19 +134,6 @@ class EpisodeRunner:
             run_seed=finetuning.seed,
             max_concurrency=config.eval.general.max_concurrency,
         )
-
-    def _choose_llm(self) -> str:
-        name = self.workflow.llm
-        if name is None:
-            if len(self.llms) != 1:
-                raise ConfigError(
-                    f"workflow.llm: not set, but llms has {len(self.llms)} entries "
-                    f"({', '.join(self.llms) or 'none'}); name the one that the workflow uses"
-                )
-            return next(iter(self.llms))
-        if name not in self.llms:
-            raise ConfigError(f'workflow.llm: llms has no entry "{name}"; it has {", ".join(self.llms) or "none"}')
-        return name
 
     async def run(
         self, episodes: Sequence[tuple[EpisodeKey, EvalInputItem]], score: Score, done: Callable[[EpisodeRecord], None]
@@ -122,10 +155,14 @@ class EpisodeRunner:
                     self.status.num_running -= 1
             self.status.num_finished += 1
             self.status.last_progress_s = time.monotonic()
-            done(record)
+            try:
+                done(record)
+            except RecordError as error:
+                fail_unrecordable(record, str(error))
+                done(record)
             return record
 
-        async with asyncio.TaskGroup() as group:
+        async with self.limit(), asyncio.TaskGroup() as group:
             tasks = [group.create_task(run_one(key, item)) for key, item in episodes]
         return [task.result() for task in tasks]
 
@@ -150,11 +187,13 @@ class EpisodeRunner:
         record = EpisodeRecord(key, item, seed=self.derive_environment_seed(key), attempt=attempt)
         started = time.monotonic()
         try:
-            output = await self._call_workflow(record, capture)
+            output = refuse_coroutine(await self._call_workflow(record, capture), self.workflow)
             capture.match_output(output)
             record.item = item.copy_with_updates(output_obj=output)
-        except TimeoutError:
+        except TimeoutError as error:
             record.outcome, record.reason = self._classify_timeout(capture)
+            if isinstance(error, Blocked):
+                record.outcome, record.reason = Outcome.TIMEOUT, str(error)
         except PolicyFailure as failure:
             capture.match_output(failure.output)
             is_cut = bool(capture.calls) and capture.calls[-1].reply.finish_reason == "length"
@@ -164,7 +203,9 @@ class EpisodeRunner:
         except ContextOverflow as overflow:
             record.outcome, record.reason = Outcome.CONTEXT_OVERFLOW, str(overflow)
         except (BackendError, EngineError, ConnectionError) as error:
-            record.outcome, record.reason = Outcome.BACKEND_ERROR, f"{type(error).__name__}: {error}"
+            is_own = isinstance(error, MessagesRejected)  # the agent's doing
+            record.outcome = Outcome.TOOL_ERROR if is_own else Outcome.BACKEND_ERROR
+            record.reason = f"{type(error).__name__}: {error}"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -174,11 +215,14 @@ class EpisodeRunner:
             if capture.overflow:
                 record.outcome = Outcome.CONTEXT_OVERFLOW
             else:
-                record.outcome = Outcome.TOOL_ERROR
+                record.outcome = Outcome.TOOL_ERROR if capture.bad_call is None else Outcome.POLICY_ERROR
             record.reason = describe_error(error)
+            if record.outcome is Outcome.POLICY_ERROR:
+                record.reason = f"{capture.bad_call}; the agent then failed: {record.reason}"
         capture.closed = True
         record.calls, record.marks = capture.calls, capture.marks
         record.wall_s = time.monotonic() - started
+        drop_unrecordable(record, lambda name: self.llms[name].is_policy)
         return record
 
     def _classify_timeout(self, capture: Capture) -> tuple[Outcome, str]:
@@ -198,16 +242,25 @@ class EpisodeRunner:
             if name not in self.llms:
                 raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
             if self.workflow.is_async:
-                return AsyncLLM(name, self.llms[name], capture, sampling)
-            return BlockingLLM(name, self.llms[name], capture, sampling, loop)
+                return AsyncLLM(name, self.llms[name], capture, sampling, self._warned)
+            return BlockingLLM(name, self.llms[name], capture, sampling, loop, self._warned)
 
         context = EpisodeContext(
             record.seed, record.key.example_id, capture, create_handle, is_training=record.key.phase == "collect"
         )
         arguments = (record.item, create_handle(self._main_llm), context)
+        if isinstance(self.workflow, IsolatedWorkflow):
+            names = {name: llm.model_name for name, llm in self.llms.items()}
+            episode = Episode(*arguments[:2], names, context, capture)
+            # a new process imports the agent first, which is not the episode's time
+            async with self.workflow.pool.lease() as worker, asyncio.timeout(self.limits.episode_timeout_s):
+                return await run_in_worker(worker, episode)
         if self.workflow.is_async:
-            async with asyncio.timeout(self.limits.episode_timeout_s):
-                return await self.workflow.function(*arguments)
+            try:
+                return await run_contained(lambda: self.workflow.function(*arguments), self.limits.episode_timeout_s)
+            except Abandoned:
+                self.status.num_abandoned += 1
+                raise
         finished = False
 
         def work() -> object:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from reinforge.rollout.containment import create_loop
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ class LoopThread:
         self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = threading.Event()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and returns its result.
@@ -77,20 +81,24 @@ class LoopThread:
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True).start()
+                self._loop, self._closing = create_loop(), threading.Event()
+                arguments = (self._loop, self._closing)
+                threading.Thread(target=_run_loop, args=arguments, name=self._name, daemon=True).start()
             return self._loop
 
     def close(self) -> None:
         """Stops the loop and frees its sockets; later work starts a new loop."""
         with self._lock:
             loop, self._loop = self._loop, None
+            self._closing.set()
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, closing: threading.Event) -> None:
     try:
-        loop.run_forever()
+        while not closing.is_set():  # an agent may stop the loop too, or raise SystemExit in a task of its own
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
     finally:
         loop.close()

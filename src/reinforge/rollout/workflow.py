@@ -11,23 +11,12 @@ from pydantic import Field
 from reinforge.config.imports import import_object
 from reinforge.config.schema import WorkflowConfig
 from reinforge.errors import ConfigError
+from reinforge.errors import PolicyFailure as PolicyFailure
 from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
+from reinforge.rollout.isolated_agent import open_isolated
+from reinforge.rollout.isolation import Isolation
 from reinforge.types.workflow import BoundWorkflow
-
-
-class PolicyFailure(Exception):
-    """Raise this in a workflow if the model's answer is unusable: an invalid action, a reply that cannot be parsed.
-
-    The episode counts as a policy failure, and its reward is `finetuning.outcomes.policy_error`.
-
-    Attributes:
-        output: The output for the other evaluators, or None.
-    """
-
-    def __init__(self, message: str, output: Any = None):
-        super().__init__(message)
-        self.output = output
 
 
 def bind_workflow(function: Any, llm: str | None = None, *, share_environment_seed: bool = True) -> BoundWorkflow:
@@ -35,7 +24,7 @@ def bind_workflow(function: Any, llm: str | None = None, *, share_environment_se
 
     Args:
         function: A plain or async callable `(item, llm, context)`, or a class with such instances.
-        llm: Entry of `llms` to pass as `llm`; None: the only entry.
+        llm: Entry of `llms` to pass as `llm`; None: the only entry, or the only one that is trained.
         share_environment_seed: True if siblings run with the same environment seed.
 
     Raises:
@@ -55,20 +44,49 @@ def bind_workflow(function: Any, llm: str | None = None, *, share_environment_se
     return BoundWorkflow(function, llm, inspect.iscoroutinefunction(call), share_environment_seed)
 
 
+def refuse_coroutine(output: Any, workflow: BoundWorkflow) -> Any:
+    """Returns the agent's output, unless an `await` is missing before it, or the agent yields instead of returning.
+
+    Raises:
+        TypeError: It is a coroutine, a task or a generator; the message names the function with its file and line.
+    """
+    if inspect.isgenerator(output) or inspect.isasyncgen(output):
+        raise TypeError(f"{workflow.source} returned a generator: write `return` instead of `yield`")
+    if not inspect.isawaitable(output):
+        return output
+    name = getattr(output, "__name__", type(output).__name__)
+    if inspect.iscoroutine(output):
+        output.close()  # otherwise Python warns that it was never awaited
+    before = "" if workflow.is_async else " and make the function `async def`"
+    raise TypeError(f"{workflow.source} returned a coroutine: write `await` before the call of {name}{before}")
+
+
 class PythonWorkflowConfig(WorkflowConfig, name="python"):
     """A function or class in the project's folder."""
 
     renamed_keys: ClassVar[dict[str, str]] = {"shares_world": "share_environment_seed"}
 
     function: Any = Field(description="`module:name` in the project's folder; from Python, the callable itself.")
-    llm: str | None = Field(default=None, description="Entry of llms that the agent uses; null: the only entry.")
+    llm: str | None = Field(
+        default=None,
+        description="Entry of llms that the agent uses; null: the only entry, or the only one that is trained.",
+    )
     share_environment_seed: bool = Field(default=True, description="Run siblings with the same environment seed.")
+    isolation: Isolation = Field(
+        default="thread",
+        description="`thread`: run the agent in this process; `process`: in processes that are killed when it hangs.",
+    )
 
 
 @register_workflow(config_type=PythonWorkflowConfig)
 async def python_workflow(config: PythonWorkflowConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
     """Yields the user's function as a workflow."""
-    function = config.function
+    function, share_seed = config.function, config.share_environment_seed
+    if config.isolation == "process":
+        opened = open_isolated(function, builder.project_root, config.llm, share_environment_seed=share_seed)
+        async with opened as workflow:
+            yield workflow
+        return
     if isinstance(function, str):
         function = import_object(function, builder.project_root, path="function")
-    yield bind_workflow(function, config.llm, share_environment_seed=config.share_environment_seed)
+    yield bind_workflow(function, config.llm, share_environment_seed=share_seed)

@@ -12,9 +12,11 @@ from reinforge.crash import crash_point
 from reinforge.errors import StorageError
 from reinforge.files import (
     MANIFEST,
+    MAX_RECORD_BYTES,
     commit_folder,
     find_damage,
     make_staging_path,
+    read_regular_file,
     remove_folder,
     replace_file,
     storage_boundary,
@@ -98,8 +100,8 @@ class Checkpoints:
     def read_state(self, name: str) -> dict[str, Any] | None:
         """Returns the state that was written with a checkpoint; None: it cannot be read."""
         try:
-            found = json.loads((self.run / name / STATE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(read_regular_file(self.run / name / STATE, MAX_RECORD_BYTES))
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) and found else None
 

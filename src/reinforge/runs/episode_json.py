@@ -103,6 +103,8 @@ def _dump_reply(reply: ModelReply) -> dict[str, Any]:
         "policy_version": reply.version,
         "restricted": tokens.restricted if tokens else None,
     }
+    if reply.logprobs is not None:
+        dumped["endpoint_logprobs"] = reply.logprobs
     if tokens is None or not tokens.restricted:
         return dumped
     supports = None if tokens.supports is None else _dump_supports(tokens.supports)
@@ -144,6 +146,7 @@ def _parse_reply(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
         data["num_prompt_tokens"],
         data["num_completion_tokens"],
         policy_version=data["policy_version"] if tokens is None else None,
+        logprobs=data.get("endpoint_logprobs"),
     )
 
 

@@ -22,11 +22,13 @@ from typing import Any, Self
 
 import filelock
 import zstandard
+from pydantic import BaseModel
 
 from reinforge.crash import crash_point
-from reinforge.errors import BackendError, ConfigError, StorageError, boundary
-from reinforge.files import remove_leftovers, replace_file, to_json
+from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
+from reinforge.files import PRIVATE_FILE, make_private_folder, remove_leftovers, replace_file, to_json
 from reinforge.runs.episode_json import dump_episode
+from reinforge.runs.journal_checksums import insert_row, update_rows
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
 from reinforge.runs.journal_schema import can_upgrade
 from reinforge.runs.journal_writer import JournalWriter
@@ -38,6 +40,9 @@ INTENT = "intent"
 """State of a job that is about to be submitted and has no name at its backend yet."""
 
 LOCK, OWNER = ".lock", ".owner.json"
+MAX_EPISODE_CHARS = 2**27
+"""The longest episode that is recorded; SQLite holds at most 1,000,000,000 bytes in a row."""
+
 OWNER_WAIT_S = 1.0
 """How long an error message waits for the name of a process that has only just locked the folder."""
 
@@ -61,8 +66,9 @@ class RunJournal(JournalReader):
             )
         fix = "to use another place, set -o finetuning.output_dir FOLDER"
         with boundary(StorageError, f"cannot create the run folder {folder} ({fix})"):
-            (folder / "episodes").mkdir(parents=True)
-            (folder / "checkpoints").mkdir()
+            make_private_folder(folder, exist_ok=False)  # another process may have just made it
+            for part in ("episodes", "checkpoints"):
+                make_private_folder(folder / part)
         self._take_ownership()
 
     @classmethod
@@ -82,7 +88,7 @@ class RunJournal(JournalReader):
 
     def _take_ownership(self) -> None:
         folder = self.folder
-        self._lock = filelock.FileLock(folder / LOCK)
+        self._lock = filelock.FileLock(folder / LOCK, mode=PRIVATE_FILE)
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -92,7 +98,7 @@ class RunJournal(JournalReader):
         try:
             replace_file(folder / OWNER, to_json({"pid": os.getpid(), "host": socket.gethostname()}))
             for part in ("checkpoints", "episodes"):
-                (folder / part).mkdir(exist_ok=True)
+                make_private_folder(folder / part)
             for each in (folder, folder / "checkpoints", folder / "episodes"):
                 remove_leftovers(each)
             self._writer = JournalWriter(self.database)
@@ -102,46 +108,47 @@ class RunJournal(JournalReader):
             raise
 
     def record_episode(self, record: EpisodeRecord) -> None:
-        """Records one finished episode, missing ones too."""
-        key = record.key
+        """Records one finished episode, missing ones too.
+
+        Raises:
+            RecordError: It cannot be written as JSON; nothing was recorded.
+        """
+        key, data = record.key, to_json(dump_episode(record))  # here, not in the writer, which an error would end
+        if len(data) > MAX_EPISODE_CHARS:
+            raise RecordError(f"it has {len(data):,} characters, and at most {MAX_EPISODE_CHARS:,} can be recorded")
         crash_point("rollout.before_journal")
-        self._writer.put(
-            lambda db: db.execute(
-                "INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?,?)",
-                (
-                    str(key),
-                    key.phase,
-                    key.epoch,
-                    key.round,
-                    key.example_id,
-                    key.generation,
-                    record.attempt,
-                    record.outcome.value,
-                    record.reward,
-                    to_json(dump_episode(record)),
-                ),
-            )
+        self._insert(
+            "episodes",
+            key=str(key),
+            phase=key.phase,
+            epoch=key.epoch,
+            round=key.round,
+            example_id=key.example_id,
+            generation=key.generation,
+            attempt=record.attempt,
+            outcome=record.outcome.value,
+            reward=record.reward,
+            data=data,
         )
         crash_point("rollout.after_journal")
 
     def record_stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
         """Records that a stage of an epoch has ended, and waits until that is on disk."""
-        row = (epoch, stage, time.time(), to_json(data))
-        self._writer.put(lambda db: db.execute("INSERT INTO stages (epoch, stage, at_s, data) VALUES (?,?,?,?)", row))
+        self._insert("stages", epoch=epoch, stage=stage, at_s=time.time(), data=to_json(data))
         self.flush()
 
     def record_job_intent(self, job_key: str, epoch: int, run_id: str) -> None:
         """Records that a job is about to be submitted, and waits until that is on disk."""
-        row = (job_key, epoch, run_id, INTENT, time.time())
-        query = "INSERT OR IGNORE INTO jobs (job_key, epoch, run_id, status, at_s) VALUES (?,?,?,?,?)"
-        self._writer.put(lambda db: db.execute(query, row))
+        row = {"job_key": job_key, "epoch": epoch, "run_id": run_id, "status": INTENT, "at_s": time.time()}
+        self._writer.put(lambda db: insert_row(db, "jobs", keep_existing=True, **row))
         self.flush()
 
     def record_job_submission(self, job_key: str, ref: TrainingJobRef) -> None:
         """Records the name that the backend gave a job, and waits until that is on disk."""
-        row = (ref.backend, TrainingStatusEnum.PENDING.value, time.time(), ref.model_dump_json(), job_key, INTENT)
-        query = "UPDATE jobs SET backend=?, status=?, at_s=?, ref=? WHERE job_key=? AND status=?"
-        self._writer.put(lambda db: db.execute(query, row))
+        pending, data = TrainingStatusEnum.PENDING.value, _dump_model(ref)
+        changes = {"backend": ref.backend, "status": pending, "at_s": time.time(), "ref": data}
+        condition = "job_key = :known AND status = :before"
+        self._writer.put(lambda db: update_rows(db, "jobs", changes, condition, known=job_key, before=INTENT))
         self.flush()
 
     def record_job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
@@ -155,48 +162,54 @@ class RunJournal(JournalReader):
         if status.status is not before and status.status not in JOB_TRANSITIONS[before]:
             raise BackendError(f"the job {job_key} cannot change from {before} to {status.status}")
         epoch = known.epoch if known else int((ref.metadata or {}).get("epoch") or 0)
-        row = (job_key, epoch, ref.run_id, ref.backend, status.status.value, time.time(), ref.model_dump_json())
-        data = to_json(status.model_dump(mode="json"))
-        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,?,?,?)", (*row, data)))
+        self._insert(
+            "jobs",
+            job_key=job_key,
+            epoch=epoch,
+            run_id=ref.run_id,
+            backend=ref.backend,
+            status=status.status.value,
+            at_s=time.time(),
+            ref=_dump_model(ref),
+            data=_dump_model(status),
+        )
         self.flush()
 
     def record_policy_version(
         self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None
     ) -> None:
         """Records a version of the weights."""
-        row = (version, fingerprint, num_updates, checkpoint, time.time())
-        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO policy_versions VALUES (?,?,?,?,?)", row))
+        row = {"version": version, "fingerprint": fingerprint, "num_updates": num_updates, "checkpoint": checkpoint}
+        self._insert("policy_versions", **row, at_s=time.time())
 
     def set_facts(self, **facts: Any) -> None:
         """Records facts about the whole run, such as its status."""
-        rows = [(key, to_json(value)) for key, value in facts.items()]
-        self._writer.put(lambda db: db.executemany("INSERT OR REPLACE INTO run VALUES (?,?)", rows))
+        for key, value in facts.items():
+            self._insert("run", key=key, value=to_json(value))
 
     def forget_checkpoint(self, checkpoint: str) -> None:
         """Records that a checkpoint was removed."""
-        query = "UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint = ?"
-        self._writer.put(lambda db: db.execute(query, (checkpoint,)))
+        changes, condition = {"checkpoint": None}, "checkpoint = :removed"
+        self._writer.put(lambda db: update_rows(db, "policy_versions", changes, condition, removed=checkpoint))
 
     def forget_checkpoints_except(self, kept: Sequence[str]) -> None:
         """Records that only these checkpoints exist."""
-        marks = ",".join("?" * len(kept))
-        query = f"UPDATE policy_versions SET checkpoint = NULL WHERE checkpoint NOT IN ({marks})"
-        self._writer.put(lambda db: db.execute(query, tuple(kept)))
+        names = {f"kept_{number}": name for number, name in enumerate(kept)}
+        condition = f"checkpoint NOT IN ({', '.join(f':{name}' for name in names)})"
+        self._writer.put(lambda db: update_rows(db, "policy_versions", {"checkpoint": None}, condition, **names))
 
     def record_metrics(self, row: EpochMetrics) -> None:
         """Records the metrics of an epoch."""
-        values = (row.epoch, to_json(row.as_dict()))
-        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO metrics VALUES (?,?)", values))
+        self._insert("metrics", epoch=row.epoch, data=to_json(row.as_dict()))
 
     def record_validation(self, row: ValidationRow) -> None:
         """Records a validation."""
-        values = (row.epoch, to_json(row.as_dict()))
-        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO validations VALUES (?,?)", values))
+        self._insert("validations", epoch=row.epoch, data=to_json(row.as_dict()))
 
     def record_snapshot(self, snapshot: EpochSnapshot) -> None:
         """Records, in one transaction, where the run can resume from now on, and waits until that is on disk."""
-        row = (snapshot.epoch, snapshot.version, snapshot.checkpoint, time.time(), to_json(snapshot.state))
-        self._writer.put(lambda db: db.execute("INSERT OR REPLACE INTO snapshots VALUES (?,?,?,?,?)", row))
+        row = {"epoch": snapshot.epoch, "version": snapshot.version, "checkpoint": snapshot.checkpoint}
+        self._insert("snapshots", **row, at_s=time.time(), data=to_json(snapshot.state))
         self.flush()
 
     def rewind(self, epoch: int, *, forget_jobs: bool, forget_episodes: bool = False) -> None:
@@ -204,7 +217,8 @@ class RunJournal(JournalReader):
 
         Args:
             epoch: The run resumes after the job of this epoch.
-            forget_jobs: True where the weights come from a checkpoint, so that later jobs count as not submitted.
+            forget_jobs: True where the weights come from a checkpoint, so that later jobs count as not submitted;
+                False: only those that ended without a model do.
             forget_episodes: True where later episodes ran under another configuration.
         """
 
@@ -212,8 +226,8 @@ class RunJournal(JournalReader):
             db.execute("DELETE FROM snapshots WHERE epoch > ?", (epoch,))
             db.execute("DELETE FROM metrics WHERE epoch >= ?", (epoch,))
             db.execute("DELETE FROM validations WHERE epoch >= ?", (epoch,))
-            if forget_jobs:
-                db.execute("DELETE FROM jobs WHERE epoch > ?", (epoch,))
+            ended = "" if forget_jobs else " AND status IN ('failed', 'canceled')"
+            db.execute(f"DELETE FROM jobs WHERE epoch > ?{ended}", (epoch,))
             if forget_episodes:
                 later = "epoch > ? OR (epoch = ? AND phase != 'collect') OR phase LIKE 'confirm%'"
                 db.execute(f"DELETE FROM episodes WHERE {later}", (epoch, epoch))
@@ -227,18 +241,23 @@ class RunJournal(JournalReader):
 
     def start_session(self) -> None:
         """Records that this process works on the run."""
-        row = (time.time(), os.getpid(), socket.gethostname())
-        self._writer.put(lambda db: db.execute("INSERT INTO sessions (started_s, pid, host) VALUES (?,?,?)", row))
+        self._insert("sessions", started_s=time.time(), pid=os.getpid(), host=socket.gethostname())
 
     def record_resume(self, after: int) -> None:
         """Records the epoch after which this process resumes the run."""
-        query = "UPDATE sessions SET resumed_after = ? WHERE id = (SELECT max(id) FROM sessions)"
-        self._writer.put(lambda db: db.execute(query, (after,)))
+        self._update_session(resumed_after=after)
 
     def end_session(self, how: str) -> None:
         """Records how the work of this process ended."""
-        query = "UPDATE sessions SET ended_s = ?, ended = ? WHERE id = (SELECT max(id) FROM sessions)"
-        self._writer.put(lambda db: db.execute(query, (time.time(), how)))
+        self._update_session(ended_s=time.time(), ended=how)
+
+    def _update_session(self, **changes: Any) -> None:
+        newest = "id = (SELECT max(id) FROM sessions)"
+        self._writer.put(lambda db: update_rows(db, "sessions", changes, newest))
+
+    def _insert(self, table: str, **values: Any) -> None:
+        """Queues a row that replaces the one with the same key."""
+        self._writer.put(lambda db: insert_row(db, table, **values))
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk.
@@ -268,6 +287,10 @@ class RunJournal(JournalReader):
             with contextlib.suppress(OSError):
                 (self.folder / OWNER).unlink()
             self._lock.release()
+
+
+def _dump_model(value: BaseModel) -> str:
+    return to_json(value.model_dump(mode="json"))
 
 
 def upgrade_journal(folder: Path) -> None:

@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from reinforge.errors import StorageError, boundary
-from reinforge.runs.journal_schema import SCHEMA_VERSION, can_upgrade, describe_format
+from reinforge.runs.journal_checksums import JSON_COLUMNS, find_problem, read_columns
+from reinforge.runs.journal_schema import READABLE_FORMATS, SCHEMA_VERSION, can_upgrade, describe_format
 from reinforge.runs.rows import (
     EpisodeRow,
     EpochMetrics,
@@ -41,6 +43,7 @@ class JournalReader:
     def __init__(self, folder: Path):
         self.folder = folder
         self._has_tables = False
+        self._has_checksums = True
 
     @property
     def database(self) -> Path:
@@ -56,23 +59,15 @@ class JournalReader:
         """True if the journal has no tables yet.
 
         Raises:
-            StorageError: Its format is not the current one.
+            StorageError: Its format must be upgraded first, or is that of a newer reinforge.
         """
         if self._has_tables:
             return False
         found = self.read_format()
-        if found not in (0, SCHEMA_VERSION):
+        if found not in (0, *READABLE_FORMATS):
             raise StorageError(describe_format(self.database, found))
-        self._has_tables = found == SCHEMA_VERSION
+        self._has_tables, self._has_checksums = found != 0, found == SCHEMA_VERSION
         return not self._has_tables
-
-    def find_damage(self) -> list[str]:
-        """Returns what SQLite's own check finds wrong with the file; empty: nothing."""
-        try:
-            found = [str(row[0]) for row in self._fetch("PRAGMA quick_check")]
-        except StorageError as error:
-            return [str(error)]
-        return [] if found == ["ok"] else found
 
     def facts(self) -> dict[str, Any]:
         """Returns the facts about the whole run, such as its status; empty: the run has not started.
@@ -80,7 +75,9 @@ class JournalReader:
         They can be read in every format up to the current one.
         """
         found = self.read_format()
-        if found not in (0, SCHEMA_VERSION) and not can_upgrade(found):
+        if found in READABLE_FORMATS:
+            return {row["key"]: row["value"] for row in self._read("run")}
+        if found != 0 and not can_upgrade(found):
             raise StorageError(describe_format(self.database, found))
         if found == 0:
             return {}
@@ -88,49 +85,46 @@ class JournalReader:
 
     def sessions(self) -> list[Session]:
         """Returns every process that worked on the run, the first one first."""
-        names = "id, started_s, pid, host, resumed_after, ended_s, ended"
-        return [Session(*row) for row in self._rows(f"SELECT {names} FROM sessions ORDER BY id")]
+        return [Session(**row) for row in self._read("sessions", "ORDER BY id")]
 
     def stages(self) -> list[StageRow]:
         """Returns every stage that has ended, in that order."""
-        rows = self._rows("SELECT epoch, stage, at_s, data FROM stages ORDER BY id")
-        return [StageRow(epoch, stage, at_s, json.loads(data)) for epoch, stage, at_s, data in rows]
+        rows = self._read("stages", "ORDER BY id")
+        return [StageRow(row["epoch"], row["stage"], row["at_s"], row["data"]) for row in rows]
 
     def jobs(self) -> list[JobRow]:
         """Returns every job, in the order of their epochs."""
-        rows = self._rows("SELECT job_key, epoch, backend, status, ref, data FROM jobs ORDER BY epoch")
-        return [_parse_job(*row) for row in rows]
+        return [_parse_job(row) for row in self._read("jobs", "ORDER BY epoch")]
 
     def find_job(self, job_key: str) -> JobRow | None:
         """Returns one job; None: there is none of that name."""
-        query = "SELECT job_key, epoch, backend, status, ref, data FROM jobs WHERE job_key = ?"
-        found = self._rows(query, (job_key,))
-        return _parse_job(*found[0]) if found else None
+        found = self._read("jobs", "WHERE job_key = ?", (job_key,))
+        return _parse_job(found[0]) if found else None
 
     def metrics(self, before: int) -> list[EpochMetrics]:
         """Returns the metrics of all epochs before one."""
-        rows = self._rows("SELECT data FROM metrics WHERE epoch < ? ORDER BY epoch", (before,))
-        return [EpochMetrics.from_dict(json.loads(data)) for (data,) in rows]
+        rows = self._read("metrics", "WHERE epoch < ? ORDER BY epoch", (before,))
+        return [EpochMetrics.from_dict(row["data"]) for row in rows]
 
     def validations(self) -> list[ValidationRow]:
         """Returns every validation, the baseline first."""
-        rows = self._rows("SELECT data FROM validations ORDER BY epoch")
-        return [ValidationRow.from_dict(json.loads(data)) for (data,) in rows]
+        return [ValidationRow.from_dict(row["data"]) for row in self._read("validations", "ORDER BY epoch")]
 
     def policy_versions(self) -> list[PolicyVersion]:
         """Returns every version of the weights, the oldest first."""
-        names = "version, fingerprint, num_updates, checkpoint"
-        return [PolicyVersion(*row) for row in self._rows(f"SELECT {names} FROM policy_versions ORDER BY version")]
+        rows = self._read("policy_versions", "ORDER BY version")
+        return [
+            PolicyVersion(row["version"], row["fingerprint"], row["num_updates"], row["checkpoint"]) for row in rows
+        ]
 
     def snapshots(self) -> list[EpochSnapshot]:
         """Returns every snapshot with its state, the newest first."""
-        rows = self._rows("SELECT epoch, version, checkpoint, data FROM snapshots ORDER BY epoch DESC")
-        return [EpochSnapshot(epoch, version, name, json.loads(data)) for epoch, version, name, data in rows]
+        rows = self._read("snapshots", "ORDER BY epoch DESC")
+        return [EpochSnapshot(row["epoch"], row["version"], row["checkpoint"], row["data"]) for row in rows]
 
     def snapshot_rows(self) -> list[SnapshotRow]:
         """Returns every snapshot without its state, the newest first."""
-        rows = self._rows("SELECT epoch, version, checkpoint FROM snapshots ORDER BY epoch DESC")
-        return [SnapshotRow(*row) for row in rows]
+        return [SnapshotRow(row.epoch, row.version, row.checkpoint) for row in self.snapshots()]
 
     def count_episodes(self, phase: str | None = None, epoch: int | None = None) -> int:
         """Returns the number of recorded episodes, of a phase and an epoch if they are given."""
@@ -144,20 +138,19 @@ class JournalReader:
 
     def episode_texts(self, phase: str, epoch: int) -> dict[str, str]:
         """Returns the episodes of a phase of an epoch as key -> JSON."""
-        query = "SELECT key, data FROM episodes WHERE phase = ? AND epoch = ?"
-        return dict(self._rows(query, (phase, epoch)))
+        rows = self._read("episodes", "WHERE phase = ? AND epoch = ?", (phase, epoch), parse=False)
+        return {row["key"]: row["data"] for row in rows}
 
     def find_episode(self, key: str) -> EpisodeRow | None:
         """Returns an episode by its key; None: there is none."""
-        found = self._rows("SELECT key, data FROM episodes WHERE key = ?", (key,))
-        return _parse_episode_row(*found[0]) if found else None
+        found = self._read("episodes", "WHERE key = ?", (key,))
+        return EpisodeRow(found[0]["key"], found[0]["data"]) if found else None
 
     def episode_at(self, number: int, phase: str | None = None, epoch: int | None = None) -> EpisodeRow | None:
         """Returns an episode by its number, from 0 in the order they ended in, of a phase and an epoch if given."""
         where, values = _build_filter(phase, epoch)
-        query = f"SELECT key, data FROM episodes{where} ORDER BY rowid LIMIT 1 OFFSET ?"
-        found = self._rows(query, (*values, number))
-        return _parse_episode_row(*found[0]) if found else None
+        found = self._read("episodes", f"{where} ORDER BY rowid LIMIT 1 OFFSET ?", (*values, number))
+        return EpisodeRow(found[0]["key"], found[0]["data"]) if found else None
 
     def episode_keys(self, limit: int, phase: str | None = None, epoch: int | None = None) -> list[str]:
         """Returns at most `limit` keys of episodes, of a phase and an epoch if they are given."""
@@ -173,9 +166,9 @@ class JournalReader:
             limit: At most this many; None: all.
         """
         where, values = _build_filter(phase, epoch)
-        order = "ORDER BY epoch, example_id, generation, round LIMIT ?"
-        query = f"SELECT key, data FROM episodes{where} AND {_IS_DIALOGUE} {order}"
-        return [_parse_episode_row(*row) for row in self._rows(query, (*values, -1 if limit is None else limit))]
+        tail = f"{where} AND {_IS_DIALOGUE} ORDER BY epoch, example_id, generation, round LIMIT ?"
+        rows = self._read("episodes", tail, (*values, -1 if limit is None else limit))
+        return [EpisodeRow(row["key"], row["data"]) for row in rows]
 
     def has_dialogues(self, phase: str, epoch: int | None, num_probed: int) -> bool:
         """True if one of the first `num_probed` episodes is of a multi-agent protocol."""
@@ -185,16 +178,77 @@ class JournalReader:
 
     def outputs(self, phase: str) -> dict[str, Any]:
         """Returns what the agent returned in a phase, by example id: the first generation, without missing ones."""
-        query = "SELECT example_id, data FROM episodes WHERE phase = ? AND generation = 0 ORDER BY example_id"
-        outputs = {example: json.loads(data)["output"] for example, data in self._rows(query, (phase,))}
+        rows = self._read("episodes", "WHERE phase = ? AND generation = 0 ORDER BY example_id", (phase,))
+        outputs = {row["example_id"]: row["data"]["output"] for row in rows}
         return {example: output for example, output in outputs.items() if output is not None}
+
+    def _read(
+        self, table: str, tail: str = "", parameters: tuple[Any, ...] = (), *, parse: bool = True
+    ) -> list[dict[str, Any]]:
+        """Returns rows of a table by column, each compared with its checksum.
+
+        Args:
+            table: The table.
+            tail: What follows the name of the table in the query.
+            parameters: The query's parameters.
+            parse: Return the columns that hold JSON as values, not as text.
+
+        Raises:
+            DamagedJournal: A row is damaged.
+        """
+        names = list(read_columns()[table])
+        if self.is_empty():
+            return []
+        sealed = "checksum" if self._has_checksums else "NULL"
+        found = self._fetch(f"SELECT {', '.join(names)}, {sealed} FROM {table} {tail}", parameters)
+        rows = [dict(zip(names, row[:-1], strict=True)) for row in found]
+        for values, (*_, checksum) in zip(rows, found, strict=True):
+            problem = find_problem(table, values, checksum)
+            if problem is not None:
+                raise DamagedJournal(self.folder, f"{table} {values[names[0]]}: {problem}")
+        if parse:
+            for values in rows:
+                values |= {name: _parse(values[name]) for name in JSON_COLUMNS & values.keys()}
+        return rows
 
     def _rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return [] if self.is_empty() else self._fetch(query, parameters)
 
     def _fetch(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with boundary(StorageError, f"cannot read {self.database}"):
-            return _fetch_rows(self.database, query, parameters)
+            try:
+                return _fetch_rows(self.database, query, parameters)
+            except DATABASE_ERRORS as error:
+                if is_damage(error):
+                    raise DamagedJournal(self.folder, f"{type(error).__name__}: {error}") from error
+                raise
+
+
+class DamagedJournal(StorageError):
+    """A journal holds something else than what was written to it.
+
+    Args:
+        folder: The run folder.
+        what: What was found.
+    """
+
+    def __init__(self, folder: Path, what: str):
+        fix = f"`reinforge runs verify {folder}` says what can be saved"
+        super().__init__(f"{folder / JOURNAL} is damaged: {what}\n    fix: {fix}")
+
+
+DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a journal may raise; the second where the name of a column is no longer text."""
+
+
+def is_damage(error: Exception) -> bool:
+    """True if one of `DATABASE_ERRORS` is about what stands in the file, not about reaching it."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # text that is not UTF-8 has no code
+    return code & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+
+
+def _parse(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
 def _build_filter(phase: str | None, epoch: int | None) -> tuple[str, tuple[str | int, ...]]:
@@ -205,34 +259,37 @@ def _build_filter(phase: str | None, epoch: int | None) -> tuple[str, tuple[str 
     return where, tuple(terms.values())
 
 
-def _parse_job(job_key: str, epoch: int, backend: str | None, state: str, ref: str | None, data: str | None) -> JobRow:
+def _parse_job(row: dict[str, Any]) -> JobRow:
+    ref, status = row["ref"], row["data"]
     return JobRow(
-        job_key,
-        epoch,
-        backend,
-        state,
-        TrainingJobRef.model_validate_json(ref) if ref else None,
-        TrainingJobStatus.model_validate_json(data) if data else None,
+        row["job_key"],
+        row["epoch"],
+        row["backend"],
+        row["status"],
+        TrainingJobRef.model_validate(ref) if ref else None,
+        TrainingJobStatus.model_validate(status) if status else None,
     )
 
 
-def _parse_episode_row(key: str, data: str) -> EpisodeRow:
-    return EpisodeRow(key, json.loads(data))
-
-
 def _fetch_rows(database: Path, query: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    with open_for_reading(database) as connection:
+        return connection.execute(query, parameters).fetchall()
+
+
+@contextlib.contextmanager
+def open_for_reading(database: Path) -> Iterator[sqlite3.Connection]:
+    """Opens a journal without changing it."""
     # a folder that may not be written, such as an archive: without a write-ahead log beside it, the file is complete
     is_archive = not os.access(database.parent, os.W_OK) and not database.with_name(f"{JOURNAL}-wal").exists()
     uri = database.absolute().as_uri()
+    connection = sqlite3.connect(f"{uri}?{'immutable=1' if is_archive else 'mode=ro'}", uri=True)
     try:
-        return _fetch_from(f"{uri}?{'immutable=1' if is_archive else 'mode=ro'}", query, parameters)
+        connection.execute("PRAGMA user_version")
     except sqlite3.OperationalError as error:
+        connection.close()
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
         # its process was killed while it created the file, before the write-ahead log: only a writer can roll that back
-        return _fetch_from(f"{uri}?mode=rw", query, parameters)
-
-
-def _fetch_from(uri: str, query: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-        return connection.execute(query, parameters).fetchall()
+        connection = sqlite3.connect(f"{uri}?mode=rw", uri=True)
+    with contextlib.closing(connection):
+        yield connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -12,7 +13,8 @@ from typing import Any
 
 from reinforge.crash import crash_point
 from reinforge.errors import ConfigError
-from reinforge.files import storage_boundary
+from reinforge.files import open_private, storage_boundary
+from reinforge.runs.journal_checksums import register_checksum
 from reinforge.runs.journal_schema import create_or_upgrade
 
 GROUP_COMMIT_S = 0.05
@@ -63,7 +65,7 @@ class JournalWriter:
         self._raise_if_failed()
 
     def close(self) -> None:
-        """Writes what is still queued and ends the thread."""
+        """Writes what is still queued and ends the thread; the journal is then one file, without write-ahead log."""
         self._queue.put(None)
         self._thread.join(timeout=30)
         self._raise_if_failed()
@@ -79,13 +81,18 @@ class JournalWriter:
         """Runs in the writer thread: everything that is queued goes into one transaction."""
         waiting: list[threading.Event] = []
         try:
+            with open(self.database, "ab", opener=open_private):  # the files beside it get its mode
+                pass
             db = sqlite3.connect(self.database, isolation_level=None)
-            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
+            register_checksum(db)
             try:
                 create_or_upgrade(db, self.database)
+                db.execute("PRAGMA journal_mode = WAL")  # not before: a journal of a newer version is left as it is
                 while self._write_group(db, waiting):
                     pass
+                with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the log stays beside it
+                    db.execute("PRAGMA journal_mode = DELETE")
             finally:
                 db.close()
         except BaseException as error:  # noqa: BLE001  raised again in the owner's next call

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import StorageError, boundary
+from reinforge.files import make_private
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
 from reinforge.types.evaluation import MetricSummary
 
@@ -62,6 +63,7 @@ def draw_reward_plot(
     unfinished = path.with_name(f".{path.name}.unfinished")
     with boundary(StorageError, f"cannot write {path}"):
         figure.canvas.print_png(str(unfinished))
+        make_private(unfinished)
         os.replace(unfinished, path)
 
 

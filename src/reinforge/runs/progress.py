@@ -27,6 +27,7 @@ from rich.text import Text
 from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, format_duration
+from reinforge.safe_text import to_one_line
 from reinforge.types.trajectory import Outcome
 
 Clock = Callable[[], float]
@@ -98,7 +99,7 @@ class _Counters:
     num_rewards: int = 0
     sum_rewards: float = 0.0
     num_tokens: int = 0
-    epoch_since_s: float = 0.0
+    epoch_since_s: float | None = None
     training_since_s: float | None = None
     num_epochs_left: int | None = None
     num_epochs_timed: int = 0
@@ -123,16 +124,18 @@ class _Counters:
             self.num_rewards += 1
             self.sum_rewards += reward
 
-    def end_epoch(self, epoch: int) -> float:
-        """Returns the seconds since the epoch began."""
+    def end_epoch(self, epoch: int) -> float | None:
+        """Returns the seconds since the epoch began; None: it began before the run was resumed."""
         self.last_epoch_ended_s = self.clock()
         self.num_epochs_left = self.num_epochs - epoch - 1
+        if self.epoch_since_s is None:
+            return None
         self.num_epochs_timed += 1
         return self.last_epoch_ended_s - self.epoch_since_s
 
     def time_left_s(self) -> float | None:
         """Returns the epochs left times the mean duration so far, validations included; None: no epoch is finished."""
-        if self.num_epochs_left is None or self.training_since_s is None:
+        if self.num_epochs_left is None or self.training_since_s is None or not self.num_epochs_timed:
             return None
         mean = (self.last_epoch_ended_s - self.training_since_s) / self.num_epochs_timed
         return max(0.0, self.num_epochs_left * mean - (self.clock() - self.last_epoch_ended_s))
@@ -203,7 +206,7 @@ class PlainProgress:
 
     def note(self, text: str) -> None:
         """Writes the text as one line."""
-        self._write([_to_one_line(text)])
+        self._write([to_one_line(text)])
 
     def close(self) -> None:
         """Flushes the stream."""
@@ -245,7 +248,8 @@ class RichProgress:
             get_renderable=self._render,
             refresh_per_second=4,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # output that is redirected to a file must stay there
+            # output that is redirected to a file must stay there
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
@@ -274,7 +278,7 @@ class RichProgress:
 
     def note(self, text: str) -> None:
         """Prints the text above the live line."""
-        self._print(_to_one_line(text), "yellow")
+        self._print(to_one_line(text), "yellow")
 
     def close(self) -> None:
         """Removes the live line."""
@@ -311,22 +315,22 @@ def default_progress(stream: TextIO | None = None, environment: Mapping[str, str
     stream = stream if stream is not None else sys.stderr
     environment = environment if environment is not None else os.environ
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
-    if in_ci or environment.get("TERM") == "dumb" or not stream.isatty():
+    if stream is None or in_ci or environment.get("TERM") == "dumb" or not stream.isatty():
         return PlainProgress(stream)
     return RichProgress(Console(file=stream, highlight=False, no_color=bool(environment.get("NO_COLOR"))))
 
 
 def _format_start(run_id: str, folder: Path) -> str:
-    return _to_one_line(f"run {run_id} in {folder}")
+    return to_one_line(f"run {run_id} in {folder}")
 
 
 def _format_settings(settings: Sequence[tuple[str, str]]) -> list[str]:
     """Returns lines `  name   value`, with all values in one column."""
     width = max((len(name) for name, _ in settings), default=0)
-    return [f"  {name:<{width}}  {_to_one_line(value)}" for name, value in settings]
+    return [f"  {name:<{width}}  {to_one_line(value)}" for name, value in settings]
 
 
-def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float) -> str:
+def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None) -> str:
     """Returns `epoch 3 (4/20): reward 0.512 [0.480, 0.544], 30 of 64 groups kept (reward 0.550), 12 s`."""
     parts = [f"reward {format_interval(metrics.avg_reward, metrics.ci_low, metrics.ci_high)}"]
     loss, num_skipped = metrics.job.get("loss"), metrics.job.get("num_skipped_steps")
@@ -339,22 +343,27 @@ def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float) -> str
     if share is not None and share < 1:
         parts.append(f"curriculum {share:.0%}")
     if metrics.num_missing:
-        parts.append(f"{metrics.num_missing} missing")
+        reason = f" ({to_one_line(metrics.missing_reason)})" if metrics.missing_reason else ""
+        parts.append(f"{metrics.num_missing} missing{reason}")
     if num_skipped:
         parts.append(f"{num_skipped} optimizer steps skipped (non-finite numbers)")
-    return f"epoch {metrics.epoch} ({metrics.epoch + 1}/{num_epochs}): {', '.join(parts)}, {format_duration(seconds)}"
+    if seconds is not None:
+        parts.append(format_duration(seconds))
+    return f"epoch {metrics.epoch} ({metrics.epoch + 1}/{num_epochs}): {', '.join(parts)}"
 
 
 def _format_validation(row: ValidationRow) -> str:
-    """Returns `  validation after epoch 3: reward 0.512 [0.480, 0.544] on 200 examples`."""
+    """Returns `  validation after epoch 3: reward 0.512 [0.480, 0.544] on 200 examples`.
+
+    If there are several evaluators, their means follow: `; correct 0.400, format 0.950`.
+    """
     name = "baseline" if row.epoch < 0 else f"  validation after epoch {row.epoch}"
     interval = format_interval(row.avg_reward, row.ci_low, row.ci_high)
-    unscored = f" ({row.num_unscored} unscored)" if row.num_unscored else ""
+    reason = f": {to_one_line(row.unscored_reason)}" if row.unscored_reason and not row.error else ""
+    unscored = f" ({row.num_unscored} unscored{reason})" if row.num_unscored else ""
     examples = f" on {row.num_examples} examples" if row.num_examples is not None else ""
-    error = f": {_to_one_line(row.error)}" if row.error else ""
-    return f"{name}: reward {interval}{examples}{unscored}{error}"
-
-
-def _to_one_line(text: str) -> str:
-    """Returns the text without line breaks and control characters, which could alter the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    error = f": {to_one_line(row.error)}" if row.error else ""
+    texts = {metric: "unknown" if mean is None else f"{mean:.3f}" for metric, mean in row.metrics.items()}
+    means = [f"{to_one_line(metric)} {text}" for metric, text in texts.items()]
+    evaluators = f"; {', '.join(means)}" if len(means) > 1 else ""
+    return f"{name}: reward {interval}{examples}{unscored}{error}{evaluators}"

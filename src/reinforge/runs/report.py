@@ -14,6 +14,18 @@ from reinforge.files import replace_file
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.summary import RunSummary
+from reinforge.safe_text import escape_markdown
+
+SAYS_NOTHING = ("", "unknown", "100%")
+"""Cells of a column that is left out if it has no others."""
+MAX_ROWS = 20
+"""Longer tables show their first and last rows."""
+
+LEGEND = {
+    "groups kept": "*Groups kept*: groups trained on, of all that were collected.",
+    "missing": "*Missing*: episodes that failed for reasons outside the policy.",
+    "validation": "*Validation*: mean reward on the `select` examples.",
+}
 
 
 def write_report(
@@ -33,6 +45,8 @@ def write_report(
     Raises:
         StorageError: The file cannot be written.
     """
+    header, rows = _build_epoch_table(reward_history, validation_history)
+    table, left_out = _shorten_table(_drop_empty_columns(header, rows))
     lines = [
         f"# {_format_cell(summary.run_id)} {summary.headline()}",
         "",
@@ -42,10 +56,10 @@ def write_report(
         "",
         "## Epochs",
         "",
-        *_format_table(*_build_epoch_table(reward_history, validation_history)),
+        *(_format_table(*table) if rows else ["No epoch has ended."]),
+        *(["", left_out] if left_out else []),
         "",
-        "Intervals are 95 %. *Groups kept*: groups trained on, of all that were collected. *Missing*: episodes that "
-        "failed for reasons outside the policy. *Validation*: mean reward on the `select` examples.",
+        " ".join(["Intervals are 95 %.", *(text for name, text in LEGEND.items() if name in table[0])]),
     ]
     replace_file(path, "\n".join(lines) + "\n")
 
@@ -63,11 +77,11 @@ def _build_epoch_table(
         rows.append(
             (
                 "base" if epoch < 0 else str(epoch),
-                format_interval(row.avg_reward, row.ci_low, row.ci_high) if known is not None else "",
-                _format_mean(row.filtered_avg_reward) if known is not None else "",
+                _format_reward(row.avg_reward, row.ci_low, row.ci_high) if known is not None else "",
+                _format_reward(row.filtered_avg_reward) if known is not None and kept != 0 else "",
                 f"{kept} of {total}" if kept is not None and total is not None else "",
                 f"{share:.0%}" if share is not None else "",
-                "" if row.num_missing is None else str(row.num_missing),
+                _format_count(row.num_missing, row.missing_reason),
                 _format_validation(validation) if validation is not None else "",
             )
         )
@@ -82,12 +96,43 @@ def _build_epoch_table(
     ), rows
 
 
-def _format_mean(mean: float | None) -> str:
-    return "unknown" if mean is None else f"{mean:.3f}"
+def _drop_empty_columns(
+    header: tuple[str, ...], rows: list[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the table without the columns that say nothing, such as the rewards of a dataset's rows."""
+    kept = [place for place in range(len(header)) if any(row[place] not in SAYS_NOTHING for row in rows)]
+    return tuple(header[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
+
+
+def _shorten_table(
+    table: tuple[tuple[str, ...], list[tuple[str, ...]]],
+) -> tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], str]:
+    """Returns the table with at most `MAX_ROWS` rows, the first and the last ones, and a sentence about the others."""
+    header, rows = table
+    if len(rows) <= MAX_ROWS:
+        return table, ""
+    half = MAX_ROWS // 2
+    first, last, count = rows[half][0], rows[-half - 1][0], len(rows) - MAX_ROWS
+    which = f"{count} more epochs, {first} to {last}" if count > 1 else f"1 more epoch, {first}"
+    text = f"{which}: see `reward_history.json` and `validation_history.json`."
+    return (header, [*rows[:half], *rows[-half:]]), text
+
+
+def _format_reward(mean: float | None, low: float | None = None, high: float | None = None) -> str:
+    """Returns a mean with its interval, or alone where the interval is not known."""
+    return f"{mean:.3f}" if mean is not None and low is None else format_interval(mean, low, high)
+
+
+def _format_count(count: int | None, reason: str | None) -> str:
+    if count is None:
+        return ""
+    return f"{count}: {reason}" if count and reason else str(count)
 
 
 def _format_validation(row: ValidationRow) -> str:
-    text = format_interval(row.avg_reward, row.ci_low, row.ci_high)
+    text = _format_reward(row.avg_reward, row.ci_low, row.ci_high)
+    if row.num_unscored:
+        text += f", {row.num_unscored} unscored" + (f": {row.unscored_reason}" if row.unscored_reason else "")
     return f"{text}: {row.error}" if row.error else text
 
 
@@ -100,4 +145,4 @@ def _format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
 
 
 def _format_cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return escape_markdown(text)

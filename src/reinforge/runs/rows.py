@@ -162,6 +162,7 @@ class EpochMetrics:
         num_groups_spared: Groups that were not even collected because the curriculum would have left them out.
         num_trajectories: Collected trajectories.
         num_missing: Episodes that failed for reasons outside the policy; None: the builder does not count them.
+        missing_reason: The commonest of these reasons; None: none is missing, or it is not known.
         curriculum_percentile: Share of the groups that the curriculum admits, from 0 to 1.
         job: What the training job and the canary reported, by name: `loss`, `policy_version`, `canary_k3`, ...
     """
@@ -179,6 +180,7 @@ class EpochMetrics:
     num_groups_spared: int | None = None
     num_trajectories: int | None = None
     num_missing: int | None = None
+    missing_reason: str | None = None
     curriculum_percentile: float | None = None
     job: dict[str, Any] = field(default_factory=dict)
 
@@ -215,6 +217,7 @@ class ValidationRow:
         error: Why there is no reward; None: there is one.
         version: Version of the weights; None: not known.
         checkpoint: Their checkpoint, relative to the run folder; None: there is none.
+        unscored_reason: The commonest reason why examples are missing; None: none is, or it is not known.
         extra: What else a user's own `run_validation_evaluation` returned.
     """
 
@@ -230,6 +233,7 @@ class ValidationRow:
     error: str | None = None
     version: int | None = None
     checkpoint: str | None = None
+    unscored_reason: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

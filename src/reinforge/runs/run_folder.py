@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,11 +19,13 @@ from typing import Any
 import filelock
 import yaml
 
-from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError
-from reinforge.files import STAGED, TRASH, remove_folder
+from reinforge.errors import ReinforgeError, StorageError, describe_error
+from reinforge.files import MAX_RECORD_BYTES, STAGED, TRASH, read_regular_file
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal import LOCK, describe_owner
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
+from reinforge.runs.journal_repair import find_lost_log
+from reinforge.runs.resuming import describe_resume
 from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, SnapshotRow, StageRow, ValidationRow
 from reinforge.runs.summary import RunSummary, load_summary
 
@@ -32,11 +33,9 @@ RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", 
 NOT_STARTED = "the run stopped during startup"
 KILLED = "the process was killed, or the machine went down"
 
-RESUMABLE_PARTS = {"epoch", "openpipe_art_trainer", "group", "openpipe_art_traj_builder"}
+RESUMABLE_PARTS = {"epoch", "openpipe_art_trainer", "nemo_customizer_trainer"}
+RESUMABLE_PARTS |= {"group", "openpipe_art_traj_builder", "dpo_traj_builder"}
 """Trainers and builders whose runs resume between epochs; with any other, the training is repeated as a whole."""
-
-PARTIAL_REMOVAL = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")
-"""Name of a run folder whose removal was interrupted."""
 
 
 @dataclass
@@ -141,10 +140,12 @@ class RunOverview:
 
     @property
     def resume_command(self) -> str | None:
-        """The command that resumes the run; None: it is completed, running, or cannot be resumed."""
+        """What resumes the run, a command or Python code; None: it is completed, running, or cannot be resumed."""
         if self.status in (RUNNING, COMPLETED, DAMAGED) or self.record is None or not self.record.facts:
             return None
-        return f"reinforge finetune --resume {shlex.quote(str(self.folder))}"
+        if not self.record.facts.get("can_resume", True):
+            return None
+        return describe_resume(self.folder)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the overview, ready for JSON."""
@@ -172,7 +173,8 @@ class RunOverview:
 def read_overview(folder: Path) -> RunOverview:
     """Returns a run at a glance; one that cannot be read is `damaged`, with the reason."""
     planned = read_config(folder).get("finetuning", {}).get("num_epochs")
-    overview = RunOverview(folder, num_bytes=measure_size(folder), num_epochs=planned)
+    num_epochs = planned if isinstance(planned, int) else None
+    overview = RunOverview(folder, num_bytes=measure_size(folder), num_epochs=num_epochs)
     overview.owner = describe_owner(folder) if is_in_use(folder) else None
     try:
         overview.record = read_record(folder)
@@ -183,6 +185,9 @@ def read_overview(folder: Path) -> RunOverview:
     overview.status, overview.reason = str(facts.get("status", INTERRUPTED)), str(facts.get("reason", ""))
     if overview.owner is not None:
         overview.status, overview.reason = RUNNING, ""
+    elif lost := find_lost_log(folder):
+        overview.record, overview.status, overview.reason = None, DAMAGED, f"{folder / JOURNAL}: {lost[0]}"
+        return overview
     elif not facts:
         overview.reason = NOT_STARTED
     elif overview.status == RUNNING:
@@ -194,15 +199,20 @@ def read_overview(folder: Path) -> RunOverview:
             overview.reason = overview.reason or str(error)
     overview.epochs_done = overview.record.epochs_done
     if sessions:
-        overview.started_s, overview.ended_s = sessions[0].started_s, sessions[-1].ended_s
+        overview.started_s, overview.ended_s = _to_seconds(sessions[0].started_s), _to_seconds(sessions[-1].ended_s)
     return overview
+
+
+def _to_seconds(value: Any) -> float | None:
+    """Returns a time of a row that may come from anywhere, if it is one that can be shown."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e11 else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the resolved configuration of a run; empty where it cannot be read."""
     try:
-        found = yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        found = yaml.safe_load(read_regular_file(folder / "config.yml", MAX_RECORD_BYTES))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("finetuning"), dict) else {}
 
@@ -238,51 +248,16 @@ def can_lock(path: Path) -> bool:
     return True
 
 
-def find_partial_removals(output_dir: Path) -> list[Path]:
-    """Returns what is left of run folders whose removal was interrupted."""
-    folder = output_dir.expanduser()
-    found = folder.iterdir() if folder.is_dir() else iter(())
-    return sorted(path for path in found if PARTIAL_REMOVAL.fullmatch(path.name) and path.is_dir())
-
-
 def read_runs(output_dir: Path) -> list[RunOverview]:
-    """Returns every run in a folder, the latest one last."""
-    return [read_overview(folder) for folder in list_runs(output_dir)]
+    """Returns every run in a folder, the latest one last; one that cannot be read is `damaged`, with the reason."""
+    return [_read_overview_of_any(folder) for folder in list_runs(output_dir)]
 
 
-def remove_run(folder: Path) -> None:
-    """Removes a run folder, while holding its lock.
-
-    Raises:
-        ConfigError: It is a link.
-        StorageError: A process works on it, or it cannot be removed.
-    """
-    ensure_removable(folder)
-    lock = filelock.FileLock(folder / LOCK)
+def _read_overview_of_any(folder: Path) -> RunOverview:
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        owner = describe_owner(folder)
-        raise StorageError(f"the run folder {folder} is in use by {owner}; nothing was removed") from None
-    except OSError as cause:
-        raise StorageError(f"cannot lock {folder}: {cause}") from cause
-    try:
-        remove_folder(folder)
-    finally:
-        lock.release()
-
-
-def ensure_removable(folder: Path) -> None:
-    """Checks that a run folder can be removed.
-
-    Raises:
-        ConfigError: It is a link.
-        StorageError: A process works on it.
-    """
-    if folder.is_symlink():
-        raise ConfigError(Problem("", f"{folder} is a symbolic link", f"name the folder itself: {folder.resolve()}"))
-    if is_in_use(folder):
-        raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}; stop it first")
+        return read_overview(folder)
+    except Exception as error:  # noqa: BLE001  a folder from elsewhere may hold anything, and the others are listed
+        return RunOverview(folder, reason=f"it cannot be read: {describe_error(error)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +364,14 @@ def format_size(count: int) -> str:
 def list_runs(output_dir: Path) -> list[Path]:
     """Returns the run folders in a folder, the latest one last."""
     paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
-    found = [path.parent for path in paths if not path.parent.name.startswith(TRASH)]
+    found = [path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH)]
     return sorted(found, key=lambda folder: (_find_start_s(folder), folder.name))
 
 
 def _find_start_s(folder: Path) -> float:
     try:
         sessions = JournalReader(folder).sessions()
-        return sessions[0].started_s if sessions else (folder / JOURNAL).stat().st_mtime
-    except OSError:  # a damaged run is still listed, as the oldest
+        started_s = _to_seconds(sessions[0].started_s) if sessions else (folder / JOURNAL).stat().st_mtime
+        return started_s or 0.0
+    except Exception:  # noqa: BLE001  a damaged run is still listed, as the oldest
         return 0.0

@@ -1,4 +1,4 @@
-"""Resolves `RUN|PATH` arguments: the model of a run, a folder with a model, or a hub id."""
+"""Resolves `RUN|PATH` arguments: the model of a run, a folder with a model, a bundled model, or a hub id."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.registry import REGISTRY
 from reinforge.runs.rows import BASELINE, ValidationRow
 from reinforge.runs.validations import choose_best_validation
 
 ADAPTER = "adapter_config.json"
+BUNDLED = "bundled:"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -22,7 +25,7 @@ class SavedModel:
     """A model that can be loaded.
 
     Attributes:
-        path: Folder or hub id.
+        path: Folder, hub id or `bundled:NAME`.
         description: Which of a run's models it is; empty for any other model.
         adapters: Names of several adapters of one base model, each in a subfolder of `path`.
     """
@@ -36,21 +39,32 @@ class SavedModel:
 
     @property
     def base(self) -> str:
-        """The base model of the adapters."""
-        return str(_read_json(Path(self.path) / self.adapters[0] / ADAPTER)["base_model_name_or_path"])
+        """The base model of the adapters.
+
+        Raises:
+            ConfigError: Their configuration names none.
+        """
+        file = Path(self.path) / self.adapters[0] / ADAPTER
+        settings = _read_json(file)
+        base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+        if not isinstance(base, str):
+            raise ConfigError(Problem("", f"{file} names no base model (base_model_name_or_path)"))
+        return base
 
 
 def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedModel:
-    """Returns the model of a run (its `model/`, else its best checkpoint), of a folder, or of a hub id.
+    """Returns the model of a run (its `model/`, else its best checkpoint), of a folder, a bundled one, or a hub id.
 
     Args:
-        name: A run's name or folder, a model's folder, or a hub id.
+        name: A run's name or folder, a model's folder, `bundled:NAME`, or a hub id.
         output_dir: Folder of the run folders.
         argument: The command line option that it came from, for messages.
 
     Raises:
         ConfigError: There is no such model.
     """
+    if name.startswith(BUNDLED):
+        return SavedModel(name)
     for folder in (Path(name).expanduser(), output_dir.expanduser() / name):
         if (folder / "run.sqlite").is_file():
             return _find_run_model(folder, argument)
@@ -63,8 +77,11 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
         return SavedModel(name)
     runs = sorted(path.parent.name for path in output_dir.expanduser().glob("*/run.sqlite"))
     known = f"the newest runs in {output_dir} are {', '.join(runs[-5:])}" if runs else f"{output_dir} has no runs"
-    message = f'there is no run and no folder "{name}"{did_you_mean(name, runs)}'
-    raise ConfigError(Problem(argument, message, f"name a run, a folder or a Hugging Face model id; {known}"))
+    bundled = [f"{BUNDLED}{model}" for model in REGISTRY.names("model")]
+    hint = f', did you mean "{BUNDLED}{name}"?' if f"{BUNDLED}{name}" in bundled else did_you_mean(name, runs)
+    message = f'there is no run and no folder "{name}"{hint}'
+    fix = f"name a run, a folder, a bundled model ({', '.join(bundled)}) or a Hugging Face model id; {known}"
+    raise ConfigError(Problem(argument, message, fix))
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -97,6 +114,6 @@ def _find_run_model(folder: Path, argument: str) -> SavedModel:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(read_regular_file(path, MAX_RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None

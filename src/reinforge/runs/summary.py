@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +13,15 @@ import click
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.errors import StorageError, boundary
+from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
-from reinforge.files import replace_file, storage_boundary
+from reinforge.files import MAX_RECORD_BYTES, read_regular_file, replace_file, storage_boundary
 from reinforge.runs.plot import can_draw_plots
-from reinforge.runs.rows import PolicyVersion
+from reinforge.runs.resuming import describe_resume
+from reinforge.runs.rows import BASELINE, PolicyVersion, ValidationRow
 from reinforge.runs.saved_model import list_adapters
+from reinforge.runs.validations import choose_best_validation
+from reinforge.safe_text import to_printable
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.trajectory import Outcome
 
@@ -48,6 +54,13 @@ class RunSummary:
         policy_versions: Every version of the weights, the oldest first.
         checkpoint: The best checkpoint, relative to the run folder.
         config_sha256: Hash of the resolved configuration.
+        evaluators: Every evaluator before and after, on `confirm`; on `select` if the verdict compared nothing.
+        warnings: What to know before the new model is used, one sentence each.
+        missing_reason: The commonest reason of the episodes that the environment failed; None: none failed.
+        smoke: It was a quick test of the configuration (`--smoke`), whose figures mean nothing.
+        can_resume: False if resuming it would end in the same way.
+        best_epoch: Epoch of `best`, -1 for the base model; None: unknown.
+        num_jobs: Training jobs of the whole run; None: unknown.
     """
 
     run_id: str
@@ -67,12 +80,20 @@ class RunSummary:
     policy_versions: list[PolicyVersion] = field(default_factory=list)
     checkpoint: str | None = None
     config_sha256: str = ""
+    evaluators: list[MetricChange] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    missing_reason: str | None = None
+    smoke: bool = False
+    can_resume: bool = True
+    best_epoch: int | None = None
+    num_jobs: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what `summary.json` holds."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         plain = {name: value.as_dict() if hasattr(value, "as_dict") else value for name, value in values.items()}
-        return {**plain, "policy_versions": [version.as_dict() for version in self.policy_versions]}
+        versions = [version.as_dict() for version in self.policy_versions]
+        return {**plain, "policy_versions": versions, "evaluators": [change.as_dict() for change in self.evaluators]}
 
     @property
     def num_updates(self) -> int | None:
@@ -86,12 +107,28 @@ class RunSummary:
         """True if the run did not reach its end."""
         return self.status != "completed"
 
+    def record_best_so_far(self, baseline: ValidationRow, best: ValidationRow, metric: str) -> None:
+        """Records the best validation of a run that ended early.
+
+        Args:
+            baseline: The validation of the base model.
+            best: The best one; may be the baseline.
+            metric: The evaluator of the verdict.
+        """
+        self.baseline = self.baseline or baseline.summaries.get(metric)
+        self.best, self.best_epoch = best.summaries.get(metric), best.epoch
+        self.checkpoint = best.checkpoint if best.epoch != BASELINE else None
+
     def headline(self) -> str:
         """Returns how the run ended, to follow its name: `improved the agent`."""
         if self.status != "completed":
             return {"failed": "failed", "cancelled": "was cancelled", "stopped": "stopped early"}[self.status]
+        if self.smoke:
+            return "passed its smoke test: every stage works"
         if self.promoted:
-            return "improved the agent"
+            return "improved the agent" + (" (read the warning)" if self.warnings else "")
+        if self.num_jobs == 0:
+            return "trained nothing: no training job was submitted"
         if self.num_updates == 0:
             return "trained nothing: no optimizer step was made"
         if self.promoted is None:
@@ -105,21 +142,15 @@ class RunSummary:
 
     def facts(self) -> list[tuple[str, str]]:
         """Returns the summary as pairs of name and text, for the terminal and for `report.md`."""
-        folder, reason = self.folder, " ".join(self.reason.split())
-        verdict = {True: "yes", False: "no", None: "no verdict"}[self.promoted]
-        pairs = [("reward", self._format_reward())]
-        if self.improvement is not None or not self.is_incomplete:
-            pairs.append(("improvement", _format_improvement(self.improvement)))
-        undecided = self.is_incomplete and self.promoted is None
+        folder = self.folder
+        pairs = self._list_smoke_results() if self.smoke and not self.is_incomplete else self._list_results()
         pairs += [
-            ("reason", reason) if undecided else ("promoted", f"{verdict}: {reason}"),
-            ("best", self._format_best()),
             ("time", _format_time(self.wall_time_s)),
             ("tokens", _format_tokens(self.tokens, self.num_updates)),
-            ("episodes", _format_episodes(self.episodes)),
+            ("episodes", _format_episodes(self.episodes, self.missing_reason)),
             ("report", f"{folder / 'report.md'}" + (f", {folder / 'reward_plot.png'}" if can_draw_plots() else "")),
         ]
-        if self.promoted:
+        if self.promoted and not self.smoke:
             hint, adapters = "load it with from_pretrained", ", ".join(list_adapters(folder / "model"))
             if (folder / "model" / HOSTED_MODEL).is_file():
                 hint = f"hosted by the service, under the name in {HOSTED_MODEL}"
@@ -130,10 +161,41 @@ class RunSummary:
             pairs.append(("log", str(folder / "run.log")))
         if self.is_incomplete:
             pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
+            pairs += [("resume", describe_resume(folder))] if self.can_resume else []
         return pairs
 
+    def _list_results(self) -> list[tuple[str, str]]:
+        """Returns the rewards, the verdict and the best checkpoint."""
+        reason = " ".join(self.reason.split())
+        verdict = {True: "yes", False: "no", None: "no verdict"}[self.promoted]
+        pairs = [("reward", self._format_reward())]
+        if self.improvement is not None or not self.is_incomplete:
+            pairs.append(("improvement", _format_improvement(self.improvement)))
+        shown = self.confirm_tuned or self.baseline or self.final
+        others = [change for change in self.evaluators if shown is None or change.metric != shown.metric]
+        pairs += [("evaluator", str(change)) for change in others]
+        pairs += [("warning", text) for text in self.warnings]
+        undecided = self.is_incomplete and self.promoted is None
+        pairs.append(("reason", reason) if undecided else ("promoted", f"{verdict}: {reason}"))
+        pairs.append(("best", self.describe_best()))
+        return pairs
+
+    def _list_smoke_results(self) -> list[tuple[str, str]]:
+        """Returns what a run of `--smoke` did, without the figures, which two examples do not support."""
+        steps = self.num_updates
+        trained = "trained" if steps is None else f"made {steps} optimizer step{'s' if steps != 1 else ''}"
+        did = [
+            "ran the agent",
+            f"scored with {', '.join(change.metric for change in self.evaluators) or 'the evaluators'}",
+            trained,
+            *(["published the new weights"] if len(self.policy_versions) > 1 else []),
+            "validated",
+            "compared both models on confirm" if self.confirm_tuned is not None else "chose the base model",
+        ]
+        return [("did", ", ".join(did)), ("next", "run it without --smoke; figures of two examples say nothing")]
+
     def closing_lines(self, color: bool) -> list[str]:
-        """Returns the last lines of a run on the terminal, at most ten.
+        """Returns the last lines of a run on the terminal.
 
         Args:
             color: Style the headline and the names with ANSI colours.
@@ -141,11 +203,12 @@ class RunSummary:
         tone = (
             "green" if self.promoted and self.status == "completed" else "red" if self.status == "failed" else "yellow"
         )
-        head = f"{self.run_id} {self.headline()}"
+        head = to_printable(f"{self.run_id} {self.headline()}")
         lines = [click.style(head, fg=tone, bold=True) if color else head]
         for name, text in self.facts():
             label = f"  {name:<12}"
-            lines.append((click.style(label, dim=True) if color else label) + text)
+            style = {"fg": "yellow", "bold": True} if name == "warning" else {"dim": True}
+            lines.append((click.style(label, **style) if color else label) + to_printable(text))
         return lines
 
     def _format_reward(self) -> str:
@@ -154,18 +217,32 @@ class RunSummary:
         if self.confirm_base is not None and self.confirm_tuned is not None:
             before, after, split = self.confirm_base, self.confirm_tuned, "confirm"
         elif self.baseline is not None or self.final is not None:
-            before, after, split = self.baseline, self.final, "select"
+            after = self.best if self.is_incomplete and self.checkpoint is not None else self.final
+            before, split = self.baseline, "select"
         else:
             return "unknown: no evaluation finished"
         shown = next(summary for summary in (after, before) if summary is not None)
-        unscored = f", {shown.num_unscored} unscored" if shown.num_unscored else ""
-        where = f"({shown.metric} on {shown.num_examples} {split} examples{unscored})"
-        return f"{_format_mean(before)} -> {_format_mean(after)} {where}"
+        best = ", the best validation so far" if self.is_incomplete and after is not None and after is self.best else ""
+        where = f"{shown.metric} on {shown.num_examples} {split} examples{format_unscored(shown, before=', ')}{best}"
+        return f"{_format_mean(before)} -> {_format_mean(after)} ({where})"
 
-    def _format_best(self) -> str:
+    def describe_best(self) -> str:
+        """Returns the best checkpoint with its reward on `select`; for a run that ended early also how to use it."""
         if self.checkpoint is None:
+            is_trained = self.best_epoch is not None and self.best_epoch > BASELINE and self.num_jobs != 0
+            if self.best is not None and is_trained:
+                where = f"the model after epoch {self.best_epoch}, {_format_mean(self.best)} on select"
+                return f"{where}; the backend saves no checkpoint of it"
+            if self.is_incomplete and self.best is not None:
+                return f"the base model, {_format_mean(self.best)} on select: no validated checkpoint is better"
+            if self.num_jobs == 0:
+                return "the base model, since nothing was trained"
             return "no checkpoint beat the base model" if self.best else "no checkpoint"
-        return f"{self.checkpoint}" + (f", {_format_mean(self.best)} on select" if self.best else "")
+        text = f"{self.checkpoint}" + (f", {_format_mean(self.best)} on select" if self.best else "")
+        if not self.is_incomplete:
+            return text
+        chat = f"reinforge chat {shlex.quote(str(self.folder))}"
+        return f"{text}; try it with `{chat}`, or load {self.folder / self.checkpoint} with from_pretrained"
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:
@@ -186,12 +263,30 @@ def load_summary(folder: Path) -> RunSummary:
         StorageError: It cannot be read.
     """
     with boundary(StorageError, f"cannot read {folder / 'summary.json'}"):
-        values = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        values = json.loads(read_regular_file(folder / "summary.json", MAX_RECORD_BYTES))
         for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
             values[name] = MetricSummary(**values[name]) if values[name] else None
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
+        values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
         values["policy_versions"] = [PolicyVersion.from_dict(row) for row in values["policy_versions"]]
         return RunSummary(folder=folder, **values)
+
+
+def summarize_killed_run(folder: Path, validations: Sequence[ValidationRow], config: Mapping[str, Any]) -> RunSummary:
+    """Returns what is known of a run whose process was killed before it wrote its summary.
+
+    Args:
+        folder: The run folder.
+        validations: Its validations.
+        config: Its resolved configuration; may be empty.
+    """
+    summary, finetuning = RunSummary(folder.name, "stopped", folder), config.get("finetuning", {})
+    gate_metric = (finetuning.get("gate") or {}).get("metric")
+    best = choose_best_validation(validations, gate_metric)
+    if best is not None:
+        metric = gate_metric or (finetuning.get("reward_function") or {}).get("name", "")
+        summary.record_best_so_far(validations[0], best, metric)
+    return summary
 
 
 def _format_mean(summary: MetricSummary | None) -> str:
@@ -220,12 +315,26 @@ def _format_tokens(tokens: dict[str, int], num_updates: int | None) -> str:
     return f"{', '.join(parts) or 'unknown'}{steps}"
 
 
-def _format_episodes(episodes: dict[str, int]) -> str:
-    """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`."""
+def format_unscored(summary: MetricSummary, before: str = "") -> str:
+    """Returns `2 unscored: timeout: not finished after 60 s`, or an empty string if every example is scored.
+
+    Args:
+        summary: The mean with its counts.
+        before: What to write before it, if it is not empty.
+    """
+    if not summary.num_unscored:
+        return ""
+    reason = f": {summary.unscored_reason}" if summary.unscored_reason else ""
+    return f"{before}{summary.num_unscored} unscored{reason}"
+
+
+def _format_episodes(episodes: dict[str, int], reason: str | None) -> str:
+    """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the commonest reason."""
     dropped = {name: count for name, count in episodes.items() if name in _MISSING and count}
     scored = {name: count for name, count in episodes.items() if name not in _MISSING and count}
     text = f"{sum(episodes.values()):,}" + (f" ({_format_counts(scored)})" if scored else "")
-    return f"{text}; dropped {sum(dropped.values()):,}" + (f": {_format_counts(dropped)}" if dropped else "")
+    text = f"{text}; dropped {sum(dropped.values()):,}" + (f": {_format_counts(dropped)}" if dropped else "")
+    return f"{text}; the commonest reason: {reason}" if dropped and reason else text
 
 
 def _format_counts(counts: dict[str, int]) -> str:

@@ -22,8 +22,9 @@ import yaml
 
 from reinforge.config.schema import TranscriptsConfig
 from reinforge.errors import StorageError, boundary
-from reinforge.files import replace_file, to_json
+from reinforge.files import make_private_folder, replace_file, to_json
 from reinforge.runs.journal_reader import JournalReader
+from reinforge.safe_text import escape_controls
 
 STAGES = {
     "COLLECT": "collect",
@@ -58,7 +59,7 @@ def write_transcripts(folder: Path, stage: str, epoch: int | None, config: Trans
     name = phase if of_epoch is None else "baseline" if of_epoch < 0 else f"{_PREFIXES[phase]}-{of_epoch:04d}"
     path = folder / "transcripts" / f"{name}.{SUFFIXES[config.format]}"
     with boundary(StorageError, f"cannot create {path.parent}"):
-        path.parent.mkdir(exist_ok=True)
+        make_private_folder(path.parent)
     replace_file(path, format_transcripts(found, config.format))
     return path
 
@@ -104,8 +105,9 @@ def build_transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
 def format_transcripts(found: dict[str, Any], format_: str) -> str:
     """Returns transcripts as YAML, with texts of several lines as blocks, or as JSON."""
     if format_ == "json":
-        return json.dumps(json.loads(to_json(found)), indent=2, ensure_ascii=False) + "\n"
-    return yaml.dump(found, Dumper=_TranscriptDumper, sort_keys=False, allow_unicode=True, width=120)
+        return json.dumps(json.loads(to_json(found)), indent=2) + "\n"
+    text = yaml.dump(found, Dumper=_TranscriptDumper, sort_keys=False, allow_unicode=True, width=120)
+    return escape_controls(text)  # in double quotes, where `_represent_text` puts them, these are YAML's own escapes
 
 
 def _build_branches(
@@ -160,7 +162,8 @@ class _TranscriptDumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = '"' if escape_controls(text) != text else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 def _represent_flow_mapping(dumper: yaml.SafeDumper, value: _FlowMapping) -> yaml.Node:

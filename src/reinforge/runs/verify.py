@@ -1,6 +1,6 @@
 """Checks that a run folder holds exactly what its journal says; changes nothing.
 
-database      SQLite's own check, and the format           checkpoints   each file against the manifest's SHA-256
+database      every row, with its checksum                 checkpoints   each file against the manifest's SHA-256
 snapshots     the checkpoints that a run can resume from   exports       one per epoch, readable to the last line
 leftovers     what a killed process was writing or removing, and checkpoints that are not in the journal (yet)
 """
@@ -14,10 +14,11 @@ from typing import Any
 
 import zstandard
 
-from reinforge.errors import ReinforgeError, StorageError
+from reinforge.errors import ReinforgeError
 from reinforge.files import MANIFEST, TRASH, find_damage
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
+from reinforge.runs.journal_repair import JournalCheck, check_journal
 from reinforge.runs.run_folder import (
     COMPLETED,
     RUNNING,
@@ -133,23 +134,31 @@ class _Verifier:
         return None if self.is_running and not self._exists(name) else reason  # removed in the meantime
 
     def _check_database(self) -> None:
-        overview, restart = self.result.overview, "start a new run: the journal is the only record of this one"
+        overview = self.result.overview
+        if not self.is_running:
+            found = check_journal(self.folder)
+            if found.problems:
+                more = f"; and {len(found.problems) - 3} more" if len(found.problems) > 3 else ""
+                self._report(JOURNAL, "; ".join(found.problems[:3]) + more, self._describe_rescue(found))
+                return
+            if self.record is not None:
+                unsealed = f"; {found.num_unsealed:,} rows of an older reinforge have no checksum"
+                text = f"intact, {found.num_episodes:,} episodes, {found.num_rows:,} rows read"
+                self.result.checked["database"] = text + (unsealed if found.num_unsealed else "")
         if self.record is None:
-            self._report(JOURNAL, overview.reason, restart)
-            return
-        problems, count = self.reader.find_damage(), 0
-        if not problems:
-            try:
-                count = self.reader.count_episodes()
-            except StorageError as error:
-                problems = [str(error)]
-        if problems:
-            self._report(JOURNAL, "; ".join(problems[:3]), restart)
-            return
-        self.result.checked["database"] = f"intact, {count:,} episodes"
-        if not self.record.facts:
+            self._report(JOURNAL, overview.reason, "start a new run: the journal is the only record of this one")
+        elif not self.record.facts:
             fix = f"remove it with `reinforge runs rm {overview.folder}`, then start it again"
             self._report(JOURNAL, overview.reason, fix, is_damage=False)
+
+    def _describe_rescue(self, found: JournalCheck) -> str:
+        """Returns what of a damaged journal can be saved, and how."""
+        intact = [name for name in self.checkpoints.names() if name not in self.damaged]
+        metrics = "training_metrics.jsonl, " if (self.folder / "training_metrics.jsonl").is_file() else ""
+        kept = f"{found.num_rows:,} whole rows with {found.num_episodes:,} episodes, {metrics}{len(intact)} checkpoints"
+        command = f"reinforge finetune --resume {self.folder}"
+        how = "rebuilds the journal from them and resumes from the newest checkpoint before which nothing is missing"
+        return f"saved are {kept}; `{command}` {how}"
 
     def _check_checkpoints(self) -> None:
         names = self.checkpoints.names()
@@ -270,6 +279,8 @@ class _Verifier:
 def _find_export_problem(path: Path) -> str | None:
     """Returns what is wrong with an export; None: every line of it can be read."""
     try:
+        if path.exists() and (path.is_symlink() or not path.is_file()):
+            return "it is not a regular file"
         with open(path, "rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
             rest, expected, found = b"", zstandard.frame_content_size(file.read(64)), 0
             file.seek(0)
@@ -281,5 +292,5 @@ def _find_export_problem(path: Path) -> str | None:
         return "it is truncated" if rest or (expected >= 0 and found != expected) else None
     except FileNotFoundError:
         return "it is missing"
-    except (OSError, ValueError, zstandard.ZstdError) as error:
+    except (OSError, ValueError, RecursionError, zstandard.ZstdError) as error:
         return f"it cannot be read: {type(error).__name__}: {error}"

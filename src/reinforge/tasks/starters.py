@@ -19,6 +19,8 @@ import platformdirs
 
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.engine.packages import check_packages
+from reinforge.errors import ConfigError
 from reinforge.types.request import Message, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
@@ -108,12 +110,17 @@ def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:
     Args:
         starter: The starter.
         progress: Called with the progress of the supervised job.
+
+    Raises:
+        ConfigError: The starter does not exist yet, and the packages that train it are not installed.
     """
     from filelock import FileLock
 
     folder = starter.folder
     if folder.is_dir():
         return folder
+    if problems := check_packages():
+        raise ConfigError(problems)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
-from reinforge.errors import ConfigError, Problem
+from reinforge.config.suggestions import suggest_arguments
+from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.registry import Registry
+from reinforge.runs.notebook import NotebookProgress, find_display
 from reinforge.runs.progress import RunProgress, default_progress
-from reinforge.runs.summary import RunSummary
+from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config
+from reinforge.trainer.signals import build_interruption, run_interruptible
 
 LLM = "agent"
 REWARD = "reward"
+START_S = 5.0
+"""Seconds that the thread of a run may take to start, before Ctrl-C leaves it alone."""
 DATASETS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
 Rows = Sequence[Mapping[str, Any]]
 
 
+@suggest_arguments
 def finetune(
     workflow: Callable[..., Any],
     dataset: str | Path | Rows,
@@ -35,13 +46,15 @@ def finetune(
     num_generations: int = 8,
     examples_per_epoch: int | None = None,
     max_concurrency: int = 64,
-    algorithm: Mapping[str, Any] | None = None,
+    algorithm: str | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     output_dir: str | Path | None = None,
     resume: str | Path | None = None,
     progress: RunProgress | None = None,
     registry: Registry | None = None,
+    overwrite: bool = False,
+    allow_config_change: bool = False,
 ) -> RunSummary:
     """Trains the model behind an agent and measures, with a confidence interval, whether the agent got better.
 
@@ -59,26 +72,31 @@ def finetune(
         num_generations: Episodes of each example in an epoch, compared by their rewards.
         examples_per_epoch: Training examples of an epoch; None: all.
         max_concurrency: Episodes that run at the same time.
-        algorithm: `{"_type": "grpo", ...}`; None: GRPO with its defaults.
+        algorithm: `{"_type": "grpo", ...}`, or its `_type`; None: GRPO with its defaults.
         settings: Further keys of the `finetuning` section, such as `{"policy": {...}, "seed": 1}`; `policy` is
             merged with `model`.
         run_name: Name of the run folder; None: the date and a random suffix.
         output_dir: Folder of all run folders; None: `.reinforge/runs`.
         resume: Name or folder of a stopped run of the same task to resume, or `last`; None: a new run.
-        progress: The progress display; None: chosen by the terminal.
+        progress: The progress display; None: one output in a notebook, else chosen by the terminal.
         registry: Component types; None: all installed ones.
+        overwrite: Replace a run of the same name that has ended; a run that a process works on is refused.
+        allow_config_change: With `resume`: resume although the configuration, the code or a version has changed.
 
     Returns:
-        The summary, as in `summary.json`, with the run's `folder`.
+        The summary, as in `summary.json`, with the run's `folder`. Its `status` is `stopped` if a limit of
+        `settings={"limits": ...}` was reached; the run can then be resumed.
 
     Raises:
         ConfigError: The configuration or the data is wrong; lists every problem, and nothing was started.
+        Interrupted: Ctrl-C or a signal stopped the run, which can be resumed.
         ReinforgeError: The run failed; the summary in its folder holds the reason.
     """
-    given = dict(settings or {})
-    finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model), **given.pop("policy", {})}}
+    if overwrite and resume is not None:
+        raise ConfigError(Problem("overwrite", "cannot be combined with resume", "leave one of them out"))
+    finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model)}}
     if algorithm is not None:
-        finetuning["algorithm"] = dict(algorithm)
+        finetuning["algorithm"] = {"_type": algorithm} if isinstance(algorithm, str) else dict(algorithm)
     if output_dir is not None:
         finetuning["output_dir"] = str(output_dir)
     builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
@@ -93,13 +111,60 @@ def finetune(
         },
         builder=builder,
         adapter={"_type": "local"},
-        finetuning={**finetuning, **given},
+        finetuning=_merge_settings(finetuning, {} if settings is None else settings),
     )
     loaded = build_config(data, registry=registry)
-    options = RunOptions(run_name=run_name, progress=progress or default_progress())
+    shown = progress or _choose_progress()
+    options = RunOptions(
+        run_name=run_name, progress=shown, overwrite=overwrite, allow_config_change=allow_config_change
+    )
     if resume is not None:
         options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
-    return run_blocking(loaded, options, registry)
+    summary = _run_within_budget(loaded, options, registry)
+    if isinstance(shown, NotebookProgress):
+        shown.show_summary(summary)
+    return summary
+
+
+def _merge_settings(finetuning: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `finetuning` section with the further settings, which take precedence.
+
+    Raises:
+        ConfigError: The settings, or those of the policy, are no mapping.
+    """
+    policy = settings.get("policy", {}) if isinstance(settings, Mapping) else {}
+    for path, value in (("settings", settings), ("settings.policy", policy)):
+        if not isinstance(value, Mapping):
+            fix = 'pass keys of the finetuning section, such as settings={"seed": 1}'
+            raise ConfigError(Problem(path, f"expected a mapping, found {type(value).__name__}", fix))
+    return {**finetuning, **settings, "policy": {**finetuning["policy"], **policy}}
+
+
+def _choose_progress() -> RunProgress:
+    display = find_display()
+    if display is None:
+        return default_progress()
+    warnings.filterwarnings("ignore", "IProgress not found")  # tqdm asks for a package that nothing here draws with
+    return NotebookProgress(display)
+
+
+def _run_within_budget(loaded: LoadedConfig, options: RunOptions, registry: Registry | None) -> RunSummary:
+    """Runs, and returns the summary of a run that reached a limit: from Python that is an end, not an error.
+
+    An error of reinforge is raised without its cause, which its message repeats and `run.log` holds in full.
+    """
+    try:
+        return run_blocking(loaded, options, registry)
+    except BudgetReached as reached:
+        assert options.folder is not None  # a run that reached a limit has a folder
+        for text in (str(reached), *"\n".join(getattr(reached, "__notes__", [])).splitlines()):
+            if options.progress is not None:
+                options.progress.note(text)
+        return load_summary(options.folder)
+    except ConfigError as error:  # `--run_name` is the argument run_name here
+        raise ConfigError([replace(each, path=each.path.removeprefix("--")) for each in error.problems]) from None
+    except ReinforgeError as error:
+        raise error from None
 
 
 def build_sections(
@@ -166,22 +231,43 @@ def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
 
 
 def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:
-    """Runs on this thread, or on a new thread if an event loop runs here already (in a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    """Runs on this thread, or on a new thread if an event loop runs here already (in a notebook).
+
+    Ctrl-C stops the run in both cases; finished work stays in the run folder.
+    """
+    if not _is_loop_running():
         return run_config(loaded, options, registry)
-    outcome: list[RunSummary | BaseException] = []
+    started, ended = Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]](), Future[RunSummary]()
+
+    async def work() -> RunSummary:
+        task = asyncio.current_task()
+        assert task is not None  # a coroutine runs in a task
+        started.set_result((asyncio.get_running_loop(), task))
+        return await run_async(loaded, options, registry)
 
     def body() -> None:
         try:
-            outcome.append(asyncio.run(run_async(loaded, options, registry)))
+            ended.set_result(run_interruptible(work(), options))
         except BaseException as error:  # noqa: BLE001  raised again on the caller's thread
-            outcome.append(error)
+            ended.set_exception(error)
 
-    thread = threading.Thread(target=body, name="reinforge-finetune", daemon=True)
+    # in the caller's context, in which a notebook keeps the cell that the outputs belong to
+    thread = threading.Thread(target=copy_context().run, args=(body,), name="reinforge-finetune", daemon=True)
     thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        loop, task = started.result(START_S)
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        if isinstance(ended.exception(), asyncio.CancelledError):
+            raise build_interruption(signal.SIGINT, options) from None
+    return ended.result()
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

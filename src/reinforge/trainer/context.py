@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reinforge.config.schema import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
+from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.episode_json import parse_episode
@@ -19,11 +22,18 @@ from reinforge.runs.journal import RunJournal
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.rows import EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.runs.transcripts import STAGES, write_transcripts
+from reinforge.trainer.tally import EpisodeTally
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 
+CLOCK_SLACK_S = 0.1
+"""How much earlier than the run's clock the event loop's may end a wait."""
+
 END = "END"
 """The stage after the work, in which the files are written; the progress display does not show it."""
+
+TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"}
+"""Stages that run episodes; the refills of an epoch belong to its first collection."""
 
 
 @dataclass
@@ -37,6 +47,8 @@ class RunContext:
         limits: Limits of time and tokens.
         started_s: `time.monotonic()` at the start.
         episodes: Outcome -> number of finished episodes.
+        missing: Reasons of all episodes that the environment failed.
+        tally: The episodes of the current stage, or of the last one that ran some.
         tokens: `prompt`, `completion`, `trained`.
         wall_time_s: Stage -> seconds spent in it.
         stage_name: The current stage, for the watchdog.
@@ -45,6 +57,8 @@ class RunContext:
         resumed: The snapshot that the run resumes from; None: a new run.
         policy: The policy that the agent calls, once loaded; None: the backend serves none.
         pending: Makes the last epoch durable if the run stops between two checkpoints.
+        reward_metric: The evaluator that is the reward.
+        agent: The agent's function with its file and line.
         transcripts: Which dialogue transcripts to write.
         recalls: Phases whose episodes are reused from the journal.
     """
@@ -55,6 +69,8 @@ class RunContext:
     limits: LimitsConfig
     started_s: float = field(default_factory=time.monotonic)
     episodes: Counter[str] = field(default_factory=Counter)
+    missing: ReasonCounts = field(default_factory=ReasonCounts)
+    tally: EpisodeTally = field(default_factory=EpisodeTally)
     tokens: Counter[str] = field(default_factory=Counter)
     wall_time_s: dict[str, float] = field(default_factory=dict)
     stage_name: str = "START"
@@ -64,6 +80,8 @@ class RunContext:
     resumed: EpochSnapshot | None = None
     policy: PolicyServer | None = None
     pending: Callable[[], Awaitable[Any]] | None = None
+    reward_metric: str = "reward"
+    agent: str = "the agent"
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
     recalls: set[str] = field(default_factory=set)
     last_progress_s: float = field(default_factory=time.monotonic)
@@ -74,6 +92,9 @@ class RunContext:
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.journal.folder)
         self._tokens_before = 0
+        self._clocks: set[asyncio.Timeout] = set()
+        self._has_told_constant = False
+        self._tallied: tuple[str, int | None] | None = None
 
     @property
     def folder(self) -> Path:
@@ -85,6 +106,8 @@ class RunContext:
         now = time.monotonic()
         self.wall_time_s[self.stage_name] = self.wall_time_s.get(self.stage_name, 0.0) + now - self._stage_since
         self.stage_name, self.stage_epoch, self._stage_since, self.last_progress_s = stage, epoch, now, now
+        if stage in TALLIED and self._tallied != (stage, epoch):
+            self._tallied, self.tally = (stage, epoch), EpisodeTally()
         if stage != END:
             self.progress.stage(epoch, stage, total)
 
@@ -113,8 +136,23 @@ class RunContext:
         record = parse_episode(json.loads(data), item) if data is not None else None
         if record is None or record.outcome.is_missing or not self._has_current_weights(record):
             return None
+        self._tokens_before += record.num_completion_tokens  # sampled by an earlier call
         self._count(record)
         return record
+
+    def report_constant_reward(self, where: str) -> str | None:
+        """Returns that all episodes of the stage have the same reward, with one of them; None: they differ.
+
+        The first time this also becomes a line of the progress display.
+
+        Args:
+            where: What that line begins with.
+        """
+        found = self.tally.describe_constant_reward(self.reward_metric, self.agent)
+        if found is not None and not self._has_told_constant:
+            self._has_told_constant = True
+            self.progress.note(f"{where}: {found}")
+        return found
 
     def load_episodes(self, epoch: int, items: Mapping[str, EvalInputItem]) -> list[EpisodeRecord]:
         """Returns the collected episodes of a finished epoch, in the order of their keys.
@@ -132,9 +170,16 @@ class RunContext:
 
     def _count(self, record: EpisodeRecord) -> None:
         self.episodes[record.outcome.value] += 1
+        self.tally.add(record)
+        if record.outcome.is_missing:
+            self.missing.add(describe_failure(record))
         completion = record.num_completion_tokens
         self.tokens["prompt"] += record.num_prompt_tokens
         self.tokens["completion"] += completion
+        if self._has_reached_tokens():
+            for clock in self._clocks:
+                if not clock.expired():
+                    clock.reschedule(0.0)
         self.last_progress_s = time.monotonic()
         self.progress.episode(record.outcome.value, record.reward, completion)
 
@@ -145,23 +190,57 @@ class RunContext:
 
     def counters(self) -> dict[str, Any]:
         """Returns the counters so far, for `restore_counters`."""
-        return {"episodes": dict(self.episodes), "tokens": dict(self.tokens), "wall_time_s": dict(self.wall_time_s)}
+        return {
+            "episodes": dict(self.episodes),
+            "missing": self.missing.as_dict(),
+            "tokens": dict(self.tokens),
+            "wall_time_s": dict(self.wall_time_s),
+        }
 
     def restore_counters(self, counters: dict[str, Any]) -> None:
         """Restores the counters that `counters` returned."""
         self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
+        self.missing = ReasonCounts(counters.get("missing"))  # runs of older versions did not count them
         self.wall_time_s = dict(counters["wall_time_s"])
         self._tokens_before = self.tokens["completion"]
 
-    def check_budget(self) -> None:
-        """Stops between epochs once a limit is reached; limits hold for one call, not for the resumed run as a whole.
+    @asynccontextmanager
+    async def limit_episodes(self) -> AsyncIterator[None]:
+        """Stops the episodes that run in the block as soon as a limit is reached; finished ones are in the journal.
+
+        Raises:
+            BudgetReached: The run has used its minutes or its tokens.
+        """
+        minutes = self.limits.max_minutes
+        left_s = None if minutes is None else self.started_s + 60 * minutes - time.monotonic()
+        clock = asyncio.timeout(left_s)
+        try:
+            async with clock:
+                self._clocks.add(clock)
+                yield
+        except TimeoutError:
+            if clock.expired():
+                self.check_budget(slack_s=CLOCK_SLACK_S)
+            raise
+        finally:
+            self._clocks.discard(clock)
+
+    def check_budget(self, *, slack_s: float = 0.0) -> None:
+        """Stops once a limit is reached; limits hold for one call, not for the resumed run as a whole.
+
+        Args:
+            slack_s: How much earlier than its limit of time the run stops.
 
         Raises:
             BudgetReached: The run has used its minutes or its tokens.
         """
         minutes = (time.monotonic() - self.started_s) / 60
-        if self.limits.max_minutes is not None and minutes >= self.limits.max_minutes:
-            raise BudgetReached(f"limits.max_minutes reached: {minutes:.1f} of {self.limits.max_minutes:g} minutes")
-        sampled = self.tokens["completion"] - self._tokens_before
-        if self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
+        if self._has_reached_tokens():
+            sampled = self.tokens["completion"] - self._tokens_before
             raise BudgetReached(f"limits.max_tokens reached: {sampled} of {self.limits.max_tokens} sampled tokens")
+        if self.limits.max_minutes is not None and minutes + slack_s / 60 >= self.limits.max_minutes:
+            raise BudgetReached(f"limits.max_minutes reached: {minutes:.1f} of {self.limits.max_minutes:g} minutes")
+
+    def _has_reached_tokens(self) -> bool:
+        limit = self.limits.max_tokens
+        return limit is not None and self.tokens["completion"] - self._tokens_before >= limit

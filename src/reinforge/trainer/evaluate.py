@@ -22,8 +22,9 @@ from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
+from reinforge.runs.summary import format_unscored
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.prepare import Attempts
+from reinforge.trainer.setup.prepare import Attempts, build_llms
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
 
@@ -79,13 +80,12 @@ class Evaluation:
 
     def format_lines(self) -> list[str]:
         """Returns the result as text: the model, one line per evaluator, the outcomes, the tokens."""
-        unscored = {name: f", {s.num_unscored} unscored" for name, s in self.report.summaries.items() if s.num_unscored}
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.report.outcomes.items()))
         tokens = self._count_tokens()
         return [
             f"model     {self.model}",
             f"examples  {self.report.num_examples} of {self.split}",
-            *(f"{summary}{unscored.get(name, '')}" for name, summary in self.report.summaries.items()),
+            *(f"{summary}{format_unscored(summary, before=', ')}" for summary in self.report.summaries.values()),
             f"episodes  {outcomes}",
             f"tokens    {tokens['prompt']} prompt, {tokens['completion']} sampled, {self.wall_s:.1f} s",
         ]
@@ -142,7 +142,7 @@ def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | 
     if not has_policy:
         message = "this option replaces the policy, but no entry of llms is `_type: policy`"
         raise ConfigError(Problem("--model", message, "leave it out, or set `_type: policy` for the llm of the agent"))
-    model = SavedModel(name) if name.startswith("bundled:") else find_model(name, Path(config.output_dir))
+    model = find_model(name, Path(config.output_dir))
     if model.adapters:
         model = _select_adapters(model, list(dict.fromkeys(find_adapters(builder.config.llms).values())))
     config.policy.model, config.policy.init = model.base if model.adapters else model.path, "pretrained"
@@ -200,9 +200,7 @@ async def prepare_evaluation(
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
-    llms = {}
-    for name in builder.config.llms:
-        llms[name] = await attempt(partial(builder.get_llm, name))
+    llms = await build_llms(builder, workflow, attempt)
     has_policy = any(llm is not None and llm.is_policy for llm in llms.values())
     adapter = await attempt(partial(_get_adapter, builder)) if has_policy else None
     attempt.raise_if_any()

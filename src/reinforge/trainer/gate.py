@@ -10,14 +10,19 @@ interval); `tests/numerics/test_gate_simulation.py` checks that the whole select
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from reinforge.config.schema import GateConfig
-from reinforge.evaluation.statistics import Improvement, compute_paired_difference, summarize
+from reinforge.evaluation.changes import MetricChange, compare_reports, select_scored_in_both, summarize_arm
+from reinforge.evaluation.statistics import Improvement, compute_half_width, compute_paired_difference
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 MAX_P_VALUE = 0.05
 """The sign-flip test must agree with the interval at this level (two-sided, like the interval's 95 %)."""
+ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
+WIDE = 0.1
+"""Above this, the smallest improvement that can be shown comes with the advice how to lower it."""
 _MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
 
 
@@ -50,6 +55,7 @@ class Verdict:
         improvement: Tuned minus base on the gate metric.
         confirm_base, confirm_tuned: The two arms, over the examples scored in both.
         guards: The guard metrics.
+        changes: Every evaluator before and after.
     """
 
     promoted: bool | None
@@ -58,9 +64,16 @@ class Verdict:
     confirm_base: MetricSummary | None = None
     confirm_tuned: MetricSummary | None = None
     guards: list[Guard] = field(default_factory=list)
+    changes: list[MetricChange] = field(default_factory=list)
 
 
-def decide(gate: GateConfig, reward_metric: str, base: EvaluationReport, tuned: EvaluationReport) -> Verdict:
+def decide(
+    gate: GateConfig,
+    reward_metric: str,
+    base: EvaluationReport,
+    tuned: EvaluationReport,
+    weights: Mapping[str, float] | None = None,
+) -> Verdict:
     """Returns the verdict on the tuned model from fresh episodes of both arms on `confirm`.
 
     Promoted only if the 95 % interval of tuned minus base lies above the margin, the sign-flip test agrees
@@ -72,16 +85,18 @@ def decide(gate: GateConfig, reward_metric: str, base: EvaluationReport, tuned: 
         reward_metric: The metric if the gate names none.
         base: Scores of the base model.
         tuned: Scores of the candidate.
+        weights: Weight of each part of the metric; None: it is not `weighted`.
     """
     metric = gate.metric or reward_metric
-    total = max(base.num_examples, tuned.num_examples)
-    base_scores, tuned_scores = _select_scored_in_both(metric, base, tuned)
-    base_arm, tuned_arm = summarize(metric, base_scores, total), summarize(metric, tuned_scores, total)
+    changes = compare_reports(base, tuned, weights or {})
+    base_scores, tuned_scores = select_scored_in_both(metric, base, tuned)
+    base_arm = summarize_arm(metric, base, base_scores, tuned)
+    tuned_arm = summarize_arm(metric, tuned, tuned_scores, base)
     if problem := _find_obstacle(gate, metric, base, tuned):
         improvement = (
             compute_paired_difference(base_scores, tuned_scores, gate.margin) if len(base_scores) > 1 else None
         )
-        return Verdict(None, problem, improvement, base_arm, tuned_arm)
+        return Verdict(None, problem, improvement, base_arm, tuned_arm, changes=changes)
     improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin)
     guards = [_judge_guard(name, loss, gate, base, tuned) for name, loss in gate.guard_metrics.items()]
     cleared, reason = _judge_improvement(gate, improvement, unchanged=base_scores == tuned_scores)
@@ -90,15 +105,26 @@ def decide(gate: GateConfig, reward_metric: str, base: EvaluationReport, tuned: 
     if cleared and failed_guards:
         promoted = failed_guards[0].passed
         reason = f"{metric} improved, but {'; '.join(guard.reason for guard in failed_guards)}"
-    return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards)
+    return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards, changes)
 
 
-def _select_scored_in_both(
-    metric: str, base: EvaluationReport, tuned: EvaluationReport
-) -> tuple[dict[str, float], dict[str, float]]:
-    base_scores, tuned_scores = base.scores.get(metric, {}), tuned.scores.get(metric, {})
-    ids = sorted(base_scores.keys() & tuned_scores.keys())
-    return {i: base_scores[i] for i in ids}, {i: tuned_scores[i] for i in ids}
+def describe_power(gate: GateConfig, num_examples: int) -> str:
+    """Returns, before a run, how small an improvement its verdict can show; see `compute_half_width`.
+
+    Example: 20 examples -> `20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 ...`.
+
+    Args:
+        gate: The settings of the gate.
+        num_examples: Number of `confirm` examples.
+    """
+    count = _count_examples(num_examples).replace(" ", " confirm ")
+    if num_examples < _MIN_PAIRS:
+        return f"{count}: fewer than {_MIN_PAIRS} can never show an improvement"
+    samples = f", {gate.num_samples} episodes each," if gate.num_samples > 1 else ""
+    smallest = compute_half_width(num_examples, gate.num_samples) + max(0.0, gate.margin)
+    margin = f", with the margin {gate.margin:g}" if gate.margin > 0 else ""
+    wide = "; more examples or a larger finetuning.gate.num_samples can show less" if smallest > WIDE else ""
+    return f"{count}{samples} cannot show less than ±{smallest:.2f} ({ASSUMPTION}{margin}){wide}"
 
 
 def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned: EvaluationReport) -> str:
@@ -110,14 +136,17 @@ def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned:
             known = ", ".join(sorted(report.scores)) or "nothing"
             return f"{metric} was not scored for the {arm} model (scored: {known})"
     total = max(base.num_examples, tuned.num_examples)
-    num_pairs = len(_select_scored_in_both(metric, base, tuned)[0])
+    pairs = select_scored_in_both(metric, base, tuned)[0]
+    num_pairs, why = len(pairs), summarize_arm(metric, base, pairs, tuned).unscored_reason
+    because = f"; the commonest reason: {why}" if why else ""
     if num_pairs < 2:
-        return f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
+        few = f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
+        return few + because
     missing = (total - num_pairs) / total
     if missing > gate.max_missing:
         return (
             f"{total - num_pairs} of {total} confirm examples ({missing:.0%}) are missing in at least one arm, "
-            f"more than the {gate.max_missing:.0%} that gate.max_missing allows"
+            f"more than the {gate.max_missing:.0%} that gate.max_missing allows{because}"
         )
     return ""
 
@@ -150,7 +179,7 @@ def _judge_guard(
 ) -> Guard:
     if problem := _find_obstacle(gate, metric, base, tuned):
         return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
-    change = compute_paired_difference(*_select_scored_in_both(metric, base, tuned))
+    change = compute_paired_difference(*select_scored_in_both(metric, base, tuned))
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
         return Guard(metric, allowed, change, True, f"guard metric {metric} did not change on any example")
     interval = _format_ends(change.ci_low, change.ci_high)

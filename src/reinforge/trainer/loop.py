@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,18 +28,26 @@ from reinforge.algorithms.curriculum import (
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
+from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.evaluation.run import check_missing_share
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Builder, Trainer
 from reinforge.registry import register_trainer
-from reinforge.rollout.episode import attach_captured_tokens, attach_prompts
+from reinforge.rollout.episode import attach_captured_tokens, attach_prompts, attach_remote_prompts
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import stages
 from reinforge.trainer.canary import Prompts, pick_prompts
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.refusals import explain_empty_selection, refuse_identical, refuse_untrainable
+from reinforge.trainer.refusals import (
+    build_empty_epochs_error,
+    explain_empty_selection,
+    find_episode_command,
+    refuse_identical,
+    refuse_unscored,
+    refuse_untrainable,
+)
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -85,7 +93,7 @@ class EpochTrainer(Trainer):
         self._selection = Selection()
         self._example_filter = ExampleFilter()
         self._num_empty = 0
-        self._num_missing = 0
+        self._num_missing, self._missing_reasons = 0, ReasonCounts()
         self._num_identical_epochs = 0
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
@@ -144,6 +152,7 @@ class EpochTrainer(Trainer):
         version = None if policy is None else policy.version + (status is not None)
         # counted now: what follows this point is counted again when the run resumes from it
         state = {"adopt": status is not None, "trainer": self._resume_state(), "counters": context.counters()}
+        state["status"] = None if status is None else status.model_dump(mode="json")  # should its journal be damaged
         write = partial(stages.commit, context, self.trainer_adapter, epoch, state, version=version)
         if self._is_checkpoint_due(epoch, num_epochs) or status is None:
             await write()
@@ -182,6 +191,8 @@ class EpochTrainer(Trainer):
         jobs = [job for job in context.journal.jobs() if job.epoch <= epoch and job.ref and job.status]
         self._job_refs = [job.ref for job in jobs if job.ref]
         self._statuses = [job.status for job in jobs if job.status]
+        if context.resumed.state["adopt"] and not any(job.epoch == epoch and job.status for job in jobs):
+            self._statuses.append(TrainingJobStatus.model_validate(context.resumed.state["status"]))
         lines = "".join(to_json(row.as_dict()) + "\n" for row in self._reward_history[:-1])
         replace_file(context.folder / METRICS, lines)
         await self._finish_epoch(epoch, num_epochs, self._statuses[-1] if context.resumed.state["adopt"] else None)
@@ -189,19 +200,18 @@ class EpochTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
-        self._num_missing = 0
+        self._num_missing, self._missing_reasons = 0, ReasonCounts()
         meta = {"epoch": epoch, "trainer_run_id": run_id, **self._examples_to_collect(epoch)}
         collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
-            refuse_untrainable(
-                collection, self.trajectory_builder, self.run_config, trains_on=self.trainer_adapter.trains_on
-            )
+            trains_on = "messages" if self._is_remote() else self.trainer_adapter.trains_on
+            refuse_untrainable(collection, self.trajectory_builder, self.run_config, trains_on=trains_on)
         if self.needs_groups:
             self._num_identical_epochs = refuse_identical(
                 collection,
                 epoch=epoch,
                 epochs_before=self._num_identical_epochs,
-                temperature=self.run_config.sampling.temperature,
+                temperature=None if self._is_remote() else self.run_config.sampling.temperature,
             )
         self._stage("SELECT", epoch)
         chosen = self.apply_curriculum_learning(collection, epoch)
@@ -228,15 +238,24 @@ class EpochTrainer(Trainer):
             return await self.trainer_adapter.submit(chosen)
         context.pending = None  # from here on the weights may change
         known = context.journal.find_job(key) if context.resumed is not None else None
-        if known is not None and known.ref is not None:
-            return known.ref
-        context.journal.record_job_intent(key, epoch, chosen.run_id)
-        crash_point("submit.after_intent")
-        ref = await self.trainer_adapter.submit(chosen)
+        if known is None:
+            context.journal.record_job_intent(key, epoch, chosen.run_id)
+            crash_point("submit.after_intent")
+            ref = await self.trainer_adapter.submit(chosen)
+        else:
+            ref = await self.trainer_adapter.resubmit(chosen, known.ref)
         crash_point("submit.after_send")
         context.journal.record_job_submission(key, ref)
         crash_point("submit.after_id")
         return ref
+
+    def _is_remote(self) -> bool:
+        """Returns True if the adapter trains a model that it does not serve itself, so it decides what it trains on."""
+        return self.trainer_adapter is not None and self.trainer_adapter.policy() is None
+
+    def _compares_siblings(self, groups: Sequence[TrajectoryGroup]) -> bool:
+        """Returns False for groups of one that a remote backend groups itself."""
+        return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
 
     def _examples_to_collect(self, epoch: int) -> dict[str, Any]:
         """Returns `example_ids`, if the curriculum skips examples that it would leave out anyway."""
@@ -259,7 +278,9 @@ class EpochTrainer(Trainer):
         collection = await builder.finalize(name, meta)
         if builder.evaluation is not None:
             attach_captured_tokens(collection, builder.evaluation.find_call)
-        if self.trainer_adapter.trains_on == "messages":
+        if self._is_remote():
+            attach_remote_prompts(collection, builder.evaluation.find_call if builder.evaluation else lambda _: None)
+        elif self.trainer_adapter.trains_on == "messages":
             for trajectory in (each for siblings in collection.trajectories for each in siblings):
                 attach_prompts(trajectory)
         if self.context is not None:
@@ -267,9 +288,11 @@ class EpochTrainer(Trainer):
                 self.context.progress.note(note)
         records = builder.records or []
         check_missing_share(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
-        missing = sum(record.outcome.is_missing for record in records)
-        self._num_missing += missing
-        self._end_stage({"trajectories": collection.num_trajectories, "missing": missing})
+        missing = [record for record in records if record.outcome.is_missing]
+        self._num_missing += len(missing)
+        for record in missing:
+            self._missing_reasons.add(describe_failure(record))
+        self._end_stage({"trajectories": collection.num_trajectories, "missing": len(missing)})
         return collection
 
     async def _refill(
@@ -278,7 +301,7 @@ class EpochTrainer(Trainer):
         """Collects further examples while too few groups have signal, up to `limits.max_refills` times."""
         limits, builder = self.run_config.limits, self.trajectory_builder
         plan = builder.plan(epoch)
-        if plan is None or not self.needs_groups:
+        if plan is None or not self._compares_siblings(collection.groups):
             return collection, chosen
         used = list(plan.example_ids)
         num_planned = len(used) - len(self._example_filter.skipped)
@@ -297,6 +320,7 @@ class EpochTrainer(Trainer):
             more = await self._collect(epoch, run_id, meta)
             merged = [*collection.trajectories, *more.trajectories]
             collection = TrajectoryCollection(trajectories=merged, run_id=run_id, epoch=epoch)
+            self._stage("SELECT", epoch)
             chosen = self.apply_curriculum_learning(collection, epoch)
         return collection, chosen
 
@@ -304,12 +328,10 @@ class EpochTrainer(Trainer):
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
         """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
-        config = self.curriculum_config
-        selection = split_by_signal(
-            trajectory_collection.groups, config.min_reward_diff, self.needs_groups, self.has_signal
-        )
+        config, groups = self.curriculum_config, trajectory_collection.groups
+        selection = split_by_signal(groups, config.min_reward_diff, self._compares_siblings(groups), self.has_signal)
         kept = selection.kept
-        self._example_filter.record_rewards(trajectory_collection.groups, kept)
+        self._example_filter.record_rewards(groups, kept)
         outside: list[TrajectoryGroup] = []
         state = self._curriculum_state
         share = compute_included_share(config, epoch) if config.enabled else 1.0
@@ -322,7 +344,7 @@ class EpochTrainer(Trainer):
         if config.random_subsample is not None:
             rng = stable_random(self.run_config.seed, "subsample", epoch)
             kept = [subsample(group, config.random_subsample, rng) for group in kept]
-        state["total_groups"] = len(trajectory_collection.groups)
+        state["total_groups"] = len(groups)
         state["included_groups"] = {group.group_id for group in kept}
         if config.collect_only_included:
             state["mean_rewards"] = dict(self._example_filter.mean_rewards)
@@ -374,18 +396,18 @@ class EpochTrainer(Trainer):
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
         if self.context is not None and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
             self._validation_history.append(await stages.validate(self, self.context, epoch))
+            refuse_unscored(self._validation_history[-1], self.run_config.outcomes.max_missing)
 
     def _count_empty(self, epoch: int) -> None:
         self._num_empty += 1
         reasons = explain_empty_selection(self._selection)
         logger.warning("epoch %d trained nothing: %s", epoch, reasons)
+        where = f"epoch {epoch} trains nothing"
+        found = self.context.report_constant_reward(where) if self.context is not None else None
         if self._num_empty >= self.run_config.limits.max_empty_updates:
-            raise JobFailed(
-                f"{self._num_empty} epochs in a row had nothing to train on (limits.max_empty_updates); "
-                f"in the last one, {reasons}. The task may be too hard or too easy for this model, "
-                "or the reward may not distinguish its answers: look at an episode with "
-                f"`reinforge runs show {self._run_id} --episode 0`, or raise num_generations"
-            )
+            run = self.context.folder if self.context is not None else self._run_id
+            command = find_episode_command(self._selection, str(run), epoch)
+            raise build_empty_epochs_error(self._num_empty, reasons, found, command)
 
     def _epoch_metrics(
         self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection
@@ -408,18 +430,20 @@ class EpochTrainer(Trainer):
             num_groups_spared=len(self._example_filter.skipped),
             num_trajectories=collection.num_trajectories,
             num_missing=self._num_missing if builder.records is not None else None,
+            missing_reason=self._missing_reasons.find_commonest(),
             curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
         )
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """Returns the histories and the status of every job."""
+        """Returns the histories and the status of every job; `total_epochs` counts the epochs that submitted one."""
         running = self._job_refs[len(self._statuses) :]
         jobs = [*self._statuses, *await asyncio.gather(*map(self.trainer_adapter.status, running))]
         return {
             "run_id": run_id,
             "num_epochs": len(self._reward_history),
+            "total_epochs": len(self._job_refs),
             "jobs": [job.model_dump(mode="json") for job in jobs],
             "reward_history": [row.as_dict() for row in self._reward_history],
             "validation_history": [row.as_dict() for row in self._validation_history],
@@ -437,6 +461,8 @@ class EpochTrainer(Trainer):
         default = self.context.folder if self.context else self.run_config.output_dir
         folder = Path(output_dir) if output_dir else default
         folder.mkdir(parents=True, exist_ok=True)
+        if all(row.epoch != epoch for row in self._reward_history):  # called by the user, not by `run`
+            self._reward_history.append(EpochMetrics.from_dict({**metrics, "epoch": epoch}))
         self._log_metrics_to_file(epoch, metrics, folder)
         if output_dir and can_draw_plots():
             self._create_reward_plot(epoch, folder)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError, Problem
 from reinforge.runs.progress import RunProgress
+from reinforge.runs.removal import check_run_name
+from reinforge.trainer.guard import LiveRun
 
 
 @dataclass
@@ -22,7 +23,9 @@ class RunOptions:
         smoke: Run everything once, as small as possible, in a folder named `...-smoke`.
         resume: Folder of the run to resume; None: a new run.
         allow_config_change: Resume although the configuration has changed.
+        overwrite: Replace a run of the same name that no process works on, once the new one is known to be valid.
         folder: The run folder; set once it exists.
+        live: What the thread that watches the run knows about it.
     """
 
     run_name: str | None = None
@@ -30,12 +33,17 @@ class RunOptions:
     smoke: bool = False
     resume: Path | None = None
     allow_config_change: bool = False
+    overwrite: bool = False
     folder: Path | None = None
+    live: LiveRun = field(default_factory=LiveRun)
 
     def choose_folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
-        """Returns the folder of a new run."""
-        if self.run_name is not None and (Path(self.run_name).name != self.run_name or self.run_name == ".."):
-            message = f'"{self.run_name}" cannot be the name of a folder in {config.output_dir}'
-            raise ConfigError(Problem("--run_name", message, "use letters, digits, - and _"))
+        """Returns the folder of a new run.
+
+        Raises:
+            ConfigError: `run_name` cannot be the name of a run.
+        """
+        if self.run_name is not None:
+            check_run_name(self.run_name)
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         return Path(config.output_dir).expanduser() / f"{name}{suffix}"

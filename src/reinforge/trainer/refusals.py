@@ -1,19 +1,78 @@
-"""Errors for collections that cannot train anything: what is wrong and what to do about it."""
+"""Errors for collections that cannot train anything and for validations without scores: what is wrong, what to do."""
 
 from __future__ import annotations
 
+import shlex
 from typing import Literal
 
 from reinforge.algorithms.curriculum import Selection
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import EvaluationError
+from reinforge.errors import EvaluationError, JobFailed
+from reinforge.evaluation.run import choose_error_type, describe_too_many
 from reinforge.interfaces import TrajectoryBuilder
 from reinforge.rollout.episode import WORKFLOW
-from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
+from reinforge.runs.rows import BASELINE, ValidationRow
+from reinforge.types.trajectory import Outcome, TrajectoryCollection, TrajectoryGroup
 
 IDENTICAL_SHARE = 0.98
 IDENTICAL_EPOCHS = 3
 """More than this share of groups with identical siblings, in this many epochs in a row, is an error."""
+
+
+def _build_refusal(message: str) -> EvaluationError:
+    error = EvaluationError(message)
+    error.can_resume = False  # the same agent and settings would collect the same again
+    return error
+
+
+def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, episode: str) -> JobFailed:
+    """Returns the error to raise after too many epochs in a row without anything to train on.
+
+    Args:
+        num_epochs: How many.
+        reasons: Why the last epoch had nothing, with counts.
+        found: What all its episodes have in common; None: nothing.
+        episode: The command that shows one of its episodes.
+    """
+    head = f"{num_epochs} epochs in a row had nothing to train on (limits.max_empty_updates); in the last one"
+    why = found or (
+        "The task may be too hard or too easy for this model, or the reward may not distinguish its answers: use "
+        "easier or harder examples, a finer reward, or a larger num_generations"
+    )
+    sentence = f"{why[0].upper()}{why[1:]}" + ("" if why.endswith("?") else ".")
+    error = JobFailed(f"{head}, {reasons}. {sentence} Look at an episode with `{episode}`")
+    error.can_resume = False  # the same agent and settings would collect the same again
+    return error
+
+
+def build_no_job_error(trainer: str, num_collections: int) -> JobFailed:
+    """Returns the error to raise after a user's trainer has collected several times without submitting a job.
+
+    Args:
+        trainer: The trainer's class.
+        num_collections: How often it called the builder's `start_run`.
+    """
+    error = JobFailed(
+        f"nothing was trained: {trainer} collected {num_collections} times and submitted no job. Its run() must call "
+        "self.trainer_adapter.submit(...) with the groups to train on, and return the status of each job"
+    )
+    error.can_resume = False
+    return error
+
+
+def find_episode_command(selection: Selection, run: str, epoch: int) -> str:
+    """Returns the command that shows one of an epoch's episodes: of a group with equal rewards, if there is one.
+
+    Args:
+        selection: The epoch's selection.
+        run: Name or folder of the run.
+        epoch: From 0.
+    """
+    dropped = [*selection.zero_variance, *selection.low_spread, *selection.unused]
+    ids = [each.episode_id or "" for group in dropped for each in group.trajectories]
+    keys = [id_ for id_ in ids if id_.startswith("collect/")]  # others are not in the journal
+    which = f"--episode {shlex.quote(keys[0])}" if keys else f"--episode 0 --phase collect --epoch {epoch}"
+    return f"reinforge runs show {shlex.quote(run)} {which}"
 
 
 def refuse_untrainable(
@@ -32,48 +91,99 @@ def refuse_untrainable(
         trains_on: What the trainer adapter needs of a turn.
 
     Raises:
-        EvaluationError: No episode called the model, no turn has tokens, or no call is selected for training.
+        EvaluationError: Every prompt is too long, no episode called the model, no turn has tokens, or no call is
+            selected for training.
     """
     trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
     if trains_on == "messages" and any(trajectory.pairs for trajectory in trajectories):
         return
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     if trajectories and not turns:
-        raise EvaluationError(
+        _refuse_long_prompts(builder, config)
+        raise _build_refusal(
             f"none of the {len(trajectories)} episodes called the model: the workflow must call "
             "llm.chat.completions.create(...) on the `llm` it is given"
         )
     if trains_on == "messages" and turns and all(not turn.is_recorded and turn.trained is None for turn in turns):
-        raise EvaluationError(
+        raise _build_refusal(
             f"no assistant turn of the {len(trajectories)} trajectories is known to come from the policy, so nothing "
             "can be trained: the builder must put the completion's `id` into the item's metadata as `call_id`, or "
             "create the item with EpisodeItem(trained=True)"
         )
     if trains_on == "tokens" and turns and all(turn.tokens is None and turn.trained is not False for turn in turns):
-        raise EvaluationError(
+        raise _build_refusal(
             f"no assistant turn of the {len(trajectories)} trajectories has token ids, so nothing can be trained: the "
             "builder must put the completion's `choices[0].logprobs` into EpisodeItem.logprobs unchanged, or the "
             "completion's `id` into the item's metadata as `call_id`"
         )
     if trajectories and not any(trajectory.is_trainable for trajectory in trajectories):
-        records = builder.records or []
-        calls = [call for record in records for call in record.calls]
-        seen = sorted({name for call in calls for name in call.functions or (WORKFLOW,)})
-        raise EvaluationError(
-            f"no model call of the {len(trajectories)} episodes is selected for training: finetuning.target_functions "
-            f"is {config.target_functions} and target_model {config.target_model!r}, but the calls came from the "
-            f"functions {seen} and the llms {sorted({call.llm for call in calls})}"
-        )
+        head = f"no model call of the {len(trajectories)} episodes is selected for training"
+        raise _build_refusal(f"{head}: {_explain_unselected(builder, config)}")
 
 
-def refuse_identical(collection: TrajectoryCollection, *, epoch: int, epochs_before: int, temperature: float) -> int:
+def _explain_unselected(builder: TrajectoryBuilder, config: FinetuneConfig) -> str:
+    """Returns the first setting that excludes every model call."""
+    calls = [call for record in builder.records or [] for call in record.calls]
+    trained = list(getattr(builder, "policies", ()))
+    entries = sorted({call.llm for call in calls})
+    if calls and trained and not set(trained) & set(entries):
+        return f"the trained entries of llms are {trained}, but the agent called {entries}"
+    if config.target_model is not None and all(config.target_model not in (call.llm, call.model) for call in calls):
+        return f"finetuning.target_model is {config.target_model!r}, but the agent called {entries}"
+    called = sorted({name for call in calls for name in call.functions or (WORKFLOW,)})
+    if calls and WORKFLOW not in config.target_functions and not set(called) & set(config.target_functions):
+        return f"finetuning.target_functions is {config.target_functions}, but the calls came from {called}"
+    return "the builder marked every assistant turn as not trained (EpisodeItem.trained is False)"
+
+
+def _refuse_long_prompts(builder: TrajectoryBuilder, config: FinetuneConfig) -> None:
+    """Refuses a collection without any reply, if the reason is that the prompts do not fit the context."""
+    records = [record for record in builder.records or [] if not record.outcome.is_missing]
+    too_long = [record for record in records if record.outcome is Outcome.CONTEXT_OVERFLOW and not record.calls]
+    if not too_long:
+        return
+    wanted = config.policy.max_model_len
+    fix = (
+        "shorten the prompts, or use a model with a longer context"
+        if wanted is None
+        else f"raise finetuning.policy.max_model_len, which is {wanted}, or shorten the prompts"
+    )
+    raise _build_refusal(
+        f"no episode has a reply, because the prompt is too long in {len(too_long)} of {len(records)}: in example "
+        f'"{too_long[0].key.example_id}", {too_long[0].reason}; {fix}'
+    )
+
+
+def refuse_unscored(row: ValidationRow, allowed: float) -> None:
+    """Refuses a validation that lacks too many scores to choose a checkpoint by.
+
+    Args:
+        row: The validation.
+        allowed: The share of its examples that may be unscored: `outcomes.max_missing`.
+
+    Raises:
+        BackendUnavailable: More of them are unscored, mostly because of the backend.
+        EvaluationError: More of them are unscored, mostly for other reasons.
+    """
+    what = "the baseline" if row.epoch == BASELINE else f"the validation after epoch {row.epoch}"
+    unscored, scored = row.num_unscored or 0, row.num_examples or 0
+    if row.avg_reward is None and row.epoch == BASELINE:
+        raise choose_error_type(row.outcomes)(f"{what} could not be scored: {row.error}")
+    if unscored > allowed * (unscored + scored):
+        counts = f"{unscored} of {unscored + scored} examples"
+        raise choose_error_type(row.outcomes)(describe_too_many(what, counts, allowed, row.unscored_reason or ""))
+
+
+def refuse_identical(
+    collection: TrajectoryCollection, *, epoch: int, epochs_before: int, temperature: float | None
+) -> int:
     """Refuses a collection whose siblings are identical: comparing them trains nothing.
 
     Args:
         collection: The epoch's collection.
         epoch: From 0.
         epochs_before: Epochs in a row, up to the previous one, in which nearly all groups had identical siblings.
-        temperature: The sampling temperature, for the message.
+        temperature: The sampling temperature, for the message; None: the agent and its endpoint decide.
 
     Returns:
         The epochs in a row, including this one.
@@ -88,10 +198,11 @@ def refuse_identical(collection: TrajectoryCollection, *, epoch: int, epochs_bef
     share = sum(map(_has_identical_siblings, groups)) / len(groups)
     epochs = epochs_before + 1 if share > IDENTICAL_SHARE else 0
     if (share == 1.0 and epoch == 0) or epochs >= IDENTICAL_EPOCHS:
-        raise EvaluationError(
+        setting = f"finetuning.sampling.temperature is {temperature:g}" if temperature is not None else ""
+        setting = setting or "that of the agent or its endpoint: finetuning.sampling has no effect on a remote model"
+        raise _build_refusal(
             f"{share:.0%} of the groups have identical siblings, so their rewards carry no signal; the cause may be "
-            f"temperature 0 (finetuning.sampling.temperature is {temperature:g}), a response cache in the agent, or a "
-            "model whose answers no longer vary"
+            f"temperature 0 ({setting}), a response cache in the agent, or a model whose answers no longer vary"
         )
     return epochs
 
@@ -100,11 +211,14 @@ def explain_empty_selection(selection: Selection) -> str:
     """Returns why a selection is empty, with counts."""
     if selection.skip_reason is not None:
         return selection.skip_reason
-    return (
-        f"{len(selection.zero_variance)} groups have equal rewards, {len(selection.low_spread)} differ by less "
-        f"than curriculum_learning.min_reward_diff, {len(selection.untrainable)} have no trained tokens"
-        + (f", {len(selection.unused)} are not used by the algorithm" if selection.unused else "")
-    )
+    counts = {
+        "have equal rewards": selection.zero_variance,
+        "have rewards that differ by less than finetuning.curriculum_learning.min_reward_diff": selection.low_spread,
+        "have no trained tokens": selection.untrainable,
+        "are not used by the algorithm": selection.unused,
+    }
+    parts = [f"{len(groups)} groups {what}" for what, groups in counts.items() if groups]
+    return ", ".join(parts) or "there was no group"
 
 
 def _has_identical_siblings(group: TrajectoryGroup) -> bool:

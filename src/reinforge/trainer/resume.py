@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from reinforge.config.compare import compare_configs
+from reinforge.config.compare import Change, compare_configs
+from reinforge.config.dump import name_stand_in
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.config.schema import TranscriptsConfig
@@ -19,9 +23,13 @@ from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal import RunJournal
 from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal_repair import REPAIR_NOTES, repair_journal
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.runs.run_folder import list_runs
+from reinforge.runs.run_folder import list_runs, read_config
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.ownership import is_own_run
+from reinforge.trainer.provenance import Provenance
+from reinforge.trainer.setup.reach import list_reach
 from reinforge.types.evaluation import EvalInputItem
 
 logger = logging.getLogger(__name__)
@@ -31,7 +39,13 @@ SETTINGS_OF_ONE_CALL = {"finetuning.limits.max_minutes", "finetuning.limits.max_
 SETTINGS_OF_ONE_CALL |= {f"finetuning.transcripts.{name}" for name in TranscriptsConfig.model_fields}
 """Settings that may differ between the calls of one run, since they do not change what it computes."""
 
+NUM_EPOCHS = "finetuning.num_epochs"
+
 MAX_LISTED_CHANGES = 10
+
+ALLOW = "--allow_config_change (in Python: allow_config_change=True)"
+PROVENANCE = "provenance"
+"""The fact of a run that holds its `Provenance`."""
 
 
 def find_run(name: str, output_dir: Path) -> Path:
@@ -58,19 +72,64 @@ def find_run(name: str, output_dir: Path) -> Path:
 
 
 def load_run_config(
-    folder: Path, overrides: Sequence[tuple[str, str]] = (), registry: Registry | None = None
+    folder: Path,
+    overrides: Sequence[tuple[str, str]] = (),
+    registry: Registry | None = None,
+    *,
+    project_root: Path | None = None,
 ) -> LoadedConfig:
     """Returns the configuration of a run.
 
+    Args:
+        folder: The run folder.
+        overrides: Pairs of path and value; they take precedence.
+        registry: Component types; None: all installed ones.
+        project_root: The folder of the run's Python files, which the user trusts; None: the one that the run names, if
+            this user made the run here.
+
     Raises:
-        ConfigError: It cannot be read, or the run stopped before it wrote its configuration.
+        ConfigError: It cannot be read, the run stopped before it wrote its configuration, or it was made elsewhere.
     """
+    repair_journal(folder)
     facts = JournalReader(folder).facts()
-    if "project_root" not in facts or not (folder / "config.yml").is_file():
+    named = facts.get("project_root")
+    if not isinstance(named, str) or "\0" in named or not (folder / "config.yml").is_file():
         message = f"{folder} has no configuration: the run stopped during startup"
         raise ConfigError(Problem("", message, f"pass the file too: reinforge finetune FILE --resume {folder}"))
-    root = Path(facts["project_root"])
-    return load_config(folder / "config.yml", overrides=overrides, registry=registry, project_root=root)
+    is_trusted = project_root is not None or is_own_run(folder, Path(named), facts.get("seal"))
+    root = Path(named) if project_root is None else Path(os.path.expanduser(project_root)).resolve()
+    if project_root is not None and not root.is_dir():
+        raise ConfigError(Problem("--project_root", f"there is no folder {root}", "name the folder of the run's code"))
+    try:
+        loaded = load_config(folder / "config.yml", overrides=overrides, registry=registry, project_root=root)
+    except ConfigError as error:
+        if not is_trusted:
+            raise _refuse_foreign_run(folder, root, []) from error
+        raise ConfigError([_explain_secret(problem, folder) for problem in error.problems]) from error
+    if not is_trusted:
+        raise _refuse_foreign_run(folder, root, list_reach(loaded, registry).format_rows())
+    return loaded
+
+
+def _refuse_foreign_run(folder: Path, root: Path, reached: Sequence[tuple[str, str]]) -> ConfigError:
+    """Returns the error for a run folder that this user did not make where it stands; nothing was imported yet."""
+    listed = "".join(f"\n    {name}: {text}" for name, text in reached)
+    message = (
+        f"{folder} was not made here by you: it came from elsewhere, was moved, or its seal cannot be checked. "
+        f"Resuming it imports Python files from {root}{':' if listed else ''}{listed}"
+    )
+    fix = "if you trust this code, name its folder: --project_root FOLDER; or pass your own file: "
+    return ConfigError(Problem("", message, f"{fix}reinforge finetune FILE --resume {folder}"))
+
+
+def _explain_secret(problem: Problem, folder: Path) -> Problem:
+    """Returns a problem of a run's configuration; says why it asks for a variable that stands for a secret."""
+    name = name_stand_in(tuple(problem.path.split(".")))
+    if f"environment variable {name} is not set" not in problem.message:
+        return problem
+    message = f"the run was started with a secret written in its file, which run folders do not keep; {name} is not set"
+    fix = f"export {name}=..., or pass the file: reinforge finetune FILE --resume {folder}"
+    return replace(problem, message=message, fix=fix)
 
 
 def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
@@ -82,13 +141,17 @@ def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
     return digest.hexdigest()
 
 
-def refuse_changes(journal: RunJournal, text: str, data: str, *, allowed: bool) -> list[str]:
+def refuse_changes(
+    journal: RunJournal, text: str, data: str, provenance: Provenance, project_root: Path, *, allowed: bool
+) -> list[str]:
     """Returns what changed since the run started; refuses changes unless they are allowed.
 
     Args:
         journal: The run's journal.
         text: The current resolved configuration.
         data: Hash of the current examples.
+        provenance: The current code, files and versions.
+        project_root: Folder that the paths of `provenance` start from.
         allowed: Resume nevertheless.
 
     Raises:
@@ -97,18 +160,48 @@ def refuse_changes(journal: RunJournal, text: str, data: str, *, allowed: bool) 
     facts, config = journal.facts(), journal.folder / "config.yml"
     if not config.is_file():  # the run stopped during startup
         return []
-    differing = compare_configs(config.read_text(encoding="utf-8"), text)
-    found = [str(change) for change in differing if change.path not in SETTINGS_OF_ONE_CALL]
+    if read_config(journal.folder):
+        differing = compare_configs(config.read_text(encoding="utf-8"), text)
+        kept = (each for each in differing if each.path not in SETTINGS_OF_ONE_CALL and not _adds_epochs(each))
+        found = [str(change) for change in kept]
+    else:
+        found = ["config.yml in the run folder is damaged: it cannot be compared with yours"]
+    fix = f"leave out FILE and -o to resume it unchanged, or pass {ALLOW}"
     if facts.get("data_sha256", data) != data:
         found.append("the examples of the dataset")
+    if (known := read_provenance(facts)) is not None and (changes := known.find_changes(provenance, project_root)):
+        found += changes
+        fix = f"undo the changes to resume it unchanged, or pass {ALLOW}"
     if found and not allowed:
         listed = "".join(f"\n    {change}" for change in found[:MAX_LISTED_CHANGES])
         more = f"\n    and {len(found) - MAX_LISTED_CHANGES} more" if len(found) > MAX_LISTED_CHANGES else ""
-        message = f"the configuration of {journal.folder.name} has changed since the run started:{listed}{more}"
-        raise ConfigError(
-            Problem("", message, "leave out FILE and -o to resume it unchanged, or pass --allow_config_change")
-        )
+        raise ConfigError(Problem("", f"{journal.folder.name} has changed since it started:{listed}{more}", fix))
     return found
+
+
+def _adds_epochs(change: Change) -> bool:
+    """True if a change is a larger number of epochs: the run goes on to more of them."""
+    numbers = isinstance(change.old, int) and isinstance(change.new, int)
+    return change.path == NUM_EPOCHS and numbers and change.new > change.old
+
+
+def read_provenance(facts: Mapping[str, Any]) -> Provenance | None:
+    """Returns what a run was made of when it started; None: an earlier reinforge did not record it."""
+    known = facts.get(PROVENANCE)
+    return Provenance.from_dict(known) if isinstance(known, dict) else None
+
+
+def keep_provenance(context: RunContext, now: Provenance) -> Provenance:
+    """Returns what an unchanged run is made of, as recorded when it started; tells that an older run has no record."""
+    facts = context.journal.facts()
+    known = read_provenance(facts)
+    if known is not None:
+        return known.extended_by(now)
+    if "config_sha256" in facts:
+        text = "an earlier reinforge did not record code, files and versions: whether they have changed is not known"
+        logger.warning(text)
+        context.progress.note(text)
+    return now
 
 
 def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[EpochSnapshot | None, list[str]]:
@@ -117,6 +210,9 @@ def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[Epoc
     A checkpoint newer than the journal was written but not yet recorded, so it is adopted. None: no usable snapshot is
     left, and the run restarts from the beginning.
     """
+    notes = [str(note) for note in journal.facts().get(REPAIR_NOTES) or []]
+    if notes:
+        journal.set_facts(**{REPAIR_NOTES: []})
     damage, known = cache(checkpoints.find_damage), journal.snapshots()
     names, newest = {snapshot.checkpoint for snapshot in known}, known[0].epoch if known else -2
     orphans = [name for name in checkpoints.names() if name not in names]
@@ -132,7 +228,7 @@ def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[Epoc
         bad[name] = damage(name)
     if chosen in new:
         journal.record_snapshot(chosen)
-    return chosen, [f"skipping {name}: {reason}" for name, reason in bad.items()]
+    return chosen, notes + [f"skipping {name}: {reason}" for name, reason in bad.items()]
 
 
 def _read_snapshot(checkpoints: Checkpoints, name: str) -> EpochSnapshot | None:
@@ -158,7 +254,8 @@ async def restore_snapshot(
     version, keeps = snapshot.version, snapshot.checkpoint is not None
     adopts = bool(snapshot.state["adopt"])
     known = {row.version: row.fingerprint for row in context.journal.policy_versions()}
-    context.journal.rewind(snapshot.epoch, forget_jobs=keeps, forget_episodes=forget_episodes)
+    forgets_jobs = keeps and not adapter.keeps_jobs
+    context.journal.rewind(snapshot.epoch, forget_jobs=forgets_jobs, forget_episodes=forget_episodes)
     if version is not None:
         context.journal.forget_versions_from(version if adopts else version + 1)
         context.journal.flush()

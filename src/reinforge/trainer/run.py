@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +14,54 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
-from reinforge.errors import BudgetReached, JobFailed, ReinforgeError
-from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
-from reinforge.files import replace_file
+from reinforge.errors import BudgetReached, ConfigError, EvaluationError, JobFailed, Problem, ReinforgeError
+from reinforge.evaluation.changes import compare_summaries, find_one_sided_gain
+from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.checkpoints import copy_model
 from reinforge.runs.journal import RunJournal, upgrade_journal
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal_reader import JOURNAL, JournalReader
+from reinforge.runs.journal_repair import repair_journal
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import SilentProgress
+from reinforge.runs.removal import ensure_removable, remove_run
 from reinforge.runs.report import write_report
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.run_folder import ResumePoint
+from reinforge.runs.run_log import LoggedProgress
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.runs.validations import choose_best_validation
+from reinforge.safe_text import redact_secrets
 from reinforge.trainer import resume, stages
 from reinforge.trainer.context import END, RunContext
+from reinforge.trainer.extension import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.gate import decide
+from reinforge.trainer.loop import EpochTrainer
+from reinforge.trainer.observer import TrainerObserver
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.prepare import Parts, build_parts, effective_settings, require_enabled
+from reinforge.trainer.ownership import seal_run
+from reinforge.trainer.provenance import Provenance, collect_provenance
+from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
+from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
+from reinforge.trainer.setup.prepare import (
+    Parts,
+    build_parts,
+    effective_settings,
+    require_enabled,
+    require_policy_llm,
+)
+from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
-from reinforge.trainer.signals import describe_kept_work, run_with_signals
+from reinforge.trainer.signals import describe_kept_work, run_interruptible
 from reinforge.trainer.watchdog import log_to_folder, watch_progress
 from reinforge.types.evaluation import EvalOutputItem, EvaluationReport, MetricSummary
+from reinforge.types.job import TrainingJobStatus
 from reinforge.version import __version__
+
+MODEL = "model"
+"""The folder of the promoted model."""
 
 CLEANUP_S = 5.0
 """Seconds that the cleanup may take after a run was stopped."""
@@ -47,7 +70,8 @@ CLEANUP_S = 5.0
 def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry: Registry | None = None) -> RunSummary:
     """Runs a configuration to its end and returns the summary; the blocking form of `run_async`.
 
-    Ctrl-C and SIGTERM stop the run; finished work stays in the run folder. A second signal ends the process.
+    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop the run; finished work stays in the run folder. A second signal, or a run
+    that does not stop in time, ends the process.
 
     Raises:
         ConfigError: The configuration or the data is wrong; nothing was started.
@@ -55,8 +79,7 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
         ReinforgeError: The run failed; the summary in its folder holds the reason.
     """
     options = options or RunOptions()
-    with asyncio.Runner() as runner:
-        return runner.run(run_with_signals(run_async(loaded, options, registry), options))
+    return run_interruptible(run_async(loaded, options, registry), options)
 
 
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:
@@ -67,18 +90,27 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         shrink_for_smoke(loaded.config)
     folder = options.resume or options.choose_folder(config, "-smoke" if options.smoke else "")
     if options.resume is not None:
+        repair_journal(folder)
         upgrade_journal(folder)
-        if (finished := read_summary(folder)) is not None:
+        added = count_added_epochs(folder, config.num_epochs)
+        if not added and (finished := read_summary(folder)) is not None:
             return finished
+    if options.overwrite:
+        _ensure_replaceable(folder)
     async with ComponentBuilder(loaded, registry) as builder:
-        parts = await build_parts(builder, None if options.resume else folder)
+        parts = await build_parts(builder, None if options.resume or options.overwrite else folder)
         if options.smoke:
             shrink_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
+        if options.overwrite and folder.exists():
+            remove_run(folder)
         journal = RunJournal.open(folder) if options.resume else RunJournal(folder)
         options.folder = folder
-        context = RunContext(folder.name, journal, options.progress or SilentProgress(), config.limits)
+        context = RunContext(folder.name, journal, LoggedProgress(options.progress or SilentProgress()), config.limits)
         context.transcripts = config.transcripts
+        context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
         run = _Run(loaded, parts, context, options)
+        if (config.policy.model or "").startswith(BUNDLED):
+            run.model_folder = await builder.get_model_path()
         with log_to_folder(folder):
             try:
                 return await run.run()
@@ -86,6 +118,21 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
                 if options.smoke:
                     error.add_note("--smoke collects only a few episodes; a full run may find a training signal")
                 raise
+
+
+def _ensure_replaceable(folder: Path) -> None:
+    """Refuses to overwrite what is not a run, or a run that a process works on.
+
+    Raises:
+        ConfigError: The folder is a link, or no run folder.
+        StorageError: A process works on the run.
+    """
+    if not folder.exists():
+        return
+    if not (folder / JOURNAL).is_file():
+        message = f"{folder} is not a run folder, since it has no {JOURNAL}, so it is not overwritten"
+        raise ConfigError(Problem("overwrite", message, "choose another run_name"))
+    ensure_removable(folder)
 
 
 def read_summary(folder: Path) -> RunSummary | None:
@@ -100,7 +147,10 @@ class _Run:
         self.loaded, self.parts, self.context, self.options = loaded, parts, context, options
         self.config, self.trainer = parts.config, parts.trainer
         self._started = self._changed = False
+        self._made_of = Provenance()
+        self.model_folder: str | None = None
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
+        self.summary.smoke, self.summary.can_resume = options.smoke, not options.smoke
 
     async def run(self) -> RunSummary:
         """Runs every stage; however the run ends, its folder then holds a summary with the reason."""
@@ -109,17 +159,24 @@ class _Run:
             self.summary.status = "completed"
         except BudgetReached as reached:
             self.summary.status, self.summary.reason = "stopped", str(reached)
-            reached.add_note(describe_kept_work(self.context.folder))
+            self._record_best_so_far()
+            reached.add_note(describe_kept_work(self.context.folder, self.summary))
             raise
         except asyncio.CancelledError:
             self.summary.status, self.summary.reason = "stopped", f"interrupted in stage {self.context.stage_name}"
+            self._record_best_so_far()
             raise
         except Exception as error:
             if not self._started:  # refused before it started: the folder stays unchanged
                 raise
-            self.summary.reason = f"{self.context.stage_name}: {error}"
+            self.summary.reason = redact_secrets(f"{self.context.stage_name}: {error}")
             logging.getLogger("reinforge").exception("the run failed in stage %s", self.context.stage_name)
-            error.add_note(describe_kept_work(self.context.folder))
+            self._record_best_so_far()
+            nothing = self.context.tally.describe_none_outputs(self.context.agent)
+            if nothing is not None and isinstance(error, EvaluationError) and nothing not in str(error):
+                error.add_note(nothing)
+            self.summary.can_resume = self.summary.can_resume and getattr(error, "can_resume", True)
+            error.add_note(describe_kept_work(self.context.folder, self.summary))
             raise
         finally:
             try:
@@ -135,8 +192,11 @@ class _Run:
     async def _run_stages(self) -> None:
         config, context, trainer = self.config, self.context, self.trainer
         self._record_settings()
+        self.options.live.blocked_s = config.limits.episode_timeout_s
+        self.options.live.record_end = self._record_forced_end
         context.journal.start_session()
-        context.progress.start(context.run_id, context.folder, config.num_epochs, effective_settings(self.parts))
+        settings = [*effective_settings(self.parts), *list_reach(self.loaded).format_sent_variables()]
+        context.progress.start(context.run_id, context.folder, config.num_epochs, settings)
         runner = await self._bind_parts()
         context.begin_stage("LOAD")
         await trainer.initialize(config)
@@ -149,36 +209,72 @@ class _Run:
                 known = context.validations[:1]
                 baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
                 self.summary.baseline = self._get_gate_summary(baseline)
-                self._require_scored_baseline(baseline)
-                statuses = await trainer.run(config.num_epochs) or []
-                stages.refuse_failed(statuses)
+                context.report_constant_reward("note: before training")
+                refuse_unscored(baseline, config.outcomes.max_missing)
+                self._record_late_provenance()
+                statuses = await self._train()
                 await stages.adopt_unpublished(context, self.parts.adapter, statuses)
                 final = await self._final_validation()
                 self.summary.final = self._get_gate_summary(final)
+                refuse_unscored(final, config.outcomes.max_missing)
                 await self._verdict()
+                if not self.summary.promoted and (context.folder / MODEL).exists():  # of the verdict after fewer epochs
+                    remove_folder(context.folder / MODEL)
+
+    async def _train(self) -> list[TrainingJobStatus]:
+        """Runs all epochs and returns the status of every job.
+
+        Raises:
+            JobFailed: A job failed, or a user's trainer submitted none in more collections than may train nothing.
+        """
+        observer = None if isinstance(self.trainer, EpochTrainer) else TrainerObserver(self.trainer, self.context)
+        if observer is not None:
+            observer.begin()
+        statuses = await self.trainer.run(self.config.num_epochs) or []
+        stages.refuse_failed(statuses)
+        num_jobs, num_collections = (observer.num_jobs, observer.num_collections) if observer is not None else (0, 0)
+        self.summary.num_jobs = max(len(statuses), num_jobs)
+        if not self.summary.num_jobs and num_collections >= self.config.limits.max_empty_updates:
+            raise build_no_job_error(type(self.trainer).__name__, num_collections)
+        return statuses
 
     def _record_settings(self) -> None:
         """Writes the resolved configuration; refuses to resume with a changed one."""
-        context, text = self.context, dump_config(self.loaded)
+        context, text, root = self.context, dump_config(self.loaded), self.loaded.project_root
         data = resume.hash_data(self.parts.splits)
+        made_of = collect_provenance(self.loaded, self.model_folder)
         if self.options.resume is not None:
             allowed = self.options.allow_config_change
-            changed = resume.refuse_changes(context.journal, text, data, allowed=allowed)
-            if changed:
+            changed = resume.refuse_changes(context.journal, text, data, made_of, root, allowed=allowed)
+            if not changed:
+                made_of = resume.keep_provenance(context, made_of)
+            else:
                 self._changed = True
                 context.journal.record_stage(stages.BASELINE, "CONFIG", {"changed": changed})
+            if added := count_added_epochs(context.folder, self.config.num_epochs):
+                context.journal.record_stage(stages.BASELINE, "CONFIG", {"added_epochs": added})
+                context.progress.note(f"{added} more epochs than before; the verdict is computed again at the end")
+            text = keep_settings_of_one_call(context.folder, text)
         replace_file(context.folder / "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
         context.journal.set_facts(
             run_id=context.run_id,
             config_sha256=self.summary.config_sha256,
             data_sha256=data,
-            project_root=str(self.loaded.project_root),
+            project_root=str(root),
+            seal=seal_run(context.folder, root),
+            provenance=made_of.as_dict(),
             version=__version__,
             status="running",
             reason="",
+            can_resume=True,
         )
-        self._started = True
+        self._started, self._made_of = True, made_of
+
+    def _record_late_provenance(self) -> None:
+        """Adds the modules that the agent imported only when it ran, and a hub model that was not in the cache."""
+        found = self._made_of.extended_by(collect_provenance(self.loaded, self.model_folder))
+        self.context.journal.set_facts(provenance=found.as_dict())
 
     async def _resume(self) -> bool:
         """Restores the last durable state; False: there is none, so the run starts from the beginning."""
@@ -201,18 +297,40 @@ class _Run:
             context.journal.record_resume(snapshot.epoch)
             notes.append(f"resuming {ResumePoint(snapshot.epoch, snapshot.checkpoint)}")
         for text in notes:
-            logging.getLogger("reinforge").warning(text)
             context.progress.note(text)
         return snapshot is not None
 
     async def _commit_pending(self) -> None:
         """Makes the last adopted weights durable when the run stops between two checkpoints."""
         if self.context.pending is not None and self.summary.status == "stopped":
-            write, self.context.pending = self.context.pending, None
+            live = self.options.live
+            live.is_saving = True
             try:
-                await write()
+                await self.context.pending()
+                self.context.pending = None
             except ReinforgeError as error:  # its jobs will run again: only time is lost
                 logging.getLogger("reinforge").warning("cannot write the last checkpoint: %s", error)
+            finally:
+                live.is_saving = False
+
+    def _record_forced_end(self, why: str) -> str:
+        """Records, from another thread, that the process is ended now; returns the message for the user."""
+        context, summary = self.context, self.summary
+        if context.stage_name == END:  # cleaning up hangs: the files say how the run itself ended
+            return f"{why}; the run itself was over, and its files are in {context.folder}"
+        epoch = "" if context.stage_epoch is None else f" of epoch {context.stage_epoch}"
+        summary.status, summary.reason = "stopped", f"{why} in stage {context.stage_name}{epoch}"
+        self._record_best_so_far()
+        text = describe_kept_work(context.folder, summary)
+        if context.pending is not None:
+            text = f"the jobs since the last checkpoint are not saved; the next --resume trains them again\n{text}"
+        summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)
+        summary.policy_versions = list(context.policy_versions)
+        write_summary(context.folder / "summary.json", summary)
+        context.journal.set_facts(status=summary.status, reason=summary.reason)
+        context.journal.end_session(f"{summary.status}: {summary.reason}")
+        context.journal.flush()
+        return f"{summary.reason}\n{text}"
 
     async def _bind_parts(self) -> EpisodeRunner:
         """Gives the builder its evaluation, and the trainer its builder and adapter."""
@@ -231,6 +349,7 @@ class _Run:
             recall=self.context.recall,
             load_episodes=self.context.load_episodes,
         )
+        runner.limit = self.context.limit_episodes
         self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer may ignore it
         await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)
         return runner
@@ -248,11 +367,26 @@ class _Run:
         if policy is not None:
             self.context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
 
+    def _record_best_so_far(self) -> None:
+        """Records the best validation of a run that ends early, and every evaluator before and then."""
+        best = choose_best_validation(self.context.validations, self.config.gate.metric)
+        if self.summary.best is None and best is not None:
+            self.summary.record_best_so_far(self.context.validations[0], best, self.parts.gate_metric)
+            self._compare_validations(best)
+
+    def _compare_validations(self, after: ValidationRow) -> None:
+        base = self.context.validations[0]
+        self.summary.evaluators = compare_summaries(base.summaries, after.summaries, self.parts.part_weights)
+
     def _require_policy(self) -> None:
-        """Raises a `ConfigError` if an entry of `llms` is the policy and the adapter serves none."""
+        """Raises a `ConfigError` if an entry of `llms` is the policy and the adapter serves none, or the other way."""
         for llm in self.parts.llms.values():
             if llm.is_policy:
                 _ = llm.model_name
+        if self.parts.adapter.policy() is not None and self.parts.trajectory_builder.requires_policy_llm:
+            problems = require_policy_llm(self.loaded.config)
+            if problems:
+                raise ConfigError([replace(each, location=self.loaded.locate(each.path)) for each in problems])
 
     async def _clean_up(self) -> None:
         """Frees the trainer's resources; an error here never hides how the run ended."""
@@ -266,19 +400,6 @@ class _Run:
         """Returns a validation's summary of the gate metric."""
         return row.summaries.get(self.parts.gate_metric) if row is not None else None
 
-    def _require_scored_baseline(self, baseline: ValidationRow) -> None:
-        """Stops before training if too much of the baseline could not be scored."""
-        if baseline.avg_reward is None:
-            raise choose_error_type(baseline.outcomes)(f"the baseline could not be scored: {baseline.error}")
-        num_unscored = baseline.num_unscored or 0
-        total = (baseline.num_examples or 0) + num_unscored
-        if num_unscored > self.config.outcomes.max_missing * total:
-            outcomes = ", ".join(f"{count} {name}" for name, count in sorted(baseline.outcomes.items()))
-            raise choose_error_type(baseline.outcomes)(
-                f"{num_unscored} of {total} baseline examples have no score, more than outcomes.max_missing "
-                f"({self.config.outcomes.max_missing:.0%}) allows; episodes by outcome: {outcomes}"
-            )
-
     async def _final_validation(self) -> ValidationRow:
         context, policy = self.context, self.parts.adapter.policy()
         if policy is not None and not context.checkpoints.has(policy.version):
@@ -289,27 +410,37 @@ class _Run:
         """Compares the base with the best checkpoint on `confirm`, once."""
         context, summary, config = self.context, self.summary, self.config
         best = choose_best_validation(context.validations, config.gate.metric)
-        summary.best = self._get_gate_summary(best)
+        summary.best, summary.best_epoch = self._get_gate_summary(best), best.epoch if best is not None else None
+        if summary.num_jobs == 0:
+            self._compare_validations(context.validations[-1])
+            summary.promoted = False
+            summary.reason = "no training job was submitted, so the base model stays"
+            return
         if best is None or best.epoch == stages.BASELINE:
+            self._compare_validations(context.validations[-1])
             summary.promoted = False
             summary.reason = "no checkpoint beat the base model on the select examples, so the base model stays"
             return
         base = context.validations[0]
         if not base.checkpoint or not best.checkpoint:
+            self._compare_validations(best)
             summary.reason = (
                 "the backend does not save its weights, so base and best cannot be compared on the confirm examples"
             )
             return
-        arms = [
-            await self._evaluate_arm(row, phase) for row, phase in ((base, "confirm_base"), (best, "confirm_tuned"))
-        ]
-        verdict = decide(config.gate, self.parts.reward_metric, *arms)
+        before = await self._evaluate_arm(base, "confirm_base")
+        after = await self._evaluate_arm(best, "confirm_tuned")
+        verdict = decide(config.gate, self.parts.reward_metric, before, after, self.parts.part_weights)
+        summary.evaluators = verdict.changes
+        if verdict.improvement is not None and verdict.improvement.mean_difference > 0:
+            warning = find_one_sided_gain(verdict.changes)
+            summary.warnings += [warning] if warning is not None else []
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
         summary.checkpoint = best.checkpoint
         context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
         if verdict.promoted:
-            copy_model(context.checkpoints.verify(best.checkpoint), context.folder / "model")
+            copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
 
     async def _evaluate_arm(self, row: ValidationRow, phase: str) -> EvaluationReport:
         """Evaluates one arm on `confirm` with fresh episodes; both arms run with the same environment seeds."""
@@ -330,6 +461,7 @@ class _Run:
         context.begin_stage(END)
         context.wall_time_s.pop("START", None)
         summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)
+        summary.missing_reason = context.missing.find_commonest()
         summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}
         summary.policy_versions = context.policy_versions
         history: list[EpochMetrics] = getattr(self.trainer, "_reward_history", [])
@@ -342,5 +474,7 @@ class _Run:
             )
         else:
             context.progress.note(f"no reward plot: {NEEDS_MATPLOTLIB}")
-        context.journal.set_facts(status=summary.status, reason=summary.reason)
+        context.journal.set_facts(status=summary.status, reason=summary.reason, can_resume=summary.can_resume)
         context.journal.end_session(summary.status if not summary.reason else f"{summary.status}: {summary.reason}")
+        for line in summary.closing_lines(color=False):
+            logging.getLogger("reinforge").info(line)

@@ -1,56 +1,67 @@
-"""Stops a run on Ctrl-C and SIGTERM."""
+"""Runs work that a signal can stop: Ctrl-C, SIGTERM, SIGHUP and SIGUSR1."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from reinforge.errors import Interrupted
-from reinforge.runs.summary import RunSummary
+from reinforge.errors import Interrupted, StorageError
+from reinforge.rollout.containment import close_loop, create_loop, run_loop
+from reinforge.runs.resuming import describe_resume
+from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.trainer.guard import LoopGuard
 from reinforge.trainer.options import RunOptions
 
+T = TypeVar("T")
 
-async def run_with_signals(work: Coroutine[Any, Any, RunSummary], options: RunOptions) -> RunSummary:
-    """Runs `work`; the first signal cancels it, a second one ends the process.
+
+def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
+    """Runs `work` on an event loop of its own; a signal cancels it, and `LoopGuard` ends what does not end.
 
     Raises:
-        Interrupted: A signal stopped the run.
+        Interrupted: A signal stopped it.
     """
-    task = asyncio.create_task(work)
-    loop = asyncio.get_running_loop()
-    seen: list[int] = []
+    loop = create_loop()
+    task = loop.create_task(work)
+    with LoopGuard(loop, task, options.live) as guard:
+        try:
+            return run_loop(loop, task)
+        except asyncio.CancelledError:
+            if guard.received is None:
+                raise
+            raise build_interruption(guard.received, options) from None
+        finally:
+            close_loop(loop)
 
-    def stop(number: int, frame: object) -> None:
-        if seen:
-            os._exit(128 + number)
-        seen.append(number)
-        loop.call_soon_threadsafe(task.cancel)
 
-    before = {}
-    with contextlib.suppress(ValueError):  # not in the main thread, which then handles signals itself
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # not loop.add_signal_handler: it waits for an agent that blocks the loop, and so would the second signal
-            before[number] = signal.signal(number, stop)
+def build_interruption(received: signal.Signals, options: RunOptions) -> Interrupted:
+    """Returns the error of a run that a signal stopped; says where its work is kept and how to resume it."""
+    interrupted = Interrupted(received.name, 128 + received)
+    if options.folder is not None:
+        interrupted.add_note(describe_kept_work(options.folder, _read_summary(options.folder)))
+    return interrupted
+
+
+def _read_summary(folder: Path) -> RunSummary | None:
     try:
-        return await task
-    except asyncio.CancelledError:
-        if not seen:
-            raise
-        interrupted = Interrupted(signal.Signals(seen[0]).name, 128 + seen[0])
-        if options.folder is not None:
-            interrupted.add_note(describe_kept_work(options.folder))
-        raise interrupted from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return load_summary(folder)
+    except StorageError:  # the run was stopped before it wrote one
+        return None
 
 
-def describe_kept_work(folder: Path) -> str:
-    """Returns where the work of an unfinished run is kept, and the command that resumes it."""
-    kept = f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"
-    return f"{kept}\nresume with: reinforge finetune --resume {folder}"
+def describe_kept_work(folder: Path, summary: RunSummary | None = None) -> str:
+    """Returns where the work of an unfinished run is kept, its best checkpoint, and how to resume it.
+
+    Args:
+        folder: The run folder.
+        summary: How far the run came; None: not known.
+    """
+    lines = [f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"]
+    if summary is not None and summary.best is not None and (summary.checkpoint or summary.status == "stopped"):
+        lines.append(f"best so far: {summary.describe_best()}")
+    if summary is None or summary.can_resume:
+        lines.append(f"resume with: {describe_resume(folder)}")
+    return "\n".join(lines)

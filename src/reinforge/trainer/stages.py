@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reinforge.crash import crash_point
@@ -33,7 +34,8 @@ async def commit(
     Returns:
         The checkpoint; None if the backend does not save its weights.
     """
-    state = {"epoch": epoch, "version": version, "counters": context.counters(), **state}
+    newest = asdict(context.policy_versions[-1]) if context.policy_versions else None  # to rebuild a damaged journal
+    state = {"epoch": epoch, "version": version, "newest_version": newest, "counters": context.counters(), **state}
     number = epoch + 1 if version is None else version
     name = context.checkpoints.name(number)
     holds = not state["adopt"] and context.checkpoints.has(number) and context.checkpoints.find_damage(name) is None

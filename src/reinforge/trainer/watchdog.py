@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.run_log import RunLogHandler
+from reinforge.safe_text import CleanFormatter
 from reinforge.trainer.context import RunContext
 
 WATCHDOG_S = 5.0
@@ -19,8 +21,8 @@ WATCHDOG_S = 5.0
 @contextlib.contextmanager
 def log_to_folder(folder: Path) -> Iterator[None]:
     """Writes the package's log to `run.log` while the run lasts."""
-    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler = RunLogHandler(folder)
+    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("reinforge")
     before = logger.level
     logger.addHandler(handler)
@@ -49,7 +51,6 @@ async def watch_progress(context: RunContext, runner: EpisodeRunner) -> AsyncIte
                     f"no progress for {silent:.0f} s in stage {context.stage_name}{epoch}: "
                     f"{runner.status.num_running} episodes are running, {runner.status.num_abandoned} were abandoned"
                 )
-                logging.getLogger("reinforge").warning(text)
                 context.progress.note(text)
 
     task = asyncio.create_task(watch())

@@ -73,11 +73,16 @@ class ModelCall:
     @property
     def training_source(self) -> TokenLogprobs | ChatPrompt | None:
         """What training needs of the reply: its tokens, or its prompt if the policy reports none; None: untrainable."""
+        reply = self.reply
+        return reply.tokens if reply.tokens is not None or reply.policy_version is None else self.prompt
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """The exact prompt; its version is -1 if the model is not the policy of this run."""
         reply, request = self.reply, self.request
-        if reply.tokens is not None or reply.policy_version is None:
-            return reply.tokens
         tools = tuple(request.tools) if request.tools else None
-        return ChatPrompt(tuple(request.messages), tools, reply.policy_version, reply.finish_reason)
+        version = -1 if reply.version is None else reply.version
+        return ChatPrompt(tuple(request.messages), tools, version, reply.finish_reason)
 
     @property
     def num_completion_tokens(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from reinforge.types.steps import IntermediateStep
+
+MAX_SCORE = 1e9
+"""Largest absolute score and reward. Squares and sums of such numbers stay finite, also in float32."""
 
 
 class EvalInputItem(BaseModel):
@@ -49,7 +51,7 @@ class EvalOutputItem(BaseModel):
         """Returns the score as a finite number, or None if it is missing; never 0.0 for unknown."""
         if self.error is not None or not isinstance(self.score, bool | int | float):
             return None
-        return float(self.score) if math.isfinite(self.score) else None
+        return float(self.score) if abs(self.score) <= MAX_SCORE else None
 
 
 class EvalOutput(BaseModel):
@@ -114,6 +116,7 @@ class MetricSummary:
         ci_low, ci_high: Ends of the interval; None if nothing was scored.
         num_examples: Number of examples that were scored.
         num_unscored: Number of examples without a score because the environment failed.
+        unscored_reason: The commonest reason for that; None: all are scored, or the reason is not known.
     """
 
     metric: str
@@ -122,6 +125,7 @@ class MetricSummary:
     ci_high: float | None
     num_examples: int
     num_unscored: int
+    unscored_reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as a JSON-ready dict."""
@@ -162,12 +166,16 @@ class EvaluationReport:
     def as_validation(self) -> dict[str, Any]:
         """Returns the report in the format of `run_validation_evaluation`."""
         summary = self.summaries.get(self.reward_metric)
+        rewards = self.scores.get(self.reward_metric, {}).values()
         return {
             "avg_reward": summary.mean if summary else None,
+            "min_reward": min(rewards, default=None),
+            "max_reward": max(rewards, default=None),
             "ci_low": summary.ci_low if summary else None,
             "ci_high": summary.ci_high if summary else None,
             "num_examples": summary.num_examples if summary else 0,
             "num_unscored": summary.num_unscored if summary else self.num_examples,
+            "unscored_reason": summary.unscored_reason if summary else None,
             "metrics": {name: s.mean for name, s in self.summaries.items()},
             "summaries": {name: s.as_dict() for name, s in self.summaries.items()},
             "outcomes": dict(self.outcomes),

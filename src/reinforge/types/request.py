@@ -145,6 +145,10 @@ class ModelReply:
         num_completion_tokens: Number of tokens of the reply.
         policy_version: Version of the weights of a policy that does not report tokens; None: not a policy, or see
             `tokens`.
+        failure: Why what the model wrote as a tool call is unusable and stayed text; None: nothing is.
+        logprobs: What a model behind an endpoint returned of its reply, in OpenAI's format: `content` with a log-prob
+            for each token, and `token_ids` and `prompt_token_ids` where the endpoint has them; None: it returned none.
+            The embedded engine never trains on it.
     """
 
     message: Message
@@ -153,6 +157,8 @@ class ModelReply:
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     policy_version: int | None = None
+    failure: str | None = None
+    logprobs: dict[str, Any] | None = None
 
     @property
     def version(self) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from reinforge.errors import TrajectoryError
+from reinforge.types.evaluation import MAX_SCORE
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 
 OTHER_CHOICES = "num_tokens_of_other_choices"
@@ -76,6 +77,8 @@ class EpisodeItem(BaseModel):
         default=None, description="Whether to train the turn; None: train it if its tokens or its prompt are recorded."
     )
 
+    _prompt: ChatPrompt | None = PrivateAttr(default=None)
+
     @property
     def tokens(self) -> TokenLogprobs | None:
         """The exact tokens of the turn, from `logprobs` or bound; None if not recorded, which makes it context."""
@@ -85,8 +88,7 @@ class EpisodeItem(BaseModel):
     @property
     def prompt(self) -> ChatPrompt | None:
         """The exact prompt of a turn whose sampler does not report tokens, from `logprobs` or bound."""
-        prompt = self.logprobs if isinstance(self.logprobs, ChatPrompt) else (self.metadata or {}).get("prompt")
-        return prompt if isinstance(prompt, ChatPrompt) else None
+        return self.logprobs if isinstance(self.logprobs, ChatPrompt) else self._prompt
 
     @property
     def call_id(self) -> str | None:
@@ -101,7 +103,7 @@ class EpisodeItem(BaseModel):
 
     def bind_prompt(self, prompt: ChatPrompt) -> None:
         """Sets the exact prompt of a turn that does not have it in `logprobs`."""
-        self.metadata = {**(self.metadata or {}), "prompt": prompt}
+        self._prompt = prompt
 
     @property
     def is_recorded(self) -> bool:
@@ -213,10 +215,10 @@ class TrajectoryCollection(BaseModel):
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
-        """The validated groups: none is empty, each has one agent, one model and one group id, and rewards are finite.
+        """The validated groups: none is empty, each has one agent, one model and one group id, and rewards are usable.
 
         Raises:
-            TrajectoryError: A group mixes agents, models or group ids, or a reward is not finite.
+            TrajectoryError: A group mixes agents, models or group ids, or a reward is not finite or beyond `MAX_SCORE`.
         """
         if self._groups is None:
             self._groups = [
@@ -256,13 +258,12 @@ def _build_group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
             f"{sorted(map(str, model_groups))}; a group needs one model"
         )
     for number, trajectory in enumerate(siblings):
-        invalid = [
-            value for value in (trajectory.reward, *(trajectory.shaped_rewards or ())) if not math.isfinite(value)
-        ]
+        rewards = (trajectory.reward, *(trajectory.shaped_rewards or ()))
+        invalid = [value for value in rewards if not math.isfinite(value) or abs(value) > MAX_SCORE]
         if invalid:
             raise TrajectoryError(
                 f"trajectories[{index}][{number}] (episode {trajectory.episode_id}) has the reward {invalid[0]}; "
-                "rewards must be finite. If the reward is unknown, return None from compute_reward; the step_reward of "
-                "a mark must be a number"
+                f"rewards must be finite numbers, at most {MAX_SCORE:g}. If the reward is unknown, return None from "
+                "compute_reward; the step_reward of a mark must be a number"
             )
     return TrajectoryGroup.model_construct(group_id=str(next(iter(ids), f"group-{index}")), trajectories=list(siblings))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from reinforge.errors import Problem
@@ -16,7 +19,7 @@ class BoundWorkflow:
 
     Attributes:
         function: The callable.
-        llm: Entry of `llms` passed as `llm`; None: the only entry.
+        llm: Entry of `llms` passed as `llm`; None: the only entry, or the only one that is trained.
         is_async: True if calling it returns an awaitable.
         share_environment_seed: True if siblings run with the same environment seed.
     """
@@ -25,6 +28,15 @@ class BoundWorkflow:
     llm: str | None
     is_async: bool
     share_environment_seed: bool = True
+
+    @property
+    def source(self) -> str:
+        """The function with its file and line, as `agent (task.py:3)`; without them where Python does not know them."""
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        call = inspect.unwrap(function)
+        name = getattr(call, "__qualname__", type(call).__name__).rpartition("<locals>.")[2]
+        code = getattr(call if inspect.isroutine(call) else type(call).__call__, "__code__", None)
+        return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else name
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
         """Returns what the workflow's own `example_problems` finds wrong with examples before any of them is run."""

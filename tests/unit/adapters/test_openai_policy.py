@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.adapters.openai_config import OpenAIAdapterConfig
+from reinforge.adapters.openai_model import HOSTED_MODEL, HostedModel
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow
+from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, StorageError
 from reinforge.trainer.canary import probe
 from reinforge.types.request import ChatPrompt, ModelRequest, SamplingParams
 from tests.hosted import connect_adapter, make_collection
@@ -129,3 +131,12 @@ async def test_a_hosted_policy_without_tokens(openai_service: OpenAIService) -> 
         ]
         with pytest.raises(ContextOverflow):
             await policy.sample(ModelRequest(HELLO))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"model": "m"}', '{"model": 5, "base_model": "b", "service": "s"}', "[" * 100_000, "\x00"]
+)
+def test_an_unreadable_name_of_a_hosted_model_is_a_storage_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / HOSTED_MODEL).write_text(content)
+    with pytest.raises(StorageError, match=r"cannot read .*openai_model\.json"):
+        HostedModel.read(tmp_path)

@@ -15,6 +15,7 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest
 from reinforge.types.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryGroup
+from tests.hosted import make_trajectory
 from tests.openai_rows import find_file_error
 
 USER, AGAIN = {"role": "user", "content": "q"}, {"role": "user", "content": "r"}
@@ -185,3 +186,13 @@ def test_a_message_round_trips() -> None:
     blocks = {"role": "user", "content": [{"type": "text", "text": "look"}]}
     trajectory = build_trajectory(([blocks], assistant("a")))
     assert build_message(trajectory.episode[0]) == blocks  # type: ignore[arg-type]
+
+
+def test_a_row_that_utf_8_cannot_hold_is_left_out_and_counted() -> None:
+    """One such row would make the service refuse the whole file."""
+    texts = ["plain", "half \ud800", "escaped \\ud800", "whole \U0001f600", "é"]
+    file = build_supervised_file([make_trajectory("q", text) for text in texts])
+    kept = [json.loads(line)["messages"][-1]["content"] for line in file.lines]
+    assert kept == ["plain", "escaped \\ud800", "whole \U0001f600", "é"]
+    assert file.left_out == {"no valid Unicode": 1}
+    file.content.decode()

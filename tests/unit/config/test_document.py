@@ -6,8 +6,17 @@ import math
 
 import pytest
 
+from reinforge.config import document
 from reinforge.config.document import parse_yaml
 from reinforge.errors import ConfigError
+
+
+def test_json_escapes_of_one_character_are_joined_and_a_lone_half_is_rejected() -> None:
+    assert parse_yaml('"\\ud83d\\ude00": "\\ud83d\\ude00!"').data == {"😀": "😀!"}
+    with pytest.raises(ConfigError, match=r"f.yml:2:4 a: '\\ud800' is half of a character, not text"):
+        parse_yaml('b: 1\na: "x\\ud800"\n', "f.yml")
+    with pytest.raises(ConfigError, match=r"f.yml:1:\d+: not valid YAML: an escape names no character"):
+        parse_yaml('a: "\\Uffffffff"\n', "f.yml")
 
 
 def problems(text: str) -> list[str]:
@@ -88,6 +97,15 @@ def test_an_alias_bomb_is_rejected_before_it_expands() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
     assert "100,000 values after expanding aliases" in problems("\n".join(lines))[0]
+
+
+def test_without_its_limit_an_alias_bomb_expands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation check, with a small bomb: 5 lines of text, 111,111 values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 5)]
+    assert "values after expanding aliases" in problems("\n".join(lines))[0]
+    monkeypatch.setattr(document, "MAX_NODES", 10**9)
+    assert len(parse_yaml("\n".join(lines)).data["a4"]) == 10
 
 
 def test_many_aliases_deep_nesting_loops_and_large_files_are_rejected() -> None:

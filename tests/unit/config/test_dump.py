@@ -13,6 +13,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
 from reinforge.evaluation.datasets import JsonlDatasetConfig, jsonl_dataset
+from reinforge.safe_text import redact_secrets
 from tests.unit.config.components import COMPLETE, KEY, registry
 
 
@@ -57,6 +58,55 @@ def test_a_secret_is_never_written(tmp_path: Path) -> None:
     kept = dump_config(load(write(tmp_path, text.replace("sk-canary-3", '"${K}"')), {"K": "sk-canary-3"}))
     assert "sk-canary-3" not in kept
     assert "${K}" in kept
+
+
+SECRETS = """
+llms:
+  x:
+    _type: openai
+    model_name: m
+    extra_body:
+      api_key: canary-1
+      nested:
+        headers: {Authorization: Bearer canary-2, X-Api-Key: canary-3, Accept: json}
+        list: [{password: 81234567}]
+      by_form: sk-canary-4567
+      url: "https://user:canary-5@host/x"
+      from_variable: "${K}"
+      session_token: "${K}"
+      eos_token: "<|end|>"
+      max_tokens: 5
+      empty: {api_key: EMPTY, token: "", secret: none}
+"""
+
+
+def test_secrets_are_found_by_key_and_by_form_and_stay_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load_config(write(tmp_path, SECRETS), environ={"K": "canary-6-of-the-environment"})
+    dumped = dump_config(loaded)
+    assert "canary" not in dumped
+    assert "81234567" not in dumped
+    body = yaml.safe_load(dumped)["llms"]["x"]["extra_body"]
+    assert body["api_key"] == "${LLMS_X_EXTRA_BODY_API_KEY}"
+    assert body["nested"]["headers"]["Accept"] == "json"
+    assert body["nested"]["list"] == [{"password": "${LLMS_X_EXTRA_BODY_NESTED_LIST_0_PASSWORD}"}]
+    assert (body["from_variable"], body["session_token"]) == ("${K}", "${K}")
+    assert (body["eos_token"], body["max_tokens"]) == ("<|end|>", 5)
+    assert body["empty"] == {"api_key": "EMPTY", "token": "", "secret": "none"}
+    written = [line for line in caplog.messages if "is written in the configuration" in line]
+    assert len(written) == 6
+    assert f"{tmp_path}/f.yml:7:7 llms.x.extra_body.api_key is written in the configuration; use ${{VAR}}" in written[0]
+    shown = redact_secrets("canary-2 Bearer canary-2 canary-5 canary-6-of-the-environment 81234567")
+    assert "canary-6" not in shown
+    assert "81234567" not in shown
+
+
+def test_control_characters_are_written_as_escapes(tmp_path: Path) -> None:
+    note = '\x1b]0;t\x07 \u202e \x9b \\ " é\nsecond \u2028 line'
+    loaded = build_config({"trainers": {"t\x1b": {"_type": "my_trainer", "note": note}}}, registry=registry())
+    text = dump_config(loaded)
+    assert not {"\x1b", "\x07", "\u202e", "\x9b", "\u2028"} & set(text)
+    assert "é" in text
+    assert load(write(tmp_path, text), {}).config.trainers["t\x1b"].note == note
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from reinforge.config import imports
 from reinforge.config.imports import import_object
 from reinforge.errors import ConfigError
 
@@ -69,11 +71,86 @@ def test_a_path_through_another_module_is_rejected(project: Path) -> None:
     assert "reaches into the module os" in rejected("rfg_agent:os.system", project)
 
 
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        ("system", "posix.system"),
+        ("run", "subprocess.run"),
+        ("Popen", "subprocess.Popen"),
+        ("Own.communicate", "subprocess.Popen.communicate"),
+        ("bound", "posix.system"),
+        ("evaluate", "builtins.eval"),
+        ("caller", "operator.methodcaller"),
+    ],
+)
+def test_a_project_does_not_pass_on_what_it_imports(project: Path, name: str, origin: str) -> None:
+    """`from os import system` in a module of the project does not make `module:system` a function of the project."""
+    (project / "rfg_reexports.py").write_text(
+        "import functools, operator\nfrom os import system\nfrom subprocess import Popen, run\n"
+        "class Own(Popen): pass\nbound = functools.partial(system, 'true')\nevaluate = eval\n"
+        "caller = operator.methodcaller('x')\n"
+    )
+    origin = origin.replace("posix", os.name)
+    assert f'"rfg_reexports:{name}" is not allowed: it is {origin}' in rejected(f"rfg_reexports:{name}", project)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["agent.__globals__", "Box.__subclasses__", "__builtins__", "__loader__.load_module", "Box.f.__call__", "__name__"],
+)
+def test_attributes_of_python_are_not_allowed(project: Path, name: str) -> None:
+    assert "is an attribute of Python itself" in rejected(f"rfg_agent:{name}", project)
+
+
+def test_what_the_project_makes_of_other_libraries_is_its_own(project: Path) -> None:
+    """A wrapped function, a partial, an object of an own class, and plain data."""
+    (project / "rfg_made.py").write_text(
+        "import functools\n"
+        "def double(x): return 2 * x\n"
+        "four = functools.partial(double, 2)\n"
+        "cached = functools.lru_cache(double)\n"
+        "class Agent:\n  def __call__(self, x): return x + 1\n  @classmethod\n  def make(cls): return 5\n"
+        "agent = Agent()\nROWS = [1]\n"
+    )
+    found = [import_object(f"rfg_made:{name}", project) for name in ("four", "cached", "agent", "Agent.make", "ROWS")]
+    assert [found[0](), found[1](3), found[2](1), found[3](), found[4]] == [4, 6, 2, 5, [1]]
+
+
+def test_without_the_check_of_origin_a_reexported_function_is_found(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation check."""
+    (project / "rfg_open.py").write_text("from os import system\n")
+    monkeypatch.setattr(imports, "_check_origin", lambda *arguments: None)
+    assert import_object("rfg_open:system", project) is os.system
+
+
 def test_a_missing_name_suggests_the_nearest(project: Path) -> None:
     assert 'no module "rfg_agnt", did you mean "rfg_agent"?' in rejected("rfg_agnt:agent", project)
     assert 'no module "rfg_pack.tool", did you mean "rfg_pack.tools"?' in rejected("rfg_pack.tool:answer", project)
     assert 'rfg_agent has no "agnt", did you mean "agent"?' in rejected("rfg_agent:agnt", project)
-    assert "not of the form package.module:name" in rejected("rfg_agent.agent", project)
+    assert "not of the form package.module:name" in rejected("rfg_agent", project)
+
+
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("rfg_agent.agent", "rfg_agent:agent"),
+        ("rfg_pack.tools.answer", "rfg_pack.tools:answer"),
+        ("./rfg_pack/tools.py:answer", "rfg_pack.tools:answer"),
+    ],
+)
+def test_a_dot_or_a_path_where_a_colon_or_a_module_belongs_suggests_the_right_form(
+    project: Path, spec: str, meant: str
+) -> None:
+    assert f'"{spec}" is not of the form package.module:name, did you mean "{meant}"?' in rejected(spec, project)
+    import_object(meant, project)
+
+
+def test_a_function_that_python_passed_says_that_no_file_can_name_it(project: Path) -> None:
+    text = rejected("<python __main__:agent>", project)
+    assert "__main__:agent was passed to reinforge.finetune in Python; resume the run there" in text
+    assert "did you mean" not in text
     assert 'write "rfg_agent:agent", without .py' in rejected("rfg_agent.py:agent", project)
 
 

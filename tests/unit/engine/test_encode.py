@@ -9,6 +9,7 @@ from reinforge.config.schema import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError
+from reinforge.evaluation.demonstrations import detect_format
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
 from tests.models import make_tokenizer
@@ -86,7 +87,7 @@ async def test_a_conversation_becomes_one_sample_that_trains_the_assistants_toke
     said = ("go on", "yes", "and now?", "no")
     row = {"messages": [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]}
     builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(train_on=train_on), lambda: policy)
-    [trajectory] = await builder._build_group(Item(row), "messages")
+    [trajectory] = await builder._build_group("1", {"1": row}, detect_format([row], None))
     [sample] = samples_from_trajectory(trajectory)
     decode = policy.renderer.tokenizer.decode
     whole = "<|user|>go on<|end|><|assistant|>yes<|end|><|user|>and now?<|end|><|assistant|>no<|end|>"
@@ -94,8 +95,3 @@ async def test_a_conversation_becomes_one_sample_that_trains_the_assistants_toke
     turns = [turn for turn in sorted(set(sample.turn_ids.tolist())) if turn >= 0]
     assert [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns] == learnt
     assert (sample.loss_mask == (sample.turn_ids >= 0)).all()
-
-
-class Item:
-    def __init__(self, row):
-        self.id, self.full_dataset_entry = "1", row

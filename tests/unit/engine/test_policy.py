@@ -237,9 +237,9 @@ async def test_close_fails_what_is_in_flight(tiny_model_dir):
 
 def test_equal_prompts_are_rendered_once(engine, monkeypatch):
     calls = []
-    original = engine.tokenizer.apply_chat_template
+    original = engine.tokenizer.get_chat_template
     monkeypatch.setattr(
-        engine.tokenizer, "apply_chat_template", lambda *a, **k: (calls.append(a), original(*a, **k))[1], raising=False
+        engine.tokenizer, "get_chat_template", lambda *a, **k: (calls.append(a), original(*a, **k))[1], raising=False
     )
     ask(engine.policy, [request("again and again", seed=s) for s in range(5)])
     assert len(calls) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.evaluation.demonstrations import detect_row_shape, parse_demonstrations
+from reinforge.evaluation.demonstrations import RowFormat, detect_format, detect_row_shape, parse_demonstrations
 from reinforge.evaluation.shapes import InvalidRowError
 
 USER, BOT, TOOL = ({"role": role, "content": role} for role in ("user", "assistant", "tool"))
@@ -63,3 +63,63 @@ def test_a_label_is_the_reward(label, reward):
 def test_rows_without_a_final_reply_are_rejected(row, message):
     with pytest.raises(InvalidRowError, match=message):
         demonstrate(row)
+
+
+CONVERSATION = {"messages": [USER, BOT]}
+PAIR = {"prompt": "q", "completion": "a"}
+
+
+@pytest.mark.parametrize("row", [CONVERSATION, PAIR])
+@pytest.mark.parametrize(
+    ("columns", "configured", "reward"),
+    [
+        ({"reward": 0.25}, None, 0.25),
+        ({"score": -3}, None, -3.0),
+        ({"score": "0.5"}, None, 0.5),  # a cell of a CSV file
+        ({"score": True}, None, 1.0),
+        ({"score": 1, "grade": 0.75}, "grade", 0.75),
+        ({"score": "good"}, None, 1.0),  # no number, so it is some other column
+        ({"score": float("nan")}, None, 1.0),
+        ({"score": 1e300}, None, 1.0),
+        ({}, None, 1.0),
+    ],
+)
+def test_a_rows_reward_is_read(row, columns, configured, reward):
+    rows = [{**row, **columns}]
+    [each] = detect_format(rows, configured).parse(rows[0])
+    assert each.reward == reward
+
+
+def test_a_column_holds_the_rewards_only_if_every_row_has_a_number_there():
+    assert detect_format([{**PAIR, "score": 1}, {**PAIR, "score": 0}]) == RowFormat("prompt/completion", "score")
+    assert detect_format([{**PAIR, "score": 1}, PAIR]) == RowFormat("prompt/completion")
+    assert detect_format([{**PAIR, "label": True, "score": 0.5}]) == RowFormat("prompt/completion/label")
+    assert detect_format([{"prompt": "q", "chosen": "a", "rejected": "b", "score": 1}]).reward_key is None
+    with pytest.raises(
+        InvalidRowError, match='grade: expected the row\'s reward, a number of at most 1e.09, found "A"'
+    ):
+        detect_format([{**PAIR, "grade": "A"}], "grade").parse({**PAIR, "grade": "A"})
+
+
+def test_rows_with_rewards_are_grouped_by_their_prompt():
+    rows = {
+        "1": {"prompt": "q", "completion": "a", "score": 1},
+        "2": {"prompt": "r", "completion": "a", "score": 1},
+        "3": {"prompt": "q", "completion": "b", "score": 0},
+        "4": {"prompt": "q", "completion": "b", "score": 0, "tools": [{"type": "function"}]},
+    }
+    assert detect_format(list(rows.values())).group(rows) == [["1", "3"], ["2"], ["4"]]
+    unscored = {id_: {"prompt": row["prompt"], "completion": row["completion"]} for id_, row in rows.items()}
+    assert detect_format(list(unscored.values())).group(unscored) == [["1"], ["2"], ["3"], ["4"]]
+
+
+def test_the_prompt_of_a_conversation_ends_before_the_first_message_to_train_on():
+    other = {"role": "assistant", "content": "other"}
+    rows = {
+        "1": {"messages": [USER, BOT, USER, BOT], "reward": 1},
+        "2": {"messages": [USER, other, USER, BOT], "reward": 0},
+        "3": {"messages": [USER, BOT, USER, other], "reward": 0},
+    }
+    row_format = detect_format(list(rows.values()))
+    assert row_format.group(rows) == [["1", "2", "3"]]
+    assert row_format.group(rows, last_only=True) == [["1", "3"], ["2"]]

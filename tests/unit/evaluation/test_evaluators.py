@@ -58,7 +58,15 @@ async def test_a_number_is_a_score(result: Any, score: float) -> None:
         (scored(None), "the evaluator returned None, not a finite number"),
         (scored(math.nan), "the evaluator returned nan, not a finite number"),
         (scored(math.inf), "the evaluator returned inf, not a finite number"),
-        (scored(10**400), f"the evaluator returned {'1' + '0' * 39}, not a finite number"),
+        (scored(10**400), "the evaluator returned an integer of 1,329 bits, not a finite number"),
+        (
+            scored(1e308),
+            "the evaluator returned 1e+308, beyond the largest score of 1e+09; divide the scores by a constant",
+        ),
+        (
+            scored(-1.1e9),
+            "the evaluator returned -1100000000.0, beyond the largest score of 1e+09; divide the scores by a constant",
+        ),
         (scored("0.5"), 'the evaluator returned "0.5", not a finite number'),
         (scored({"score": 1}), "the evaluator returned dict, not a finite number"),
         (EvalOutputItem(id="q1", score=0.0, reasoning=None, error="no answer"), "no answer"),

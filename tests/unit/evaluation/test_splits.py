@@ -87,6 +87,29 @@ def test_a_different_column_makes_examples_different() -> None:
         split_examples([example(n, "play") for n in range(10)], SplitsConfig(), seed=0)
 
 
+def test_examples_that_differ_only_in_their_id_are_examples_if_the_key_says_so() -> None:
+    """A game: every row is "play", and the id seeds the opponent."""
+    games = [example(n, "play") for n in range(10)]
+    with pytest.raises(ConfigError, match=r"set finetuning\.splits\.key: id") as caught:
+        split_examples(games, SplitsConfig(), seed=0)
+    assert caught.value.problems[0].path == "finetuning.splits"
+    splits = split_examples(games, SplitsConfig(key="id"), seed=0)
+    assert sizes(splits) == [6, 2, 2]
+    assert set().union(*ids(splits).values()) == {str(n) for n in range(10)}
+    assert ids(split_examples(games[::-1], SplitsConfig(key="id"), seed=0)) == ids(splits), "in any order of rows"
+    assert ids(split_examples(games, SplitsConfig(key="id"), seed=1)) != ids(splits)
+    with pytest.raises(ConfigError) as caught:
+        split_examples(different(2), SplitsConfig(), seed=0)
+    assert "splits.key" not in caught.value.problems[0].fix, "no two rows are equal, so that would not help"
+
+
+def test_the_column_with_the_id_may_have_another_name() -> None:
+    games = [example(n, "play").copy_with_updates(full_dataset_entry={"game": n}) for n in range(10)]
+    assert sizes(split_examples(games, SplitsConfig(key="game"), seed=0, id_key="game")) == [6, 2, 2]
+    with pytest.raises(ConfigError, match=r"set finetuning\.splits\.key: game"):
+        split_examples(games, SplitsConfig(), seed=0, id_key="game")
+
+
 def test_repeated_ids_are_rejected() -> None:
     with pytest.raises(ConfigError, match="these ids more than once: 1"):
         split_examples([*different(5), example(1, "other")], SplitsConfig(), seed=0)
@@ -120,3 +143,28 @@ def test_a_column_that_puts_equal_examples_into_different_splits_is_rejected() -
     ]
     with pytest.raises(ConfigError, match=r"different splits: a \(train\), c \(confirm\), d \(train\)"):
         split_examples(items, SplitsConfig(key="split"), seed=0)
+
+
+def test_replies_to_the_same_prompt_are_in_the_same_split() -> None:
+    """Otherwise `confirm` would ask what training has seen."""
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    columns: list[dict[str, Any]] = [
+        {"completion": "a", "score": 1},
+        {"chosen": "a", "rejected": "b"},
+        {"preferred_output": [said[1]]},
+        {"messages": said},
+    ]
+    for column in columns:
+        items = [example(n, f"prompt {n % 20}", f"reply {n}", **column) for n in range(60)]
+        splits = split_examples(items, SplitsConfig(), seed=0)
+        prompts = [{item.input_obj for item in splits[name]} for name in SPLITS]
+        assert sum(map(len, prompts)) == len(set().union(*prompts)) == 20
+        assert all(len(splits[name]) == 3 * len(found) for name, found in zip(SPLITS, prompts, strict=True))
+    seeds = [example(n, f"prompt {n % 20}", f"reply {n}", world=n) for n in range(60)]
+    assert sizes(split_examples(seeds, SplitsConfig(), seed=0)) == [36, 9, 15], "questions are told apart by the row"
+
+
+def test_one_prompt_alone_cannot_be_split() -> None:
+    items = [example(n, "prompt", f"reply {n}", completion=f"reply {n}") for n in range(60)]
+    with pytest.raises(ConfigError, match=r"has 60, 1 of them distinct \(replies to the same prompt count as one\)"):
+        split_examples(items, SplitsConfig(), seed=0)

@@ -11,6 +11,7 @@ from reinforge.evaluation.statistics import (
     NUM_RANDOM_FLIPS,
     Improvement,
     compute_detectable_effect,
+    compute_half_width,
     compute_mean_interval,
     compute_paired_difference,
     fair_coin_cdf,
@@ -81,7 +82,10 @@ def test_summarize_counts_examples_without_a_score():
         "ci_high": None,
         "num_examples": 0,
         "num_unscored": 6,
+        "unscored_reason": None,
     }
+    assert summarize("wins", arm(1), 2, "timeout: late").unscored_reason == "timeout: late"
+    assert summarize("wins", arm(1), 1, "timeout: late").unscored_reason is None
     with pytest.raises(ValueError, match="4 scores for 3 examples"):
         summarize("wins", arm(1, 0, 1, 1), num_examples=3)
 
@@ -191,3 +195,25 @@ def test_format_interval(numbers, signed, text):
 
 def test_improvement_reads_as_its_interval():
     assert str(Improvement(0.05, 0.01, 0.09, 0.02, 100, "")) == "+0.050 [+0.010, +0.090]"
+
+
+def test_half_width_is_that_of_the_interval_it_announces():
+    """16 of 64 examples change, as many for the better as for the worse: variance 1/4 (n / (n - 1) in the sample)."""
+    base = {str(n): float(n % 8 == 0) for n in range(64)}
+    tuned = {str(n): float(n % 8 == 1) for n in range(64)}
+    found = compute_paired_difference(base, tuned)
+    assert found.mean_difference == 0
+    assert found.ci_high == pytest.approx(compute_half_width(64))
+    assert compute_half_width(20) == pytest.approx(2.0930 * 0.5 / 19**0.5, abs=1e-4)  # 0.240
+    assert compute_half_width(20, num_samples=4) == pytest.approx(compute_half_width(20) / 2)
+
+
+def test_the_largest_scores_overflow_nowhere():
+    low, high = arm(*[-1e9] * 20), arm(*[1e9 - n for n in range(20)])
+    change = compute_paired_difference(low, high)
+    assert change.mean_difference == pytest.approx(2e9, rel=1e-6)
+    assert all(math.isfinite(value) for value in (change.ci_low, change.ci_high, change.p_value))
+    assert compute_mean_interval([1e9, -1e9])[0] == 0
+    for value in (1.1e9, -1e308, math.inf, math.nan):
+        with pytest.raises(ValueError, match="expected one or more finite scores of at most 1e"):
+            compute_mean_interval([value, 0.0])

@@ -12,10 +12,12 @@ import pytest
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
+from reinforge.evaluation.evaluators import base
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.contains import Contains, ContainsConfig
 from reinforge.evaluation.evaluators.exact_match import ExactMatch, ExactMatchConfig
 from reinforge.evaluation.evaluators.json_schema import JsonSchema, JsonSchemaConfig, json_schema
+from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, find_last_number
 from reinforge.evaluation.evaluators.regex import Regex, RegexConfig
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -178,3 +180,58 @@ async def test_a_schema_file_is_loaded_and_dumped_as_its_path(tmp_path: Path) ->
     (tmp_path / "person.json").unlink()
     with pytest.raises(ConfigError, match=r"file not found: person\.json"):
         await anext(json_schema(loaded.config.eval.evaluators["mine"], builder))
+
+
+def nest(depth: int) -> Any:
+    value: Any = 5
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+EVALUATORS = [
+    ExactMatch(ExactMatchConfig()),
+    ExactMatch(ExactMatchConfig(any_of=True)),
+    Contains(ContainsConfig()),
+    Numeric(NumericConfig()),
+    Regex(RegexConfig(pattern="5")),
+]
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("output", [nest(3000), 10**6000], ids=["deep", "digits"])
+async def test_an_output_that_is_no_text_is_wrong_and_not_missing(evaluator: Any, output: Any) -> None:
+    found = await score_item(evaluator, item(output, ["5"]))
+    assert (found.score, found.error) == (0.0, None)
+    assert found.reasoning.startswith("the output cannot be written as text: ")
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS, ids=lambda each: type(each).__name__)
+async def test_long_outputs_are_scored_in_a_thread(evaluator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    async def run(work: Any, name: str) -> Any:
+        seen.append(name)
+        return work()
+
+    monkeypatch.setattr(base, "run_in_daemon_thread", run)
+    await score_item(evaluator, item("x" * 20_001, ["5"]))
+    is_too_long = isinstance(evaluator, Regex)  # more than its max_chars
+    assert seen == ([] if is_too_long else ["evaluator"])
+    await score_item(evaluator, item("5", ["5"]))
+    assert seen == ["evaluator"], "of short ones only patterns, whose time does not depend on the length alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1e400", None),
+        ("7 " + " " * 1_000_000, 7.0),
+        ("-" * 1_000_000, None),
+        ("so 12,345.5e1a", 1.0),
+        ("9" * 20_000, None),
+        ("٣", 3.0),
+    ],
+)
+def test_the_last_number_of_any_text(text: str, number: float | None) -> None:
+    assert find_last_number(text) == number

@@ -50,6 +50,23 @@ async def test_without_a_part_there_is_no_score() -> None:
     assert found.reasoning["a"]["score"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("scores", "weights", "total", "error"),
+    [
+        ((9e8, 9e8), (0.5, 0.5), 9e8, None),
+        ((9e8, -9e8), (1, 1), 0.0, None),
+        ((9e8, 9e8), (1, 1), None, "the weighted sum is 1800000000.0, beyond the largest score of 1e+09; divide the"),
+        ((1.0, 1.0), (1e308, 1e308), None, "the weighted sum is inf, not a finite number"),
+        ((1e9, -1e9), (1e300, 1e300), None, "the weighted sum is nan, not a finite number"),
+    ],
+)
+async def test_a_sum_that_is_too_large_is_missing(scores: Any, weights: Any, total: Any, error: Any) -> None:
+    parts = {"a": Counting(scores[0]), "b": Counting(scores[1])}
+    found = await Weighted(parts, dict(zip("ab", weights, strict=True))).evaluate(examples(1)[0])
+    assert found.score == total
+    assert str(found.error).startswith(str(error))
+
+
 async def run(evaluators: dict[str, Any], reward: str, *, failing: bool = False) -> EpisodeRecord:
     async def agent(item: Any, llm: Any, context: Any) -> str:
         if failing:

@@ -14,11 +14,12 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import to_json
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import build_steps, build_trajectory
+from reinforge.rollout.llms import PolicyLLM
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.runs.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey
-from reinforge.types.request import SamplingParams
+from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import Outcome, TrajectoryGroup
 from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
 
@@ -236,12 +237,50 @@ async def test_the_engine_prefills_the_prompt_once_and_trains_the_selected_choic
         assert tuple(sample.token_ids[sample.loss_mask]) == call.choices[1].tokens.token_ids
 
 
-async def test_top_k_and_min_p_are_accepted_also_in_extra_body():
-    """A policy uses the run's values instead; unknown fields of `extra_body` are rejected by name."""
+async def test_what_extra_body_sets_is_used_or_refused_by_name():
+    """A trained policy uses the run's values instead."""
     policy, runs = ScriptedPolicy(), SamplingParams(top_k=7)
     trained, frozen = (AsyncLLM("agent", kind(policy), Capture(seed=1), runs) for kind in (PolicyModel, FrozenModel))
     await trained.chat.completions.create(messages=ASKED, extra_body={"top_k": 2, "min_p": 0.5})
     await frozen.chat.completions.create(messages=ASKED, top_k=3, extra_body={"min_p": 0.5})
-    assert [(asked.sampling.top_k, asked.sampling.min_p) for asked in policy.requests] == [(7, 0.0), (3, 0.5)]
-    with pytest.raises(TypeError, match="does not support: beam"):
-        await trained.chat.completions.create(messages=ASKED, extra_body={"beam": 2})
+    await frozen.chat.completions.create(messages=ASKED, top_k=3, extra_body={"top_k": 4, "max_tokens": 5})
+    kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+    await trained.chat.completions.create(messages=ASKED, response_format=None, extra_body=kwargs)
+    assert [(asked.sampling.top_k, asked.sampling.min_p) for asked in policy.requests] == [
+        (7, 0.0), (3, 0.5), (4, 0.0), (7, 0.0),
+    ]  # fmt: skip
+    assert policy.requests[2].sampling.max_tokens == 5
+    assert policy.requests[3].template_kwargs == {"enable_thinking": False}
+    for name in ("beam", "messages", "sampling", "forwards_arguments", "guided_json"):
+        with pytest.raises(
+            TypeError, match=rf"does not support: extra_body\.{name}; extra_body may have .*top_k, top_p"
+        ):
+            await trained.chat.completions.create(messages=ASKED, extra_body={name: 2})
+    with pytest.raises(TypeError, match="chat_template_kwargs must not have messages"):
+        await trained.chat.completions.create(messages=ASKED, extra_body={"chat_template_kwargs": {"messages": []}})
+
+
+async def test_the_user_is_told_once_that_the_run_decides_how_the_policy_is_sampled(caplog):
+    async def agent(item, llm, context):
+        for _ in range(3):
+            await llm.chat.completions.create(messages=ASKED, temperature=0, extra_body={"top_k": 5}, max_tokens=9)
+
+    await episode(agent, ScriptedPolicy(), SamplingConfig(temperature=0.7))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "the agent asks the policy for temperature=0, but the run samples it with 0.7; set "
+        "finetuning.sampling.temperature to change that",
+        "the agent asks the policy for top_k=5, but the run samples it with 0; set finetuning.sampling.top_k to change "
+        "that",
+    ]
+
+
+async def test_the_user_is_told_once_that_tool_calls_are_not_parsed(caplog):
+    class Unknown(ScriptedPolicy):
+        chat_template = "{{ tools }}[TOOL_CALLS]"
+
+    llm = PolicyLLM(lambda: Unknown())
+    for _ in range(2):
+        await llm.sample(ModelRequest(ASKED, tools=[{"type": "function", "function": {"name": "f"}}]))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "shows no known format of tool calls (known: hermes, llama3)" in told

@@ -1,13 +1,20 @@
 """From recorded calls to messages and samples: no message is lost or duplicated."""
 
+import json
+from dataclasses import replace
+
 from reinforge.algorithms.samples import samples_from_trajectory
+from reinforge.rollout.completion import build_completion
 from reinforge.rollout.episode import (
     attach_captured_tokens,
+    attach_remote_prompts,
     build_trajectory,
     extract_text,
     is_trained_call,
     sum_step_rewards,
 )
+from reinforge.rollout.worker_protocol import dump_call, load_call
+from reinforge.runs.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -166,13 +173,56 @@ def hosted_call(version):
 
 
 def test_a_policys_turn_without_tokens_has_its_prompt():
-    """Only if a policy sampled it; the reply of any other model stays context."""
-    for version, known in ((2, ChatPrompt((user("hi"),), None, 2)), (None, None)):
+    """A version of -1: something else serves the model, and a user's own backend trains it."""
+    for version, known in ((2, 2), (None, -1)):
         record = EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[hosted_call(version)])
         trajectory = build_trajectory(record, 1.0, [True])
-        assert (trajectory.turns[0].prompt, trajectory.turns[0].is_trained) == (known, known is not None)
+        [turn] = trajectory.turns
+        assert (turn.prompt, turn.is_trained) == (ChatPrompt((user("hi"),), None, known), True)
+        assert turn.metadata is None, "the prompt is no field of the item"
         assert samples_from_trajectory(trajectory) == [], "there are no tokens to train on"
         assert not build_trajectory(record, 1.0, [False]).is_trainable
+
+
+def test_a_remote_models_turn_has_what_its_endpoint_returned():
+    call = hosted_call(None)
+    token = {"token": "yo", "logprob": -0.5, "top_logprobs": [{"token": "no", "logprob": -1.0}]}
+    call.reply = replace(call.reply, logprobs={"content": [token], "token_ids": [7]})
+    record = EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])
+    [turn] = build_trajectory(record, 1.0, [True]).turns
+    assert (turn.logprobs.content[0].logprob, turn.logprobs.token_ids, turn.tokens) == (-0.5, [7], None)
+    assert turn.model_dump(mode="json")["logprobs"] == {"content": [token], "token_ids": [7]}
+    assert samples_from_trajectory(build_trajectory(record, 1.0, [True])) == [], "the embedded engine never trains it"
+    [turn] = build_trajectory(record, 1.0, [False]).turns
+    assert (turn.logprobs, turn.is_trained) == (None, False)
+    seen = build_completion(load_call(json.loads(json.dumps(dump_call(call)))))
+    assert seen == build_completion(call), "an agent in a process of its own sees the same"
+    assert parse_episode(json.loads(json.dumps(dump_episode(record))), record.item).calls[0].reply == call.reply
+
+
+def remote_collection(*turns):
+    items = [EpisodeItem(role="user", content="hi"), *turns]
+    return TrajectoryCollection(trajectories=[[Trajectory(episode=items, reward=1.0)]], run_id="r")
+
+
+def test_turns_that_a_remote_backend_trains():
+    """Those that name their call or have log-probs; if the builder says nothing about any turn, all of them."""
+    given = EpisodeItem(role="assistant", content="from the data")
+    named = EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"})
+    scored = EpisodeItem(role="assistant", content="no", logprobs=[-0.5])
+    collection = remote_collection(given, named, scored)
+    attach_remote_prompts(collection, {"c0": hosted_call(None)}.get)
+    assert [turn.is_trained for turn in (given, named, scored)] == [False, True, True]
+    assert named.prompt == ChatPrompt((user("hi"),), None, -1), "of the call, which did not get the first turn"
+    assert [message["content"] for message in scored.prompt.messages] == ["hi", "from the data", "yo"]
+
+    alone = EpisodeItem(role="assistant", content="yo")
+    attach_remote_prompts(remote_collection(alone), lambda _: None)
+    assert (alone.is_trained, alone.prompt) == (True, ChatPrompt((user("hi"),), None, -1))
+
+    context, refused = (EpisodeItem(role="assistant", content="yo", trained=flag) for flag in (None, False))
+    attach_remote_prompts(remote_collection(context, refused), lambda _: None)
+    assert not any(turn.is_trained for turn in (context, refused)), "the builder says that none of them is"
 
 
 def test_a_custom_builders_turn_gets_the_prompt_of_the_call_it_names():

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
+import ssl
+import subprocess
 import traceback
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 import stamina
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
-from reinforge.config.loader import build_config
+from reinforge.config.loader import build_config, load_config
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError
+from reinforge.rollout import openai_config, openai_http
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.openai_client import OpenAIChat
 from reinforge.rollout.openai_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
@@ -45,12 +55,72 @@ async def ask(*script: Step, request: ModelRequest | None = None, **settings: An
 async def test_a_reply_has_text_and_token_counts_but_no_tokens() -> None:
     reply, server = await ask(says("hi", logprobs=[1], token_ids=[1, 2]))
     assert reply.message == {"role": "assistant", "content": "hi"}
-    assert (reply.finish_reason, reply.tokens) == ("stop", None), (
-        "never trained, even if the endpoint returns log-probs"
-    )
+    assert (reply.finish_reason, reply.tokens, reply.logprobs) == ("stop", None, None)
     assert (reply.num_prompt_tokens, reply.num_completion_tokens) == (7, 3)
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert server.bodies == [{"model": "gpt", "messages": HELLO, "temperature": 1.0}]
+
+
+def returns(choice: dict[str, Any], **fields: Any) -> Step:
+    """Returns a step that answers with one choice, with these fields beside its message, and beside the choices."""
+    listed = [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}, **choice}]
+    return lambda request, _: web.json_response({"choices": listed, **fields})
+
+
+TOKEN = {"token": "hi", "logprob": -0.5, "bytes": [104, 105], "top_logprobs": [{"token": "ho", "logprob": -2.0}]}
+
+
+async def test_logprobs_and_token_ids_are_requested_and_kept_as_the_endpoint_returns_them() -> None:
+    step = returns({"logprobs": {"content": [TOKEN]}, "token_ids": [7]}, prompt_token_ids=[1, 2])
+    reply, server = await ask(step, logprobs=True, top_logprobs=1, seed=3)
+    assert (server.bodies[0]["logprobs"], server.bodies[0]["top_logprobs"], server.bodies[0]["seed"]) == (True, 1, 3)
+    assert reply.logprobs == {"content": [TOKEN], "token_ids": [7], "prompt_token_ids": [1, 2]}
+    assert (reply.tokens, reply.version) == (None, None), "nothing that the embedded engine would train"
+    _, server = await ask(step, top_logprobs=2)
+    assert server.bodies[0]["logprobs"] is True, "the API takes top_logprobs only with logprobs"
+
+
+async def test_tokens_that_are_spelled_as_ids_are_ids() -> None:
+    content = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:12", "logprob": -1.0}]
+    reply, _ = await ask(returns({"logprobs": {"content": content}}), logprobs=True)
+    assert reply.logprobs == {"content": content, "token_ids": [7, 12]}
+
+
+async def test_an_agent_reads_logprobs_as_from_openais_client() -> None:
+    async with OpenAIServer(returns({"logprobs": {"content": [TOKEN]}})) as server:
+        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url), server.url)
+        llm = AsyncLLM("gpt", model, Capture(seed=1), SamplingParams(temperature=0.7))
+        done = await llm.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=1)
+        await model.close()
+    found = done.choices[0].logprobs
+    assert (found.content[0].token, found.content[0].logprob, found.refusal) == ("hi", -0.5, None)
+    assert found.content[0].top_logprobs[0].logprob == -2.0
+    assert json.loads(json.dumps(found)) == {"content": [TOKEN]}
+    assert [server.bodies[0][key] for key in ("logprobs", "top_logprobs")] == [True, 1]
+
+
+@pytest.mark.parametrize("bad", [{"token": "hi", "logprob": None}, {"token": 3, "logprob": -1}, {"logprob": -1}, "hi"])
+async def test_unreadable_logprobs_are_an_error_only_where_they_were_requested(bad: Any) -> None:
+    step = returns({"logprobs": {"content": [bad]}, "token_ids": ["x"]}, prompt_token_ids="no")
+    reply, _ = await ask(step)
+    assert (reply.message["content"], reply.logprobs) == ("hi", None)
+    with pytest.raises(BackendError, match=r"choices\[0\].logprobs.content\[0\].* expected"):
+        await ask(step, logprobs=True)
+
+
+async def test_an_endpoint_that_ignores_logprobs_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with OpenAIServer(says("hi")) as server:
+        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url, logprobs=True), server.url)
+        for _ in range(3):
+            assert (await model.sample(ModelRequest(HELLO))).logprobs is None
+        await model.close()
+        expected = f"{server.url}/chat/completions returns no log-probs, although they were requested"
+    assert [record.getMessage() for record in caplog.records] == [expected]
+
+
+def test_the_names_of_other_clients_are_accepted() -> None:
+    config = OpenAILLMConfig(**{"model": "gpt", "request_timeout": 7})
+    assert (config.model_name, config.timeout_s) == ("gpt", 7.0)
 
 
 async def test_tool_calls_and_refusals_are_kept() -> None:
@@ -85,7 +155,8 @@ async def test_the_agents_arguments_are_forwarded() -> None:
         await model.close()
     assert (done.choices[0].message.content, done.choices[0].logprobs, done.usage.total_tokens) == ("5", None, 10)
     (body,) = server.bodies
-    assert body == {"model": "gpt", "messages": HELLO, "temperature": 0, "tool_choice": "auto", "top_k": 2}
+    forwarded = {"temperature": 0, "tool_choice": "auto", "top_k": 2, "logprobs": True}
+    assert body == {"model": "gpt", "messages": HELLO, **forwarded}
     assert "Authorization" not in server.headers[0]
     assert capture.calls[0].reply.tokens is None
 
@@ -209,6 +280,104 @@ def test_an_invalid_base_url_is_rejected(url: str, message: str) -> None:
     assert "secret" not in str(caught.value).replace("the URL contains a user or password", "")
 
 
+METADATA_SPELLINGS = [
+    "169.254.169.254", "169.254.169.254.", "2852039166", "0xA9FEA9FE", "0xa9.0xfe.0xa9.0xfe", "0251.0376.0251.0376",
+    "025177524776", "169.254.43518", "169.16689662", "[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]",
+    "[0:0:0:0:0:FFFF:A9FE:A9FE]", "[::169.254.169.254]", "[::ffff:0:169.254.169.254]", "[64:ff9b::a9fe:a9fe]",
+    "[64:ff9b::169.254.169.254]", "[64:ff9b:1::a9fe:a9fe]", "[2002:a9fe:a9fe::]", "[fe80::1]", "[fe80::1%25eth0]",
+    "[fd00:ec2::254]", "[fd00:0ec2:0:0:0:0:0:254]", "[FD00:EC2::254]", "[fd20:ce::254]", "100.100.100.200",
+    "[::ffff:100.100.100.200]", "192.0.0.192", "168.63.129.16", "169.254.170.2", "169.254.0.1",
+    "\uff11\uff16\uff19.254.169.254", "169\u3002254\u3002169\u3002254", "%31%36%39.254.169.254",
+    "metadata.google.internal", "METADATA.GOOGLE.INTERNAL.", "metadata.goog", "instance-data.ec2.internal",
+]  # fmt: skip
+OTHER_HOSTS = [
+    "localhost", "127.0.0.1", "[::1]", "10.0.0.1", "192.168.1.2", "[fd12:3456::1]", "[64:ff9b::8.8.8.8]", "8.8.8.8",
+    "api.openai.com", "169.253.169.254", "metadata.example.com", "2130706433", "dead.beef", "[2001:db8::1]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", METADATA_SPELLINGS)
+def test_every_spelling_of_a_metadata_address_is_refused(host: str) -> None:
+    settings = {"_type": "openai", "model_name": "m", "base_url": f"http://{host}/v1"}
+    with pytest.raises(ConfigError, match="is a link-local address or a cloud's metadata service, which is blocked"):
+        build_config({"llms": {"x": settings}})
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL: .*metadata service"):
+        resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_BASE_URL": f"https://{host}:8080"})
+
+
+@pytest.mark.parametrize("host", OTHER_HOSTS)
+def test_other_hosts_are_accepted(host: str) -> None:
+    assert OpenAILLMConfig(model_name="m", base_url=f"http://{host}/v1").base_url == f"http://{host}/v1"
+
+
+def test_without_the_embedded_addresses_an_ipv6_spelling_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation check."""
+    monkeypatch.setattr(openai_config, "_list_embedded", lambda address: [])
+    assert is_metadata_host("169.254.169.254")
+    assert not is_metadata_host("64:ff9b::a9fe:a9fe")
+
+
+def test_the_host_that_the_client_reads_is_checked_again() -> None:
+    with pytest.raises(ConfigError, match="metadata service"):
+        OpenAIChat(OpenAILLMConfig(model_name="m"), "http://169.254.169.254/v1")
+
+
+BAD_KEYS = {
+    "sk-canary\rx": "character 10 of 11 (U+000D) is a line break",
+    "sk-canary\nsk-canary-2": "character 10 of 21 (U+000A) is a line break",
+    "sk canary": "character 3 of 9 (U+0020) is a space",
+    "sk-canary\u00a0x": "character 10 of 11 (U+00A0) is a space",
+    "\ufeffsk-canary": "character 1 of 10 (U+FEFF) is not plain ASCII",
+    "sk-canary-\u00e9": "character 11 of 11 (U+00E9) is not plain ASCII",
+    "sk-canary\x00": "character 10 of 10 (U+0000) is not plain ASCII",
+    "sk-canary\ud800": "character 10 of 10 (U+D800) is not plain ASCII",
+}
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_a_key_that_no_header_can_hold_is_refused_with_its_variables_name(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yml"
+    file.write_text("llms:\n  x:\n    _type: openai\n    model_name: m\n    api_key: ${JUDGE_KEY}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environ={"JUDGE_KEY": key})
+    expected = f"run.yml:5:5 llms.x.api_key: ${{JUDGE_KEY}}: this is no API key: {BAD_KEYS[key]}"
+    assert expected in str(caught.value)
+    with pytest.raises(ConfigError) as in_environment:
+        resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_API_KEY": key})
+    assert f"the environment variable OPENAI_API_KEY: this is no API key: {BAD_KEYS[key]}" in str(in_environment.value)
+    with pytest.raises(ValueError, match="this is no API key") as in_python:
+        OpenAILLMConfig(model_name="m", api_key=key)
+    for error in (caught.value, in_environment.value, in_python.value):
+        assert "canary" not in f"{error}{error!r}" + "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n", " ", "\t"])
+async def test_whitespace_after_a_key_is_not_sent(end: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Half of all keys that are read from a file end with a line break."""
+    async with OpenAIServer(says("hi")) as server:
+        file = tmp_path / "run.yml"
+        file.write_text(
+            f"llms:\n  x:\n    _type: openai\n    model_name: m\n    base_url: {server.url}\n    api_key: ${{MY_KEY}}\n"
+        )
+        loaded = load_config(file, environ={"MY_KEY": KEY + end})
+        builder = SimpleNamespace(config=loaded.config, loaded=loaded)
+        async for model in openai_llm(loaded.config.llms["x"], builder):
+            assert (await model.sample(ModelRequest(HELLO))).message["content"] == "hi"
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert "llms.x.api_key (${MY_KEY}) begins or ends with whitespace, such as a line break" in caplog.text
+    _, key = resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_API_KEY": KEY + end})
+    assert key is not None
+    assert key.get_secret_value() == KEY
+    assert "OPENAI_API_KEY begins or ends with whitespace" in caplog.text
+    assert KEY not in caplog.text
+
+
+def test_an_empty_key_is_no_key() -> None:
+    assert OpenAILLMConfig(model_name="m", api_key=" \n").api_key is None
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not set"):
+        resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_API_KEY": "\n"})
+
+
 async def test_a_name_that_resolves_to_a_metadata_address_is_blocked() -> None:
     """DNS rebinding: the name was harmless when the configuration was read."""
     assert is_metadata_host("169.254.169.254")
@@ -242,3 +411,47 @@ async def test_a_key_in_the_file_or_sent_unencrypted_is_warned_about(caplog: pyt
     assert "llms.x.api_key is written in the configuration" in caplog.text
     assert "sent to far.example unencrypted" in caplog.text
     assert KEY not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """A certificate that nobody has signed but itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    key, signed = tmp_path_factory.mktemp("tls") / "key.pem", tmp_path_factory.mktemp("tls") / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", signed], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(signed, key)
+    return context
+
+
+async def ask_over_tls(context: ssl.SSLContext) -> ModelReply:
+    app = web.Application()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return says("hi")(request, {})
+
+    app.router.add_post("/v1/chat/completions", answer)
+    server = TestServer(app, scheme="https")
+    await server.start_server(ssl=context)
+    url = f"https://localhost:{server.port}/v1"
+    model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=url, max_retries=0), url, SecretStr(KEY))
+    try:
+        return await model.sample(ModelRequest(HELLO))
+    finally:
+        await model.close()
+        await server.close()
+
+
+async def test_a_self_signed_certificate_is_refused(certificate: ssl.SSLContext) -> None:
+    with pytest.raises(BackendUnavailable, match="certificate verify failed"):
+        await ask_over_tls(certificate)
+
+
+async def test_without_verification_a_self_signed_certificate_is_accepted(
+    certificate: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation check."""
+    monkeypatch.setattr(openai_http.aiohttp, "TCPConnector", partial(aiohttp.TCPConnector, ssl=False))
+    assert (await ask_over_tls(certificate)).message["content"] == "hi"

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import BackendError, ConfigError, ContextOverflow
+from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, MessagesRejected
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
@@ -97,6 +97,8 @@ async def test_siblings_have_different_environment_seeds_if_configured():
         (PolicyFailure("illegal"), Outcome.POLICY_ERROR),
         (ValueError("the agent's own bug"), Outcome.TOOL_ERROR),
         (BackendError("no answer"), Outcome.BACKEND_ERROR),
+        (EngineError("the engine is closed"), Outcome.BACKEND_ERROR),
+        (MessagesRejected("roles must alternate"), Outcome.TOOL_ERROR),
         (ContextOverflow("too long"), Outcome.CONTEXT_OVERFLOW),
     ],
 )

@@ -1,6 +1,7 @@
 """The event loop thread for blocking callers."""
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -25,6 +26,19 @@ def test_work_shares_one_loop_until_it_is_closed():
     other = thread.run(running_loop())
     assert other is not loop
     thread.close()
+    thread.close()
+
+
+@pytest.mark.parametrize("stop", [lambda: asyncio.get_running_loop().stop(), lambda: sys.exit(3)], ids=["stop", "exit"])
+def test_work_that_stops_the_loop_does_not_end_the_others(stop):
+    thread = LoopThread("test-loop-3")
+
+    async def stops():
+        asyncio.get_running_loop().call_soon(stop)
+
+    thread.run(stops())
+    loop = thread.run(running_loop())
+    assert loop is thread.run(running_loop())
     thread.close()
 
 

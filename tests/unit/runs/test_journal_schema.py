@@ -88,7 +88,7 @@ def test_a_reader_says_how_an_older_journal_is_upgraded(tmp_path):
         JournalReader(folder).sessions()
     assert JournalReader(folder).facts()["status"] == "completed", "its facts can be read"
     overview = read_overview(folder)
-    assert (overview.status, "upgrades it to format 2" in overview.reason) == ("damaged", True)
+    assert (overview.status, "upgrades it to format 3" in overview.reason) == ("damaged", True)
     upgrade_journal(folder)
     assert read_overview(folder).record is not None
 
@@ -103,7 +103,7 @@ def test_only_older_journals_are_opened_for_an_upgrade(tmp_path):
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (99, r"has format 99, written by a newer reinforge; this one reads up to 2: upgrade reinforge"),
+        (99, r"has format 99, written by a newer reinforge; this one reads up to 3: upgrade reinforge"),
         (-1, r"has format -1, which this reinforge can neither read nor upgrade: start a new run"),
     ],
 )

@@ -92,8 +92,31 @@ def test_unknown_rewards_are_called_unknown(make, clock):
     progress.validation(ValidationRow(0, error="the backend\ndoes not answer"))
     progress.close()
     text = stream.getvalue()
-    assert "reward unknown, 0 of 8 groups kept," in text
+    assert "reward unknown, 0 of 8 groups kept\n" in text, "an epoch that began before a resume has no duration"
     assert "validation after epoch 0: reward unknown: the backend does not answer" in text
+
+
+@pytest.mark.parametrize("make", [plain, rich])
+def test_missing_and_unscored_come_with_the_commonest_reason(make, clock):
+    progress, stream = make(clock)
+    progress.start("run", Path("run"), 3, [])
+    progress.epoch_done(replace(ROW, missing_reason="timeout: not finished after 60 s (2 of 3)"))
+    progress.validation(replace(VALIDATION, unscored_reason="tool_error: AttributeError: 'dict' object"))
+    progress.close()
+    assert ", 2 missing (timeout: not finished after 60 s (2 of 3))\n" in stream.getvalue()
+    assert "on 98 examples (2 unscored: tool_error: AttributeError: 'dict' object)\n" in stream.getvalue()
+
+
+@pytest.mark.parametrize("make", [plain, rich])
+def test_a_validation_shows_every_evaluator_if_there_are_several(make, clock):
+    progress, stream = make(clock)
+    progress.start("run", Path("run"), 3, [])
+    progress.validation(replace(VALIDATION, metrics={"judge": 0.0, "format": 1.0, "score": 0.2, "slow": None}))
+    progress.validation(replace(VALIDATION, metrics={"wins": 0.4}))
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    assert any(line.endswith("; judge 0.000, format 1.000, score 0.200, slow unknown") for line in lines)
+    assert not any("wins" in line for line in lines), "the only evaluator is the reward"
 
 
 @pytest.mark.parametrize("make", [plain, rich])
@@ -104,8 +127,8 @@ def test_texts_are_not_read_as_markup_or_control_codes(make, clock):
     progress.close()
     text = stream.getvalue()
     assert "[red]run[/red] in [bold]" in text
-    assert "[link]  [/nothing] [2J" in text
-    assert "[/b] [31mnot red" in text
+    assert "[link]  [/nothing]\\x1b[2J" in text
+    assert "[/b] \\x1b[31mnot red" in text
     assert "\x1b[31m" not in text
     assert "\x1b[2J" not in text
 

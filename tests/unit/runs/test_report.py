@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reinforge.errors import StorageError
+from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement
 from reinforge.runs.report import write_report
 from reinforge.runs.rows import EpochMetrics, PolicyVersion, ValidationRow
-from reinforge.runs.summary import RunSummary, format_duration, write_summary
+from reinforge.runs.summary import RunSummary, format_duration, load_summary, write_summary
 from reinforge.types.evaluation import MetricSummary
 
 
@@ -115,15 +117,101 @@ def test_a_stopped_run_says_what_was_saved():
         "  episodes    0; dropped 0",
         "  report      runs/ttt-7/report.md, runs/ttt-7/reward_plot.png",
         "  saved       runs/ttt-7 (episodes, metrics and checkpoints so far)",
+        "  resume      reinforge finetune --resume runs/ttt-7",
     ]
+
+
+def change(metric, before, after, low, high, weight=None):
+    improvement = Improvement(after - before, low, high, 0.01, 198, "")
+    return MetricChange(metric, "confirm", figure(before, 198), figure(after, 198), improvement, weight)
+
+
+def test_every_evaluator_before_and_after_and_the_warnings():
+    """The reward rose, but only by its form: the run must say so where it says that the agent improved."""
+    parts = [change("judge", 0.1, 0.1, -0.02, 0.02, 0.8), change("format", 0.5, 0.9, 0.3, 0.5, 0.2)]
+    lines = finished(evaluators=parts, warnings=["the gain is that of format alone"]).closing_lines(False)
+    assert lines[3:6] == [
+        "  evaluator   judge 0.100 [0.070, 0.130] -> 0.100 [0.070, 0.130], change +0.000 [-0.020, +0.020], weight 0.8",
+        "  evaluator   format 0.500 [0.470, 0.530] -> 0.900 [0.870, 0.930], change +0.400 [+0.300, +0.500], weight 0.2",
+        "  warning     the gain is that of format alone",
+    ]
+    only = finished(evaluators=[change("wins", 0.4, 0.59, 0.15, 0.23)]).closing_lines(False)
+    assert only == finished().closing_lines(False), "the only evaluator is the reward"
+
+
+def test_counts_come_with_the_commonest_reason():
+    unscored = replace(figure(0.59, 198, 2), unscored_reason="tool_error: no row 3")
+    lines = finished(confirm_tuned=unscored, missing_reason="timeout: late (20 of 30)").closing_lines(False)
+    assert lines[1].endswith("(wins on 198 confirm examples, 2 unscored: tool_error: no row 3)")
+    dropped = "dropped 30: 20 timeout, 10 judge_error; the commonest reason: timeout: late (20 of 30)"
+    assert f"  episodes    1,200 (1,150 ok, 20 policy_error); {dropped}" in lines
+
+
+def test_a_stopped_run_tells_its_best_checkpoint_and_how_to_use_it():
+    run = RunSummary(
+        "ttt-7", "stopped", Path("runs/ttt-7"), "10 minutes are over", baseline=figure(0.067), best=figure(0.64),
+        checkpoint="checkpoints/step-000004",
+    )  # fmt: skip
+    lines = run.closing_lines(color=False)
+    assert lines[1] == (
+        "  reward      0.067 [0.037, 0.097] -> 0.640 [0.610, 0.670] (wins on 200 select examples, "
+        "the best validation so far)"
+    )
+    assert lines[3] == (
+        "  best        checkpoints/step-000004, 0.640 [0.610, 0.670] on select; "
+        "try it with `reinforge chat runs/ttt-7`, or load runs/ttt-7/checkpoints/step-000004 with from_pretrained"
+    )
+
+
+def test_a_stopped_run_whose_base_is_best_says_so():
+    run = RunSummary("ttt-7", "stopped", Path("r"), "", baseline=figure(0.5), best=figure(0.5))
+    text = "  best        the base model, 0.500 [0.470, 0.530] on select: no validated checkpoint is better"
+    assert text in run.closing_lines(color=False)
+
+
+def test_a_smoke_run_is_not_judged_by_its_figures():
+    run = finished(smoke=True, promoted=False, improvement=None, evaluators=[change("wins", 0, 0, 0, 0)])
+    lines = run.closing_lines(color=False)
+    assert lines[:3] == [
+        "ttt-7 passed its smoke test: every stage works",
+        "  did         ran the agent, scored with wins, made 16 optimizer steps, published the new weights, validated, "
+        "compared both models on confirm",
+        "  next        run it without --smoke; figures of two examples say nothing",
+    ]
+    assert not any(line.startswith(("  promoted", "  reward")) for line in lines)
+    assert finished(smoke=True, status="failed").headline() == "failed"
+
+
+def test_no_resume_is_offered_where_it_cannot_help():
+    run = RunSummary("ttt-7", "failed", Path("r"), "all rewards are 0", can_resume=False)
+    assert not any("resume" in line for line in run.closing_lines(color=False))
+
+
+def test_a_summary_comes_back_as_it_was_written(tmp_path):
+    parts = [change("judge", 0.1, 0.1, -0.02, 0.02, 0.8), MetricChange("format", "confirm", None, figure(1.0))]
+    run = finished(folder=tmp_path, evaluators=parts, warnings=["w"], missing_reason="m", smoke=True, can_resume=False)
+    write_summary(tmp_path / "summary.json", run)
+    assert load_summary(tmp_path) == run
+
+
+def test_a_summary_of_an_older_version_is_read(tmp_path):
+    write_summary(tmp_path / "summary.json", finished(folder=tmp_path))
+    written = json.loads((tmp_path / "summary.json").read_text())
+    for name in ("evaluators", "warnings", "missing_reason", "smoke", "can_resume", "best_epoch", "num_jobs"):
+        del written[name]
+    for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
+        del written[name]["unscored_reason"]
+    (tmp_path / "summary.json").write_text(json.dumps(written))
+    assert load_summary(tmp_path) == finished(folder=tmp_path)
 
 
 def test_failed_run_says_where_the_log_is():
     lines = RunSummary("ttt-7", "failed", Path("runs/ttt-7"), "the backend does not answer").closing_lines(False)
     assert lines[1] == "  reward      unknown: no evaluation finished"
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  log         runs/ttt-7/run.log",
         "  saved       runs/ttt-7 (episodes, metrics and checkpoints so far)",
+        "  resume      reinforge finetune --resume runs/ttt-7",
     ]
 
 
@@ -131,8 +219,10 @@ def test_summary_has_its_fields_in_order(tmp_path):
     write_summary(tmp_path / "summary.json", finished())
     written = json.loads((tmp_path / "summary.json").read_text())
     fields = "run_id status reason baseline final best confirm_base confirm_tuned improvement promoted episodes tokens"
-    assert " ".join(written) == f"{fields} wall_time_s policy_versions checkpoint config_sha256"
-    assert list(written["confirm_base"]) == ["metric", "mean", "ci_low", "ci_high", "num_examples", "num_unscored"]
+    later = "evaluators warnings missing_reason smoke can_resume best_epoch num_jobs"
+    assert " ".join(written) == f"{fields} wall_time_s policy_versions checkpoint config_sha256 {later}"
+    figures = "metric mean ci_low ci_high num_examples num_unscored unscored_reason"
+    assert " ".join(written["confirm_base"]) == figures
     assert written["improvement"]["mean_difference"] == 0.19
     assert written["improvement"]["method"].startswith("paired t")
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
@@ -157,7 +247,14 @@ def test_a_summary_that_json_cannot_hold_leaves_the_previous_one(tmp_path):
 def test_report_holds_the_summary_and_the_epochs(tmp_path):
     rewards = [
         EpochMetrics(0, 0.5, 0.4, 0.6, num_groups=64, num_groups_kept=0, curriculum_percentile=0.3, num_missing=2),
-        EpochMetrics(1, num_groups=0, num_groups_kept=0, curriculum_percentile=0.3, num_missing=64),
+        EpochMetrics(
+            1,
+            num_groups=0,
+            num_groups_kept=0,
+            curriculum_percentile=0.3,
+            num_missing=64,
+            missing_reason="the database is down",
+        ),
     ]
     validations = [ValidationRow(-1, 0.41, 0.38, 0.44), ValidationRow(1, error="down | out")]
     write_report(tmp_path / "report.md", finished(), rewards, validations)
@@ -167,10 +264,48 @@ def test_report_holds_the_summary_and_the_epochs(tmp_path):
     assert "![Reward by epoch](reward_plot.png)" in text
     table = text[text.index("| epoch") :].splitlines()
     assert table[2:5] == [
-        "| base |  |  |  |  |  | 0.410 [0.380, 0.440] |",
-        "| 0 | 0.500 [0.400, 0.600] | unknown | 0 of 64 | 30% | 2 |  |",
-        r"| 1 | unknown | unknown | 0 of 0 | 30% | 64 | unknown: down \| out |",
-    ]
+        "| base |  |  |  |  | 0.410 [0.380, 0.440] |",
+        "| 0 | 0.500 [0.400, 0.600] | 0 of 64 | 30% | 2 |  |",
+        "| 1 | unknown | 0 of 0 | 30% | 64: the database is down | unknown: down &#124; out |",
+    ], "no column in which every value is unknown"
+
+
+def test_report_shows_a_mean_without_interval_alone_and_no_column_of_unknowns(tmp_path):
+    rewards = [EpochMetrics(0, 1.0, filtered_avg_reward=0.25, num_groups=4, num_groups_kept=2)]
+    write_report(tmp_path / "report.md", finished(), rewards, [])
+    text = (tmp_path / "report.md").read_text()
+    assert "| epoch | training reward | reward of kept groups | groups kept |" in text
+    assert "| 0 | 1.000 | 0.250 | 2 of 4 |" in text
+    rows_of_a_dataset = [EpochMetrics(0, num_groups=4, num_groups_kept=4)]
+    write_report(tmp_path / "report.md", finished(), rows_of_a_dataset, [ValidationRow(0, 0.5)])
+    text = (tmp_path / "report.md").read_text()
+    assert "| epoch | groups kept | validation |" in text
+    assert "unknown" not in text
+    no_group_kept = [EpochMetrics(0, 1.0, filtered_avg_reward=0.25, num_groups=4, num_groups_kept=2),
+                     EpochMetrics(1, 1.0, num_groups=4, num_groups_kept=0, curriculum_percentile=1.0)]  # fmt: skip
+    write_report(tmp_path / "report.md", finished(), no_group_kept, [])
+    text = (tmp_path / "report.md").read_text()
+    assert "| 1 | 1.000 |  | 0 of 4 |\n" in text, "no mean of nothing, and no curriculum"
+
+
+@pytest.mark.parametrize(("num_epochs", "num_rows"), [(20, 20), (21, 20), (60, 20)])
+def test_report_shows_at_most_20_epochs_and_says_where_the_others_are(tmp_path, num_epochs, num_rows):
+    rewards = [EpochMetrics(epoch, epoch / 100, 0.0, 1.0) for epoch in range(num_epochs)]
+    write_report(tmp_path / "report.md", finished(), rewards, [])
+    text = (tmp_path / "report.md").read_text()
+    table = [line for line in text[text.index("| epoch") :].splitlines() if line.startswith("|")][2:]
+    assert len(table) == num_rows
+    assert table[-1].startswith(f"| {num_epochs - 1} |")
+    said = {20: "", 21: "1 more epoch, 10: see", 60: "40 more epochs, 10 to 49: see"}[num_epochs]
+    assert said in text
+    assert ("more epoch" in text) is bool(said)
+
+
+def test_report_shows_what_others_wrote_as_text(tmp_path):
+    write_report(tmp_path / "report.md", finished(run_id="<img onerror=x> ![](u)"), [], [])
+    text = (tmp_path / "report.md").read_text()
+    assert "<img" not in text.replace("![Reward by epoch](reward_plot.png)", "")
+    assert "![](u)" not in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.config.schema import TranscriptsConfig
 from reinforge.runs.journal import RunJournal
-from reinforge.runs.transcripts import read_transcripts, write_transcripts
+from reinforge.runs.transcripts import format_transcripts, read_transcripts, write_transcripts
 from reinforge.types.trajectory import Outcome
 from tests.dialogues import make_branch, make_episode, make_message
 
@@ -206,3 +206,12 @@ def test_the_command_prints_what_the_journal_holds(journal):
     nothing = CliRunner().invoke(main, ["runs", "transcripts", str(folder), "--phase", "confirm_base"])
     assert nothing.exit_code == 2
     assert "has 0 episodes of phase confirm_base, but none is a dialogue" in nothing.output
+
+
+@pytest.mark.parametrize("format_", ["yaml", "json"])
+def test_a_transcript_controls_no_terminal_and_reads_back_as_it_was_said(format_):
+    said = "\x1b]0;t\x07\x9b2J \u202eback\nsecond line é 日本"
+    text = format_transcripts({"transcripts": [{"text": said, "\x1b[0m": 1}]}, format_)
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+    (found,) = yaml.safe_load(text)["transcripts"]
+    assert found == {"text": said, "\x1b[0m": 1}

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from reinforge.config.schema import GateConfig
-from reinforge.trainer.gate import Verdict, decide
-from reinforge.types.evaluation import EvaluationReport
+from reinforge.trainer.gate import Verdict, decide, describe_power
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 
 def report(scores, num_examples=None, error=None, **more):
@@ -14,6 +16,28 @@ def report(scores, num_examples=None, error=None, **more):
         for metric, values in by_metric.items()
     }
     return EvaluationReport("confirm", 3, by_metric, num_examples or len(scores), {}, "wins", error=error)
+
+
+def test_power_is_told_with_its_assumption():
+    assert describe_power(GateConfig(), 20) == (
+        "20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 that change on a quarter of the "
+        "examples); more examples or a larger finetuning.gate.num_samples can show less"
+    )
+    many = describe_power(GateConfig(num_samples=4, margin=0.02), 1000)
+    assert many == (
+        "1000 confirm examples, 4 episodes each, cannot show less than ±0.04 (for scores of 0 and 1 that change on a "
+        "quarter of the examples, with the margin 0.02)"
+    )
+    assert describe_power(GateConfig(), 1) == "1 confirm example: fewer than 6 can never show an improvement"
+
+
+def test_missing_examples_are_told_with_the_commonest_reason():
+    told = MetricSummary("wins", 0.5, None, None, 30, 10, "tool_error: no row 3")
+    base = replace(report([None] * 10 + HALF[10:]), summaries={"wins": told})
+    verdict = judge(base, report(BETTER))
+    assert verdict.promoted is None
+    assert verdict.reason.endswith("that gate.max_missing allows; the commonest reason: tool_error: no row 3")
+    assert verdict.confirm_tuned.unscored_reason == "tool_error: no row 3", "the other arm's, which drops them for both"
 
 
 def judge(base, tuned, **gate):

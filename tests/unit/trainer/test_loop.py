@@ -2,11 +2,12 @@
 
 import json
 import math
+import re
 
 import pytest
 
 from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import BudgetReached, EvaluationError, JobFailed
+from reinforge.errors import BudgetReached, ContextOverflow, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
@@ -151,6 +152,66 @@ async def test_epochs_without_signal_end_the_run_with_the_reason(loop):
     assert [row["filtered_avg_reward"] for row in it.history] == [None, None], "unknown is never 0"
 
 
+async def test_a_constant_reward_says_which_and_names_an_episode(loop):
+    """Resuming cannot help: the same agent and reward would give the same again."""
+    it = loop(score=lambda item: 0.0, limits={"max_empty_updates": 1, "max_refills": 0})
+    it.context.reward_metric, it.context.agent = "right", "ask (task.py:3)"
+    with pytest.raises(JobFailed) as caught:
+        await it.run(1)
+    text = str(caught.value)
+    assert re.search(
+        r'All 20 episodes have the reward 0; example \d+: question "question \d+", answer "answer \d", expected', text
+    ), text
+    assert "correct the evaluator right" in text
+    key = re.search(r"`reinforge runs show \S+ --episode (\S+)`", text)[1]
+    assert (key,) in read_rows(it.context.folder, "SELECT key FROM episodes")
+    assert caught.value.can_resume is False
+
+
+async def test_rewards_that_are_constant_only_inside_each_group_are_not_called_constant(loop):
+    it = loop(score=lambda item: float(int(item.id) % 2), limits={"max_empty_updates": 1, "max_refills": 0})
+    with pytest.raises(JobFailed, match="use easier or harder examples, a finer reward"):
+        await it.run(1)
+
+
+async def test_an_epoch_tells_why_episodes_are_missing(loop):
+    async def flaky(item, llm, context):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+        if context.example_id in ("1", "2", "3"):
+            raise AttributeError("'dict' object has no attribute 'function'")
+        return reply.choices[0].message.content
+
+    it = loop(workflow=flaky, count=8, builder=GroupTrajectoryBuilderConfig(num_generations=4))
+    await it.run(1)
+    assert it.history[0]["num_missing"] == 12
+    assert it.history[0]["missing_reason"].startswith("tool_error: AttributeError: 'dict' object has no attribute")
+    assert it.context.missing.find_commonest() == it.history[0]["missing_reason"]
+
+
+async def test_an_agent_that_returns_a_coroutine_is_told_with_its_line(loop):
+    async def inner():
+        return "1"
+
+    async def forgets_await(item, llm, context):
+        return inner()
+
+    with pytest.raises(
+        EvaluationError, match=r"forgets_await \(test_loop.py:\d+\) returned a coroutine: write `await`"
+    ):
+        await loop(workflow=forgets_await).run()
+
+
+async def test_a_plain_agent_that_calls_an_async_one_is_told_to_be_async(loop):
+    async def inner():
+        return "1"
+
+    def plain(item, llm, context):
+        return inner()
+
+    with pytest.raises(EvaluationError, match=r"write `await` before the call of inner and make the function `async"):
+        await loop(workflow=plain).run()
+
+
 async def test_identical_siblings_are_an_error_that_says_why(loop):
     it = loop(script=lambda request: "always 1")
     with pytest.raises(EvaluationError, match="identical siblings.*temperature"):
@@ -163,6 +224,20 @@ async def test_a_workflow_that_never_calls_the_model_is_an_error(loop):
 
     with pytest.raises(EvaluationError, match="none of the 20 episodes called the model"):
         await loop(workflow=silent).run()
+
+
+@pytest.mark.parametrize(
+    ("policy", "fix"),
+    [({}, "use a model with a longer context"), ({"max_model_len": 8}, "raise finetuning.policy.max_model_len, which")],
+)
+async def test_prompts_that_are_all_too_long_are_an_error_that_says_so(loop, policy, fix):
+    overflow = ContextOverflow("the prompt has 9 tokens, but the limit is 8 (max_model_len)")
+    it = loop(script=lambda request: overflow, policy=policy)
+    with pytest.raises(EvaluationError, match="too long in 20 of 20.*the prompt has 9 tokens, but the limit is 8") as e:
+        await it.run()
+    assert re.search(r'in example "\d+"', str(e.value))
+    assert fix in str(e.value)
+    assert "called the model" not in str(e.value)
 
 
 async def test_a_filter_that_matches_nothing_is_an_error(loop):

@@ -6,14 +6,21 @@ import functools
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from reinforge.errors import EngineError, boundary
+from reinforge.engine.model.preflight import CHAT_TEMPLATE
+from reinforge.engine.model.template_budget import TemplateLimitReached
+from reinforge.engine.model.template_sandbox import compile_chat_template
+from reinforge.errors import ConfigError, EngineError, MessagesRejected, Problem, boundary
 from reinforge.types.request import Message, ModelRequest
 
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which a message holds its reasoning; transformers gives templates the first two."""
 
 
 class PromptRenderer:
@@ -28,6 +35,7 @@ class PromptRenderer:
         self._cached: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
         self._texts: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._renders_tools = False
         self._decode_cached = functools.lru_cache(CACHED_PROMPTS)(self._decode)
 
     @property
@@ -40,14 +48,19 @@ class PromptRenderer:
         """Returns the prompt's tokens, ready for the assistant's reply; a prompt is tokenized exactly once.
 
         Raises:
-            EngineError: The template rejects the messages.
+            MessagesRejected: The template raises an error.
+            ConfigError: The template takes too long or builds too much; or there are tools, and it ignores them.
+            ValueError: A message has text that cannot be encoded.
         """
         key = build_prompt_key(request)
         with self._lock:
             if key in self._cached:
                 self._cached.move_to_end(key)
                 return self._cached[key]
-        token_ids = tuple(self._tokenize(self._render_text(request, request.messages, add_generation_prompt=True)))
+        text = self._render_text(request, request.messages, add_generation_prompt=True)
+        if request.tools and not self._renders_tools:
+            self._check_tools(request, text)
+        token_ids = tuple(self._tokenize(text))
         with self._lock:
             self._cached[key] = token_ids
             if len(self._cached) > CACHED_PROMPTS:
@@ -70,7 +83,8 @@ class PromptRenderer:
             ends: Tokens at which the sampler ends a reply.
 
         Raises:
-            EngineError: The template rejects the messages, or its reply does not continue its generation prompt.
+            MessagesRejected: The template raises an error.
+            EngineError: Its reply does not continue its generation prompt.
         """
         prompt_text = self._render_text(request, request.messages, add_generation_prompt=True)
         whole_text = self._render_text(request, [*request.messages, reply], add_generation_prompt=False)
@@ -91,14 +105,36 @@ class PromptRenderer:
         return prompt, tuple(token_ids[: last + 1])
 
     def _render_text(self, request: ModelRequest, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        with boundary(EngineError, "cannot render the chat template"):
-            return self.tokenizer.apply_chat_template(
-                [_parse_tool_arguments(message) for message in messages],
-                tools=request.tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **request.template_kwargs,
+        try:
+            with boundary(MessagesRejected, "cannot render the chat template"):
+                return compile_chat_template(self.tokenizer.get_chat_template(tools=request.tools)).render(
+                    {
+                        **self.tokenizer.special_tokens_map,
+                        **request.template_kwargs,
+                        "messages": [build_template_message(message) for message in messages],
+                        "tools": to_template_data(request.tools),
+                        "documents": None,
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                )
+        except TemplateLimitReached as error:
+            message = f"the chat template of {self.tokenizer.name_or_path} {error}"
+            raise ConfigError(Problem(CHAT_TEMPLATE, message, "set another template")) from None
+
+    def _check_tools(self, request: ModelRequest, text: str) -> None:
+        """Refuses a request with tools whose prompt is the same without them: the policy would never see its tools."""
+        try:
+            alone = self._render_text(replace(request, tools=None), request.messages, add_generation_prompt=True)
+        except (EngineError, ConfigError):  # a template for tools only
+            alone = None
+        if alone == text:
+            message = f"the chat template of {self.tokenizer.name_or_path} ignores tools, but the agent passes some"
+            fix = (
+                "set a template that renders `tools` and that the model was trained with, or describe the tools in a "
+                "message and do not pass them"
             )
+            raise ConfigError(Problem(CHAT_TEMPLATE, message, fix))
+        self._renders_tools = True
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a reply, without special tokens."""
@@ -115,6 +151,11 @@ class PromptRenderer:
         return tuple(self._texts[token] for token in token_ids)
 
     def _tokenize(self, text: str) -> list[int]:
+        if not text.isascii() and (found := _find_surrogate(text)) is not None:
+            raise ValueError(
+                f"the prompt has half of a surrogate pair (U+{ord(text[found]):04X}) at character {found}, which no "
+                'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
+            )
         # The template has written the special tokens; calling the backend saves three times what the work itself takes.
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
@@ -122,24 +163,55 @@ class PromptRenderer:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _parse_tool_arguments(message: Message) -> Message:
-    """Returns a message whose tool calls hold arguments as mappings, as templates expect; OpenAI sends JSON text.
+def _find_surrogate(text: str) -> int | None:
+    """Returns the place of the first half of a surrogate pair; None: the text has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
-    Arguments that are not valid JSON stay text, so that the model sees exactly what was written.
+
+def build_template_message(message: Message) -> Message:
+    """Returns a message as a chat template gets it: plain data, without the fields that are None.
+
+    Reasoning gets every name that templates read, and tool calls hold their arguments as mappings, as templates expect;
+    OpenAI sends JSON text. Arguments that are not valid JSON stay text, so that the model sees what was written.
     """
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [_parse_call(call) for call in calls]}
+    given: Message = {
+        name: value if type(value) is str else to_template_data(value)
+        for name, value in message.items()
+        if value is not None
+    }
+    reasoning = next((given[name] for name in REASONING_FIELDS if name in given), None)
+    if reasoning is not None:
+        given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
+    if calls := given.get("tool_calls"):
+        given["tool_calls"] = [_parse_call(call) for call in calls]
+    return given
 
 
 def _parse_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function", {})
     try:
         arguments = json.loads(function["arguments"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def to_template_data(value: Any) -> Any:
+    """Returns data of JSON's types, since a template could call the methods of other objects."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {to_template_data(name): to_template_data(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_template_data(entry) for entry in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):  # of a subclass, such as an enum
+            return kind(str.__str__(value)) if kind is str else kind(value)
+    return to_template_data(value.model_dump()) if hasattr(value, "model_dump") else f"<{type(value).__name__}>"
 
 
 def build_prompt_key(request: ModelRequest) -> Any:

@@ -17,7 +17,9 @@ from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.model.attention import use_grouped_attention
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
-from reinforge.engine.model.preflight import ADAPTER_CONFIG, LORA
+from reinforge.engine.model.hub import check_model_source, check_tokenizer_source
+from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA, MODEL, TOKENIZER
+from reinforge.engine.model.template_sandbox import find_template_problem
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary, did_you_mean
 from reinforge.types.seeding import stable_seed
 
@@ -52,12 +54,22 @@ def _translate_load_errors(source: str | Path | None, what: str) -> Iterator[Non
 
 
 def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
-    """Returns the module with its weights, from safetensors only and without remote code."""
-    # a folder of adapters names its base model, which may be on the hub
-    is_local = Path(source).is_dir() and not (Path(source) / ADAPTER_CONFIG).is_file()
+    """Returns the module with its weights, from safetensors only and without remote code.
+
+    Raises:
+        ConfigError: The model refers to code, or to weights outside of its folder.
+        BackendUnavailable: A hub id is neither in the cache nor to be had from the hub.
+        EngineError: The model cannot be loaded.
+    """
     with _translate_load_errors(source, f"cannot load the model {source}"):
+        is_local = check_model_source(source, MODEL)
         return AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=is_local
+            source,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=is_local,
+            adapter_kwargs={"local_files_only": is_local},  # else it looks for adapters at the hub
         )
 
 
@@ -136,7 +148,8 @@ def init_random_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.
     """Returns a module with the configuration of `source` and random weights from the seed, equal on every device."""
     what = f"cannot initialize a model from the configuration of {source}"
     with _translate_load_errors(source, what), torch.random.fork_rng(devices=[]):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        is_local = check_model_source(source, MODEL, weights=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
         torch.manual_seed(stable_seed(seed, "weights"))
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
@@ -170,11 +183,22 @@ def load_tokenizer(config: PolicyConfig) -> Any:
     """
     source = config.tokenizer or config.model
     with _translate_load_errors(source, f"cannot load the tokenizer {source}"):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        is_local = check_tokenizer_source(str(source), TOKENIZER if config.tokenizer else MODEL)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
     if config.chat_template is not None:
         is_text = "{" in config.chat_template
         tokenizer.chat_template = config.chat_template if is_text else Path(config.chat_template).read_text()
     if tokenizer.chat_template is None:
         fix = "set finetuning.policy.chat_template to Jinja text or to a file"
-        raise ConfigError(Problem("finetuning.policy.model", f"{source} has no chat template", fix))
+        raise ConfigError(Problem(MODEL, f"{source} has no chat template", fix))
+    owner = TOKENIZER if config.tokenizer else MODEL
+    _check_chat_template(tokenizer, owner if config.chat_template is None else CHAT_TEMPLATE)
     return tokenizer
+
+
+def _check_chat_template(tokenizer: Any, path: str) -> None:
+    held = tokenizer.chat_template
+    for text in held.values() if isinstance(held, dict) else [held]:
+        if (problem := find_template_problem(text, tokenizer.special_tokens_map)) is not None:
+            message = f"the chat template of {tokenizer.name_or_path} {problem}"
+            raise ConfigError(Problem(path, message, f"set {CHAT_TEMPLATE} to another template"))

@@ -9,15 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.schema import PolicyConfig
+from reinforge.engine.model.model_files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    TOKENIZER_CONFIG,
+    check_files,
+    check_tokenizer_settings,
+    find_base,
+    read_json,
+)
 from reinforge.errors import Problem, did_you_mean
 
 MODEL, TOKENIZER, LORA = "finetuning.policy.model", "finetuning.policy.tokenizer", "finetuning.policy.lora"
 CHAT_TEMPLATE = "finetuning.policy.chat_template"
-ADAPTER_CONFIG = "adapter_config.json"
-"""The file that marks a folder as an adapter, in PEFT's layout."""
 PLAIN_NAMES = {"llama", "mistral", "qwen2", "qwen3"}
 """Families whose files name tensors as their modules are called; transformers renames those of many others."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE_READ = 1 << 20
+MAX_HEADER = 100 << 20
+"""Largest header that safetensors reads."""
 
 
 def check_policy(config: PolicyConfig) -> list[Problem]:
@@ -25,7 +36,7 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
     if config.model is None:
         return [Problem(MODEL, "no model is named", "name the folder or the hub id of a Hugging Face model")]
     if config.model.startswith("bundled:"):
-        return _check_template_file(config)
+        return _check_template_file(config) or (_check_template(config) if config.chat_template else [])
     folder = Path(config.model)
     problems = _check_folder(config.model, MODEL) or (_check_model(config, folder) if folder.is_dir() else [])
     if config.lora is not None and config.init == "random":
@@ -35,7 +46,7 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
         problems += _check_folder(config.tokenizer, TOKENIZER)
     if not problems or folder.is_dir():
         problems += _check_tokenizer(config)
-    return problems + _check_template_file(config)
+    return problems + (_check_template_file(config) or _check_template(config))
 
 
 def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) -> list[Problem]:
@@ -74,6 +85,11 @@ def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) 
     return problems
 
 
+def has_adapters(config: PolicyConfig) -> bool:
+    """Returns True if the policy trains LoRA adapters, or if its model folder holds some."""
+    return config.lora is not None or (config.model is not None and (Path(config.model) / ADAPTER_CONFIG).is_file())
+
+
 def looks_like_hub_id(name: str) -> bool:
     """Returns True for `owner/name`.
 
@@ -94,20 +110,18 @@ def _check_folder(name: str, path: str) -> list[Problem]:
 
 
 def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
-    adapter = _read_json(folder / ADAPTER_CONFIG)
-    if adapter is not None:
-        base = str(adapter.get("base_model_name_or_path"))
+    problems = check_files(folder, MODEL, is_complete=config.init == "pretrained")
+    base = find_base(folder)
+    if base is not None:
+        if problems:  # such as an adapter that names itself as its base
+            return problems
         found = _check_folder(base, MODEL) or (_check_model(config, Path(base)) if Path(base).is_dir() else [])
         return [replace(problem, message=f"{folder} holds adapters of {base}: {problem.message}") for problem in found]
-    problems = []
-    settings = _read_json(folder / "config.json")
+    settings = read_json(folder / CONFIG)
     if settings is None:
         fix = "give the folder that `save_pretrained` wrote"
         problems.append(Problem(MODEL, f"{folder} has no readable config.json", fix))
-    elif "auto_map" in settings:
-        message = f"{folder}/config.json refers to custom code (auto_map), which reinforge never runs"
-        problems.append(Problem(MODEL, message, "use a family that transformers knows, and remove auto_map"))
-    elif config.lora is not None:
+    elif config.lora is not None and not problems:
         problems += _check_modules_to_save(config.lora.modules_to_save or [], folder, settings)
     if config.init == "pretrained" and not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -142,14 +156,21 @@ def _check_modules_to_save(names: Sequence[str], folder: Path, settings: dict[st
 
 
 def read_tensor_names(folder: Path) -> Iterator[str]:
-    """Yields the names of a model's tensors: a safetensors file begins with 8 bytes of length and a JSON header."""
-    for path in sorted(folder.glob("*.safetensors")):
+    """Yields the names of a model's tensors."""
+    for header in read_headers(folder):
+        yield from (name for name in header if name != "__metadata__")
+
+
+def read_headers(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields what each safetensors file says of its tensors: it begins with 8 bytes of length and a JSON header."""
+    for path in filter(Path.is_file, sorted(folder.glob("*.safetensors"))):
         try:
             with path.open("rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        except (OSError, ValueError):
+                header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
+        except (OSError, ValueError, RecursionError):
             continue  # loading the model reports a damaged file
-        yield from (name for name in header if name != "__metadata__")
+        if isinstance(header, dict):
+            yield header
 
 
 def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
@@ -157,14 +178,11 @@ def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
     folder = Path(config.tokenizer or config.model or "")
     if not folder.is_dir():
         return []
-    settings = _read_json(folder / "tokenizer_config.json")
-    problems = []
+    settings = read_json(folder / TOKENIZER_CONFIG)
+    problems = check_tokenizer_settings(folder, path)
     if settings is None and not (folder / "tokenizer.json").is_file():
         message = f"{folder} has no tokenizer (tokenizer.json or tokenizer_config.json)"
         problems.append(Problem(path, message, "set finetuning.policy.tokenizer to another folder or a hub id"))
-    elif "auto_map" in (settings or {}):
-        message = f"{folder}/tokenizer_config.json refers to custom code (auto_map), which reinforge never runs"
-        problems.append(Problem(path, message, "use a tokenizer that transformers knows, and remove auto_map"))
     has_template = "chat_template" in (settings or {}) or (folder / "chat_template.jinja").is_file()
     if not has_template and config.chat_template is None:
         message = f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)"
@@ -180,9 +198,40 @@ def _check_template_file(config: PolicyConfig) -> list[Problem]:
     return [Problem(CHAT_TEMPLATE, message, "give a file that exists, or the template's text")]
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _check_template(config: PolicyConfig) -> list[Problem]:
+    """Returns what makes the chat templates unusable, as far as they are in local files."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+        from reinforge.engine.model.template_sandbox import find_template_problem
+    except ModuleNotFoundError:  # Jinja comes with torch, without which nothing is trained here
+        return []
+    problems = []
+    for path, where, text in _find_templates(config):
+        if (problem := find_template_problem(text)) is not None:
+            fix = f"set {CHAT_TEMPLATE} to another template" if path != CHAT_TEMPLATE else "correct the template"
+            problems.append(Problem(path, f"the chat template {where} {problem}", fix))
+    return problems
+
+
+def _find_templates(config: PolicyConfig) -> Iterator[tuple[str, str, str]]:
+    """Yields the place in the configuration, a description and the text of each chat template in use."""
+    given, folder = config.chat_template, Path(config.tokenizer or config.model or "")
+    path = MODEL if config.tokenizer is None else TOKENIZER
+    if given is not None:
+        if "{" in given:
+            yield CHAT_TEMPLATE, "in the configuration", given
+        elif Path(given).is_file():
+            yield CHAT_TEMPLATE, given, _read_start(Path(given))
+    elif (file := folder / TEMPLATE_FILE).is_file():
+        yield path, str(file), _read_start(file)
+    else:
+        held = (read_json(folder / TOKENIZER_CONFIG) or {}).get("chat_template")
+        entries = held if isinstance(held, list) else [{"template": held}]
+        for entry in entries:
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+                yield path, f"of {folder / TOKENIZER_CONFIG}", entry["template"]
+
+
+def _read_start(path: Path) -> str:
+    """Returns the beginning of a template's file, long enough to see that it is too long."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(MAX_TEMPLATE_READ)

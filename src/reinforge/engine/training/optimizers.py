@@ -20,7 +20,7 @@ MASTER_PREFIX = "master"
 
 def make_optimizer(settings: OptimizerConfig, groups: list[dict[str, Any]]) -> Optimizer:
     """Returns the configured optimizer for groups of parameters on one device."""
-    rate, eps = settings.learning_rate, settings.eps
+    rate, eps = settings.peak, settings.eps
     fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
     match settings.name:
         case "adamw":

@@ -65,7 +65,7 @@ class ScheduledOptimizer:
         self._critic_parameters = [p for name, p in optimized.items() if name.startswith(CRITIC_PREFIX)]
         matrices = [p for p in self._policy_parameters if p.ndim >= 2]
         others = [p for p in self._policy_parameters if p.ndim < 2]
-        peak = settings.learning_rate
+        peak = settings.peak
         groups = [
             {"params": matrices, "weight_decay": settings.weight_decay, "peak": peak},
             {"params": others, "weight_decay": 0.0, "peak": peak},
@@ -111,7 +111,7 @@ class ScheduledOptimizer:
         self.masters.store()
         self.num_steps += 1
         crash_point("step.after_optim")
-        return {"grad_norm": norm.item(), "lr": self._settings.learning_rate * factor}
+        return {"grad_norm": norm.item(), "lr": self._settings.peak * factor}
 
     def state(self) -> dict[str, Tensor]:
         """Returns the tensors that a resume needs besides the weights: optimizer state and float32 copies, by name."""

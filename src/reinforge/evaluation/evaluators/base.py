@@ -1,51 +1,63 @@
-"""Calls evaluators and validates their scores: a finite number, or a missing score with the reason."""
+"""Calls evaluators and validates their scores: a number, or a missing score with the reason."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from reinforge.errors import describe_error
+from reinforge.evaluation.answers import UnusableOutputError
+from reinforge.files import find_unwritable
 from reinforge.interfaces import Evaluator
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.rollout.containment import TimedOut, run_contained
+from reinforge.rollout.threads import run_in_daemon_thread
+from reinforge.types.evaluation import MAX_SCORE, EvalInputItem, EvalOutputItem
+
+T = TypeVar("T")
+
+MAX_INLINE_CHARACTERS = 10_000
+"""Longer texts are compared in a thread, so that the event loop never waits long."""
 
 
 async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float | None = None) -> EvalOutputItem:
-    """Returns the evaluator's score of one example as a finite float.
+    """Returns the evaluator's score of one example as a float of at most `MAX_SCORE`.
 
-    If the evaluator raises, times out, or returns None, NaN, infinity or something that is not a number, the score is
-    missing: `score=None` with the reason in `error`. It is never 0.0, since no evaluator gave that score.
+    If the evaluator raises, times out, or returns None, NaN, infinity, a number beyond `MAX_SCORE` or something that is
+    not a number, the score is missing: `score=None` with the reason in `error`. It is never 0.0, since no evaluator
+    gave that score. An `UnusableOutputError` is the answer's failure and scores 0.0.
 
     Args:
         evaluator: The evaluator.
         item: The example with the agent's output.
         timeout_s: Time limit in seconds; None: no limit.
     """
-    clock = asyncio.timeout(timeout_s)
     try:
-        async with clock:
-            result = await evaluator.evaluate(item)
+        result = await run_contained(lambda: evaluator.evaluate(item), timeout_s)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         return missing_score(item, "the evaluator raised CancelledError")
+    except UnusableOutputError as error:
+        return EvalOutputItem(id=item.id, score=0.0, reasoning=str(error))
+    except TimedOut as error:
+        return missing_score(item, str(error) or f"the evaluator timed out after {timeout_s:g} s")
     except (Exception, SystemExit) as error:  # noqa: BLE001  a user's evaluator may raise anything
-        late = isinstance(error, TimeoutError) and clock.expired()
-        return missing_score(item, f"the evaluator timed out after {timeout_s:g} s" if late else describe_error(error))
+        return missing_score(item, describe_error(error))
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
+    if (why := find_unwritable(result.reasoning)) is not None:
+        return missing_score(item, f"the evaluator's reasoning cannot be recorded: {why}")
     if result.error is not None:
         return missing_score(item, result.error, result.reasoning)
     score = to_score(result.score)
     if score is None:
-        return missing_score(
-            item, f"the evaluator returned {_describe(result.score)}, not a finite number", result.reasoning
-        )
+        return missing_score(item, f"the evaluator returned {describe_refusal(result.score)}", result.reasoning)
     return EvalOutputItem(id=item.id, score=score, reasoning=result.reasoning)
 
 
@@ -55,22 +67,56 @@ def missing_score(item: EvalInputItem, reason: str, reasoning: Any = None) -> Ev
 
 
 def to_score(value: Any) -> float | None:
+    """Returns a number or bool as a float of at most `MAX_SCORE`; None for anything else."""
+    number = to_number(value)
+    return number if number is not None and abs(number) <= MAX_SCORE else None
+
+
+def to_number(value: Any) -> float | None:
     """Returns a number or bool as a finite float; None for anything else."""
     if not isinstance(value, Real | np.bool_):
         return None
     try:
-        score = float(value)
+        number = float(value)
     except OverflowError:
         return None
-    return score if math.isfinite(score) else None
+    return number if math.isfinite(number) else None
+
+
+def describe_refusal(value: Any) -> str:
+    """Returns a value that is no score, and why: `nan, not a finite number`."""
+    if to_number(value) is None:
+        return f"{_describe(value)}, not a finite number"
+    return f"{_describe(value)}, beyond the largest score of {MAX_SCORE:g}; divide the scores by a constant"
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length():,} bits"
     if value is None or isinstance(value, Real):
         return str(value)[:40]
     return f'"{value[:40]}"' if isinstance(value, str) else type(value).__name__
 
 
 def to_text(value: Any) -> str:
-    """Returns an output or an expected output as a string; empty for None."""
-    return "" if value is None else str(value)
+    """Returns an output or an expected output as a string; empty for None.
+
+    Raises:
+        UnusableOutputError: It is nested too deeply, or has an integer with too many digits.
+    """
+    try:
+        return "" if value is None else str(value)
+    except (RecursionError, ValueError) as error:
+        raise UnusableOutputError(f"the output cannot be written as text: {error}") from None
+
+
+async def run_beside(work: Callable[[], T], size: int | None = None) -> T:
+    """Returns the result of work that blocks, in a thread unless it is small.
+
+    Args:
+        work: The blocking call.
+        size: Number of characters that it looks at; None: its time does not depend on them alone.
+    """
+    if size is not None and size <= MAX_INLINE_CHARACTERS:
+        return work()
+    return await run_in_daemon_thread(work, "evaluator")

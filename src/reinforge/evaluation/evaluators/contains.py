@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import missing_score, to_text
+from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_text
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -50,11 +50,15 @@ class Contains(Evaluator):
             texts = [to_text(each) for each in (expected if isinstance(expected, list) else [expected])]
             if not texts or not all(texts):
                 return missing_score(item, "the example has no expected output to search for")
-        output = self._normalize(to_text(item.output_obj))
-        absent = [text for text in texts if self._normalize(text) not in output]
+        output = to_text(item.output_obj)
+        absent = await run_beside(lambda: self._find_absent(texts, output), len(output))
         found = not absent if self.config.mode == "all" else len(absent) < len(texts)
         reason = f"not found: {', '.join(repr(text[:80]) for text in absent)}" if absent else "found all texts"
         return EvalOutputItem(id=item.id, score=float(found), reasoning=reason)
+
+    def _find_absent(self, texts: Sequence[str], output: str) -> list[str]:
+        output = self._normalize(output)
+        return [text for text in texts if self._normalize(text) not in output]
 
     def _normalize(self, text: str) -> str:
         return text.casefold() if self.config.ignore_case else text

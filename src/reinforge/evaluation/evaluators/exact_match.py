@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import missing_score, to_text
+from reinforge.evaluation.answers import UnusableOutputError
+from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_text
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -46,12 +47,22 @@ class ExactMatch(Evaluator):
             kind = type(expected).__name__
             return missing_score(item, f"any_of needs a list as the expected output, but the example has {kind}")
         answers = expected if self.config.any_of else [expected]
-        same = item.output_obj is not None and any(self._equal(item.output_obj, answer) for answer in answers)
-        reason = f"output {self._text(item.output_obj)[:200]!r}, expected {self._text(expected)[:200]!r}"
+        output, text = item.output_obj, to_text(item.output_obj)
+
+        def compare() -> tuple[bool, str]:
+            same = output is not None and any(self._equal(output, answer) for answer in answers)
+            return same, f"output {self._normalize(text)[:200]!r}, expected {self._text(expected)[:200]!r}"
+
+        same, reason = await run_beside(compare, len(text))
         return EvalOutputItem(id=item.id, score=float(same), reasoning=reason)
 
     def _equal(self, output: Any, expected: Any) -> bool:
-        if output == expected or self._text(output) == self._text(expected):
+        try:
+            if output == expected:
+                return True
+        except RecursionError as error:
+            raise UnusableOutputError(f"the output is nested too deeply to compare: {error}") from None
+        if self._text(output) == self._text(expected):
             return True
         if not isinstance(output, str) or not isinstance(expected, dict | list):
             return False
@@ -61,7 +72,9 @@ class ExactMatch(Evaluator):
             return False
 
     def _text(self, value: Any) -> str:
-        text = to_text(value)
+        return self._normalize(to_text(value))
+
+    def _normalize(self, text: str) -> str:
         text = " ".join(text.split()) if self.config.collapse_space else text
         text = text.strip() if self.config.strip else text
         return text.casefold() if self.config.ignore_case else text

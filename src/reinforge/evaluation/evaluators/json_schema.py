@@ -11,8 +11,7 @@ Ann is 7                      0.0            0.0
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +19,13 @@ from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.answers import parse_answer
+from reinforge.evaluation.evaluators.base import run_beside
+from reinforge.evaluation.schemas import SchemaValidator
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
-FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 MAX_SHOWN = 5
 
 
@@ -40,22 +41,30 @@ class JsonSchemaConfig(EvaluatorConfig, name="json_schema"):
     allow_fence: bool = Field(
         default=False, description="Also accept JSON inside one ``` block with nothing around it."
     )
+    timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Time limit of the schema's patterns for one output, in seconds; if it is exceeded, the score is "
+        "missing, since a pattern is at fault.",
+    )
 
 
 class JsonSchema(Evaluator):
     """Validates the output against a schema; strings are parsed as JSON first.
+
+    An output that cannot be validated, such as one that is nested too deeply, is wrong: it scores 0.0.
 
     Args:
         config: The evaluator's settings.
         schema: The schema.
 
     Raises:
-        ConfigError: The schema is invalid, or `score: fields` is set and the schema has no required fields.
+        ConfigError: The schema is at fault, or `score: fields` is set and the schema has no required fields.
     """
 
     def __init__(self, config: JsonSchemaConfig, schema: dict[str, Any]):
         self.config = config
-        self.validator = _build_validator(schema)
+        self.validator = SchemaValidator(schema)
         self.fields = list(dict.fromkeys(schema.get("required") or []))
         if config.score == "fields" and not self.fields:
             fix = "add `required` to the schema, or use score: valid"
@@ -63,67 +72,21 @@ class JsonSchema(Evaluator):
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns 1.0, 0.0 or the fraction of valid required fields, and the first errors."""
+        score, reason = await run_beside(lambda: self._score(item.output_obj))
+        return EvalOutputItem(id=item.id, score=score, reasoning=reason)
+
+    def _score(self, output: Any) -> tuple[float, str]:
         try:
-            value = parse_json(item.output_obj, self.config.allow_fence)
+            value = parse_answer(output, allow_fence=self.config.allow_fence)
         except ValueError as error:
-            return EvalOutputItem(id=item.id, score=0.0, reasoning=f"invalid JSON: {error}")
-        errors = sorted(self.validator.iter_errors(value), key=lambda error: [str(key) for key in error.absolute_path])
+            return 0.0, f"invalid JSON: {error}"
+        errors = self.validator.find_errors(value, self.config.timeout_s)
         reason = "; ".join(f"{error.json_path}: {error.message[:200]}" for error in errors[:MAX_SHOWN]) or "valid"
         if self.config.score == "valid":
-            return EvalOutputItem(id=item.id, score=float(not errors), reasoning=reason)
+            return float(not errors), reason
         invalid = {error.absolute_path[0] for error in errors if error.absolute_path}
         valid = [name for name in self.fields if isinstance(value, dict) and name in value and name not in invalid]
-        return EvalOutputItem(id=item.id, score=len(valid) / len(self.fields), reasoning=reason)
-
-
-def parse_json(value: Any, allow_fence: bool = False) -> Any:
-    """Returns the value of a JSON string; other values are returned unchanged.
-
-    Raises:
-        ValueError: The string is not JSON, or the value is None.
-    """
-    if value is None:
-        raise ValueError("the agent returned nothing")
-    if not isinstance(value, str):
-        return value
-    fenced = FENCE.fullmatch(value) if allow_fence else None
-    try:
-        return json.loads(fenced[1] if fenced else value, parse_constant=_reject_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not allowed in JSON")
-
-
-def _build_validator(schema: dict[str, Any]) -> Any:
-    from jsonschema import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-    from referencing import Registry
-
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        message = f"not a valid JSON schema: {error.json_path}: {error.message[:300]}"
-        raise ConfigError(Problem("schema", message)) from None
-    remote = [reference for reference in _find_references(schema) if not reference.startswith("#")]
-    if remote:
-        fix = "copy the definition under $defs and refer to it as #/$defs/NAME"
-        raise ConfigError(Problem("schema", f"$ref {remote[0]!r} points outside the schema", fix))
-    return kind(schema, registry=Registry())
-
-
-def _find_references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            yield from _find_references(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            yield from _find_references(value)
+        return len(valid) / len(self.fields), reason
 
 
 def _load_schema(path: Path, project_root: Path) -> dict[str, Any]:

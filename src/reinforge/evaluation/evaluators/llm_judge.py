@@ -1,8 +1,9 @@
 """Scores the answer with another model, by a rubric.
 
 The agent's answer is quoted between markers that it cannot guess, so the judge can tell it from its instructions. The
-judge has no tools, and its reply must be `{"reason": string, "score": number}` with the score in range. After any other
-reply the judge is asked again; if no reply is valid, the score is *missing*, with the reason. Scores are never clamped.
+judge has no tools, and its reply must be `{"reason": string, "score": number}` with the score in range; further keys
+are ignored. After any other reply the judge is asked again; if no reply is valid, the score is *missing*, with the
+reason. Scores are never clamped.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pydantic import Field, field_validator, model_validator
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.evaluation.answers import UnusableOutputError, parse_answer
 from reinforge.evaluation.evaluators.base import missing_score
-from reinforge.evaluation.evaluators.json_schema import FENCE
 from reinforge.interfaces import Builder, ChatModel, Evaluator
 from reinforge.registry import register_evaluator
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.evaluation import MAX_SCORE, EvalInputItem, EvalOutputItem
 from reinforge.types.request import Message, ModelRequest, SamplingParams
 
 PLACEHOLDER = re.compile(r"\{(rubric|input|output|expected)\}")
@@ -64,8 +65,8 @@ class LLMJudgeConfig(EvaluatorConfig, name="llm_judge"):
     prompt: str = Field(
         default=PROMPT, description="The judge's prompt, with {rubric}, {input}, {expected} and {output}."
     )
-    low: float = Field(default=0.0, description="Lowest score.")
-    high: float = Field(default=1.0, description="Highest score; scores are not rescaled.")
+    low: float = Field(default=0.0, ge=-MAX_SCORE, description="Lowest score.")
+    high: float = Field(default=1.0, le=MAX_SCORE, description="Highest score; scores are not rescaled.")
     retries: int = Field(default=2, ge=0, description="How many times to ask again after an invalid reply.")
     temperature: float = Field(default=0.0, ge=0, description="The judge's temperature.")
     max_tokens: int = Field(default=512, ge=16, description="Maximum tokens of the judge's reply.")
@@ -114,10 +115,14 @@ class LLMJudge(Evaluator):
         Raises:
             BackendError: The judge's endpoint fails; `score_item` turns this into a missing score too.
         """
-        messages, reason = self.build_messages(item), ""
+        try:
+            messages, reason = self.build_messages(item), ""
+        except UnusableOutputError as error:
+            return EvalOutputItem(id=item.id, score=self.config.low, reasoning=str(error))
         for _ in range(self.config.retries + 1):
             reply = await self.llm.sample(self._request(messages))
-            text = reply.message.get("content") or ""
+            content = reply.message.get("content")
+            text = content if isinstance(content, str) else ""
             try:
                 if reply.finish_reason == "length":
                     raise InvalidVerdictError(f"the reply was cut off at max_tokens ({self.config.max_tokens})")
@@ -134,13 +139,17 @@ class LLMJudge(Evaluator):
         )
 
     def build_messages(self, item: EvalInputItem) -> list[Message]:
-        """Returns the judge's prompt; each quoted text is between markers made from a hash of all of them."""
+        """Returns the judge's prompt; each quoted text is between markers made from a hash of all of them.
+
+        Raises:
+            UnusableOutputError: The agent's output cannot be written as text.
+        """
         material = {
             "input": _format_material(item.input_obj),
             "expected": _format_material(item.expected_output_obj) or "(none)",
-            "output": _format_material(item.output_obj),
+            "output": _format_output(item.output_obj),
         }
-        digest = hashlib.sha256(json.dumps([self.config.rubric, material]).encode("utf-8", "surrogatepass"))
+        digest = hashlib.sha256(json.dumps([self.config.rubric, material]).encode())
         key = digest.hexdigest()[:20]
 
         def fill(match: re.Match[str]) -> str:
@@ -169,7 +178,7 @@ class LLMJudge(Evaluator):
 
 
 def parse_verdict(text: str, low: float, high: float) -> tuple[float, str]:
-    """Returns the score and the reason of a judge's reply.
+    """Returns the score and the reason of a judge's reply; further keys are ignored.
 
     Example: `{"reason": "half of it", "score": 0.5}` -> (0.5, "half of it"). Prose, duplicate keys and scores out of
     range are errors; nothing is guessed or clamped.
@@ -177,17 +186,14 @@ def parse_verdict(text: str, low: float, high: float) -> tuple[float, str]:
     Raises:
         InvalidVerdictError: The reply is not a valid verdict.
     """
-    fenced = FENCE.fullmatch(text)
     try:
-        verdict = json.loads(
-            fenced[1] if fenced else text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
-        )
-    except InvalidVerdictError:
-        raise
-    except (ValueError, RecursionError):
+        verdict = parse_answer(text, allow_fence=True)
+    except json.JSONDecodeError:
         raise InvalidVerdictError(f"expected one JSON object, found {text[:80]!r}") from None
-    if not isinstance(verdict, dict) or set(verdict) != {"reason", "score"}:
-        has = ", ".join(map(str, verdict)) if isinstance(verdict, dict) else type(verdict).__name__
+    except ValueError as error:
+        raise InvalidVerdictError(f"expected one JSON object: {error}") from None
+    if not isinstance(verdict, dict) or not {"reason", "score"} <= set(verdict):
+        has = ", ".join(map(str, verdict))[:80] if isinstance(verdict, dict) else type(verdict).__name__
         raise InvalidVerdictError(f"expected the keys reason and score, found {has or 'none'}")
     score, reason = verdict["score"], verdict["reason"]
     if isinstance(score, bool) or not isinstance(score, int | float):
@@ -199,21 +205,18 @@ def parse_verdict(text: str, low: float, high: float) -> tuple[float, str]:
     return float(score), reason
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise InvalidVerdictError("a key appears twice")
-    return dict(pairs)
-
-
-def _reject_constant(name: str) -> Any:
-    raise InvalidVerdictError(f"{name} is not a valid number")
+def _format_output(value: Any) -> str:
+    try:
+        return _format_material(value)
+    except (RecursionError, ValueError) as error:
+        raise UnusableOutputError(f"the output cannot be written as text: {error}") from None
 
 
 def _format_material(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """Returns a text without lone surrogates, which no request can hold."""
+    plain = value is None or isinstance(value, str)
+    text = value or "" if plain else json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()
 
 
 @register_evaluator(config_type=LLMJudgeConfig)

@@ -7,10 +7,11 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import regex
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import missing_score, to_score, to_text
+from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_number, to_text
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -20,6 +21,9 @@ NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
     r"(?<=\d)(?:[eE][-+]?\d+\b)?"
 )
+LAST_DIGIT = regex.compile(r"(?r)\p{Nd}", regex.VERSION0)
+MAX_DIGITS = 10_000
+"""Characters of a number that are read; each digit belongs to some number, so the last number has the last digit."""
 
 
 class NumericConfig(EvaluatorConfig, name="numeric"):
@@ -49,7 +53,9 @@ class Numeric(Evaluator):
         expected = find_last_number(item.expected_output_obj)
         if expected is None:
             return missing_score(item, f"the expected output {to_text(item.expected_output_obj)[:80]!r} has no number")
-        found = find_last_number(item.output_obj)
+        output = item.output_obj if to_number(item.output_obj) is not None else to_text(item.output_obj)
+        size = len(output) if isinstance(output, str) else 0
+        found = await run_beside(lambda: find_last_number(output), size)
         if found is None:
             return EvalOutputItem(id=item.id, score=0.0, reasoning=f"no number in the output; expected {expected:g}")
         tolerance = {"abs_tol": self.config.abs_tolerance, "rel_tol": self.config.rel_tolerance}
@@ -64,11 +70,16 @@ def find_last_number(value: Any) -> float | None:
     """
     if isinstance(value, bool):
         return None
-    number = to_score(value)
+    number = to_number(value)
     if number is not None:
         return number
-    found = [match[0] for match in NUMBER.finditer(to_text(value)) if match[0]]
-    return to_score(float(found[-1].replace(",", "").replace("−", "-"))) if found else None
+    text = to_text(value)
+    last_digit = LAST_DIGIT.search(text)
+    if last_digit is None:
+        return None
+    end = last_digit.end()
+    found = [match[0] for match in NUMBER.finditer(text[max(0, end - MAX_DIGITS) : end + 1]) if match[0]]
+    return to_number(float(found[-1].replace(",", "").replace("−", "-"))) if found else None
 
 
 @register_evaluator(config_type=NumericConfig)

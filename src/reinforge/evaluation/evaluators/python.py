@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from reinforge.config.imports import import_object
@@ -21,9 +22,14 @@ from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
+from reinforge.rollout.containment import run_contained
+from reinforge.rollout.isolation import Isolation, WorkerPool, refuse_other_functions
 from reinforge.rollout.threads import run_in_daemon_thread
-from reinforge.types.evaluation import EvalInputItem
+from reinforge.rollout.worker import Link, Perform
+from reinforge.rollout.worker_protocol import Message, dump_item, load_error, load_item
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
+LOADER = "reinforge.evaluation.evaluators.python:load_scorer"
 CONTRACT = "write reward(item) or reward(output, expected), as a plain or an async function"
 
 
@@ -31,6 +37,10 @@ class PythonEvaluatorConfig(EvaluatorConfig, name="python"):
     """A function that returns a number, a bool, an `EvalOutputItem`, or None if there is no score."""
 
     function: Any = Field(description="`module:name` in the project's folder; from Python, the callable itself.")
+    isolation: Isolation = Field(
+        default="thread",
+        description="`thread`: call it in this process; `process`: in processes that are killed when it hangs.",
+    )
 
     @field_validator("function")
     @classmethod
@@ -67,6 +77,55 @@ class PythonEvaluator(Evaluator):
         return await result if inspect.isawaitable(result) else result
 
 
+class IsolatedEvaluator(Evaluator):
+    """Calls the user's function in worker processes.
+
+    Args:
+        pool: The processes.
+    """
+
+    def __init__(self, pool: WorkerPool):
+        self.pool = pool
+
+    async def evaluate(self, item: EvalInputItem) -> Any:
+        """Returns the function's result; `score_item` validates it.
+
+        Raises:
+            WorkerEnded: The process ended before the function did.
+            Exception: Whatever the function raised.
+        """
+        async with self.pool.lease() as worker:
+            await worker.send({"type": "job", "item": dump_item(item)})
+            answer = await worker.receive()
+            worker.is_idle = answer["type"] in ("done", "failed")
+        if answer["type"] == "failed":
+            raise load_error(answer["error"])
+        score = answer["result"]
+        return EvalOutputItem(**score["item"]) if isinstance(score, dict) and "item" in score else score
+
+
+def load_scorer(function: str, project_root: Path) -> tuple[Perform, Message]:
+    """Returns how to score in a worker process with the function `module:name`.
+
+    Raises:
+        ConfigError: It cannot be imported, or takes other parameters.
+    """
+    evaluator = PythonEvaluator(import_object(function, project_root, path="function"))
+
+    async def perform(job: Message, link: Link) -> Any:
+        result = await run_contained(lambda: evaluator.evaluate(load_item(job["item"])))
+        if isinstance(result, EvalOutputItem):
+            return {"item": {**result.model_dump(), "score": _to_plain_number(result.score)}}
+        return _to_plain_number(result)
+
+    return perform, {}
+
+
+def _to_plain_number(score: Any) -> Any:
+    """Returns NumPy's numbers as Python's; anything else unchanged."""
+    return score.item() if isinstance(score, np.generic) else score
+
+
 def _count_parameters(function: Callable[..., Any]) -> int:
     """Returns the number of required positional parameters, 1 or 2."""
     name = getattr(function, "__qualname__", repr(function))
@@ -88,9 +147,17 @@ def _count_parameters(function: Callable[..., Any]) -> int:
 
 
 @register_evaluator(config_type=PythonEvaluatorConfig)
-async def python_evaluator(config: PythonEvaluatorConfig, builder: Builder) -> AsyncIterator[PythonEvaluator]:
+async def python_evaluator(config: PythonEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """Yields the user's function as an evaluator."""
     function = config.function
+    if config.isolation == "process":
+        pool = WorkerPool(refuse_other_functions(function), builder.project_root, LOADER)
+        try:
+            await pool.start()
+            yield IsolatedEvaluator(pool)
+        finally:
+            await pool.close()
+        return
     if isinstance(function, str):
         root: Path = builder.project_root
         function = import_object(function, root, path="function")

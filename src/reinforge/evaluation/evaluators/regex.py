@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.evaluators.base import to_text
+from reinforge.evaluation.evaluators.base import run_beside, to_text
+from reinforge.evaluation.patterns import compile_pattern, search_pattern
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -25,14 +25,17 @@ class RegexConfig(EvaluatorConfig, name="regex"):
     max_chars: int = Field(
         default=20_000, ge=1, description="Longer outputs score 0.0, since matching them could take forever."
     )
+    timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Time limit of matching one output, in seconds; if it is exceeded, the score is missing, since the "
+        "pattern is at fault.",
+    )
 
     @field_validator("pattern")
     @classmethod
     def _check_pattern(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"invalid regular expression: {error}") from None
+        compile_pattern(pattern)
         return pattern
 
 
@@ -41,8 +44,6 @@ class Regex(Evaluator):
 
     def __init__(self, config: RegexConfig):
         self.config = config
-        pattern = re.compile(config.pattern)
-        self._match = pattern.search if config.mode == "search" else pattern.fullmatch
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns 1.0 or 0.0, and the matched text."""
@@ -50,7 +51,12 @@ class Regex(Evaluator):
         if len(output) > self.config.max_chars:
             reason = f"the output has {len(output)} characters, more than max_chars ({self.config.max_chars})"
             return EvalOutputItem(id=item.id, score=0.0, reasoning=reason)
-        match = self._match(output)
+        config = self.config
+
+        def search() -> Any:
+            return search_pattern(config.pattern, output, config.timeout_s, whole=config.mode == "fullmatch")
+
+        match = await run_beside(search)
         reason = f"matched {match[0][:200]!r}" if match else "no match"
         return EvalOutputItem(id=item.id, score=float(match is not None), reasoning=reason)
 

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
-from reinforge.evaluation.evaluators.base import missing_score, score_item
+from reinforge.evaluation.evaluators.base import describe_refusal, missing_score, score_item, to_score
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -52,7 +52,7 @@ class Weighted(Evaluator):
         return self.combine(item, {name: await score_item(part, item) for name, part in self.parts.items()})
 
     def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
-        """Returns the weighted sum of the given scores; missing if one of them is.
+        """Returns the weighted sum of the given scores; missing if one of them is, or if the sum is too large.
 
         Args:
             item: The example.
@@ -65,7 +65,10 @@ class Weighted(Evaluator):
         errors = [f"{name}: {scores[name].error}" for name in self.weights if scores[name].error is not None]
         if errors:
             return missing_score(item, f"no score for {'; '.join(errors)}", reasoning)
-        total = math.fsum(weight * float(scores[name].score) for name, weight in self.weights.items())
+        terms = [weight * float(scores[name].score) for name, weight in self.weights.items()]
+        total = math.fsum(terms) if all(to_score(term) is not None for term in terms) else sum(terms)
+        if to_score(total) is None:
+            return missing_score(item, f"the weighted sum is {describe_refusal(total)}", reasoning)
         return EvalOutputItem(id=item.id, score=total, reasoning=reasoning)
 
 

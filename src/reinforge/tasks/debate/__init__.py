@@ -18,7 +18,7 @@ from reinforge.tasks.debate import dataset, protocol
 
 
 class DebaterConfig(TypedConfig, name="debate"):
-    """The debaters' initial model; it has no settings, its recipe is in `starter.py`."""
+    """A small model that speaks as any debater of the debate task; trained on first use."""
 
 
 @register_model(config_type=DebaterConfig)

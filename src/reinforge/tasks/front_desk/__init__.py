@@ -20,11 +20,11 @@ FRONT_DESK = Path(__file__).with_name("front_desk.yml")
 
 
 class DeskConfig(TypedConfig, name="front_desk"):
-    """The target; it has no settings, its recipe is in `starter.py`."""
+    """The front desk, a small model to attack; trained on first use."""
 
 
 class VisitorConfig(TypedConfig, name="front_desk_visitor"):
-    """The initial attacker; it has no settings, its recipe is in `starter.py`."""
+    """The visitor, a small model that attacks the front desk; trained on first use."""
 
 
 @register_model(config_type=DeskConfig)

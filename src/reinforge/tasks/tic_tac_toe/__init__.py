@@ -24,7 +24,7 @@ DEMO_LONG = Path(__file__).with_name("demo_long.yml")
 
 
 class TicTacToeStarterConfig(TypedConfig, name="tic_tac_toe"):
-    """The starter; it has no settings, its recipe is in `starter.py`."""
+    """A small model that knows the rules of tic-tac-toe and plays at random; trained on first use."""
 
 
 @register_model(config_type=TicTacToeStarterConfig)

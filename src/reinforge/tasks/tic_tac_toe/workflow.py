@@ -124,7 +124,9 @@ async def _play_agent_move(game: Game, llm: Any) -> None:
 class TicTacToeWorkflowConfig(WorkflowConfig, name="tic_tac_toe"):
     """The bundled agent, which plays tic-tac-toe."""
 
-    llm: str | None = Field(default=None, description="Entry of llms that plays; null: the only entry.")
+    llm: str | None = Field(
+        default=None, description="Entry of llms that plays; null: the only entry, or the only one that is trained."
+    )
 
 
 @register_workflow(config_type=TicTacToeWorkflowConfig)

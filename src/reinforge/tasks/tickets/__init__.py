@@ -23,7 +23,7 @@ TICKETS = Path(__file__).with_name("tickets.yml")
 
 
 class TicketsStarterConfig(TypedConfig, name="tickets"):
-    """The starter; it has no settings, its recipe is in `starter.py`."""
+    """A small model that files support e-mails as JSON, with errors; trained on first use."""
 
 
 @register_model(config_type=TicketsStarterConfig)

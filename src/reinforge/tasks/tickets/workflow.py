@@ -77,7 +77,9 @@ class TicketAgent:
 class TicketsWorkflowConfig(WorkflowConfig, name="tickets"):
     """The agent that files support e-mails."""
 
-    llm: str | None = Field(default=None, description="Entry of llms that answers; null: the only entry.")
+    llm: str | None = Field(
+        default=None, description="Entry of llms that answers; null: the only entry, or the only one that is trained."
+    )
     instructions: str | None = Field(
         default=None, description="System prompt; not needed for the starter, but other models need the schema."
     )

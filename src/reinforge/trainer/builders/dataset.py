@@ -13,23 +13,22 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, EvaluationError, Problem
 from reinforge.evaluation.demonstrations import (
     DEMONSTRATION_SHAPES,
-    PREFERENCE_SHAPES,
     Demonstration,
-    detect_row_shape,
-    parse_demonstrations,
+    RowFormat,
+    detect_format,
 )
 from reinforge.evaluation.rows import RowProblems
-from reinforge.evaluation.shapes import LABELLED, InvalidRowError
+from reinforge.evaluation.shapes import InvalidRowError
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_episode_item
 from reinforge.rollout.llms import find_adapters
 from reinforge.trainer.builders.group import select_epoch_examples
+from reinforge.trainer.builders.offline import find_unclear_rewards, refuse_algorithm, refuse_rewards, uses_rewards
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelRequest
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -43,7 +42,15 @@ class DatasetTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="dataset"):
     """Trains on the replies in the dataset's rows; the agent only runs for validation and for the verdict."""
 
     examples_per_epoch: int | None = Field(
-        default=None, ge=1, description="Training rows per epoch, shuffled on each pass; null: all."
+        default=None,
+        ge=1,
+        description="Training rows per epoch, shuffled on each pass; null: all. Rows with rewards that answer the same "
+        "prompt count as one.",
+    )
+    reward_key: str | None = Field(
+        default=None,
+        description="Column with the reward of each row, for min_reward, pairs and the best of each prompt; null: "
+        "`reward` or `score`, if every row has a number there.",
     )
     train_on: Literal["all", "last"] = Field(
         default="all", description="all: every assistant message of a row; last: only the last one."
@@ -51,7 +58,7 @@ class DatasetTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="dataset"):
 
 
 class DatasetTrajectoryBuilder(TrajectoryBuilder):
-    """Makes one group per training row: one trajectory, or the chosen and the rejected one.
+    """Makes groups of the training rows: the replies to one prompt if they have rewards, else those of one row.
 
     Args:
         trajectory_builder_config: Its configuration.
@@ -71,7 +78,7 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         super().__init__(trajectory_builder_config)
         self.policy = policy
         self._notes: list[str] = []
-        self._fitting: list[str] | None = None
+        self._groups: dict[str, list[str]] | None = None
         self._runs: dict[str, asyncio.Task[list[list[Trajectory]]]] = {}
 
     def take_notes(self) -> list[str]:
@@ -92,29 +99,36 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
     def _validate_rows(
         self, items: Sequence[EvalInputItem], row_locations: Mapping[str, str], algorithm: Algorithm
     ) -> list[Problem]:
-        shape, found = detect_row_shape([item.full_dataset_entry for item in items]), RowProblems()
-        refused = _find_algorithm_problems(algorithm, shape)
-        if shape not in DEMONSTRATION_SHAPES:
-            message = f"the rows have the shape {shape}, which has no assistant replies to train on"
+        config, rows = self.trajectory_builder_config, {str(item.id): item.full_dataset_entry for item in items}
+        row_format = detect_format(list(rows.values()), config.reward_key)
+        refused = refuse_algorithm(algorithm, row_format)
+        if row_format.shape not in DEMONSTRATION_SHAPES:
+            message = f"the rows have the shape {row_format.shape}, which has no assistant replies to train on"
             fix = "use rows of messages, prompt/completion or prompt/chosen/rejected, or run the agent: `_type: group`"
             return [*refused, Problem(DATASET, message, fix)]
-        for item in items:
-            try:
-                parse_demonstrations(item.full_dataset_entry, shape)
-            except (InvalidRowError, LookupError, TypeError) as error:
-                location = row_locations.get(str(item.id), f'example "{item.id}"')
-                found.add(
-                    location,
-                    str(error) if isinstance(error, InvalidRowError) else f"not of the shape {shape}: {error!r}",
-                )
-        return [*refused, *found.problems]
+        if row_format.is_paired and config.reward_key is not None:
+            message = f"the rows have the shape {row_format.shape}, which says itself which reply is better"
+            return [Problem("reward_key", message, "remove reward_key")]
+        locations = {id_: row_locations.get(id_, f'example "{id_}"') for id_ in rows}
+        is_detected = row_format.is_rewardable and config.reward_key is None and uses_rewards(algorithm)
+        if is_detected and (unclear := find_unclear_rewards(list(rows.values()), list(locations.values()))):
+            return unclear
+        problems = [*refused, *_find_row_problems(rows, row_format, locations)]
+        if problems:
+            return problems
+        if row_format.reward_key is not None and not uses_rewards(algorithm):
+            note = f"the rows have rewards ({row_format.reward_key}), but every row is trained: no min_reward is set"
+            self._notes.append(note)
+        groups = row_format.group(rows, last_only=config.train_on == "last")
+        rewards = [[each.reward for id_ in group for each in row_format.parse(rows[id_])] for group in groups]
+        return refuse_rewards(algorithm, rewards)
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Starts tokenizing the rows of an epoch; `meta` names the epoch."""
         self._runs[run_id] = asyncio.create_task(self._build_groups(int((meta or {}).get("epoch", 0))))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Returns the groups of an epoch, one per row."""
+        """Returns the groups of an epoch."""
         groups = await self._runs.pop(run_id)
         return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
 
@@ -130,24 +144,28 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             raise EvaluationError(
                 "builder.evaluation is not set; a run sets it, but outside a run you have to set it yourself"
             )
-        items = {str(item.id): item for item in self.evaluation.examples("train")}
-        shape = detect_row_shape([item.full_dataset_entry for item in items.values()])
-        if self._fitting is None:
-            self._fitting = await self._find_fitting_rows(items, shape)
-        count = self.trajectory_builder_config.examples_per_epoch
-        ids = select_epoch_examples(self._fitting, count, self.run_config.seed, epoch)
-        return [await self._build_group(items[id_], shape) for id_ in ids]
+        config = self.trajectory_builder_config
+        rows = {str(item.id): item.full_dataset_entry for item in self.evaluation.examples("train")}
+        row_format = detect_format(list(rows.values()), config.reward_key)
+        if self._groups is None:
+            fitting = await self._find_fitting_rows(rows, row_format)
+            groups = row_format.group({id_: rows[id_] for id_ in fitting}, last_only=config.train_on == "last")
+            self._groups = {group[0]: group for group in groups}
+        ids = select_epoch_examples(list(self._groups), config.examples_per_epoch, self.run_config.seed, epoch)
+        return [
+            await self._build_group(id_, {each: rows[each] for each in self._groups[id_]}, row_format) for id_ in ids
+        ]
 
-    async def _find_fitting_rows(self, items: Mapping[str, EvalInputItem], shape: str) -> list[str]:
+    async def _find_fitting_rows(self, rows: Mapping[str, Any], row_format: RowFormat) -> list[str]:
         """Returns the ids of the rows that fit the context, and notes how many do not.
 
         Raises:
             ConfigError: The chat template rejects some rows, or no row fits.
         """
         found, fitting, reason = RowProblems(), list[str](), ""
-        for id_, item in items.items():
+        for id_, row in rows.items():
             try:
-                await self._build_group(item, shape)
+                await self._build_group(id_, {id_: row}, row_format)
             except ContextOverflow as overflow:
                 reason = reason or f'example "{id_}": {overflow}'
             except EngineError as error:
@@ -156,22 +174,30 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
                 fitting.append(id_)
         found.raise_all()
         if not fitting:
-            message = f"none of the {len(items)} training rows fits the model's context ({reason})"
+            message = f"none of the {len(rows)} training rows fits the model's context ({reason})"
             raise ConfigError(Problem(DATASET, message, "shorten the rows, or use a model with a longer context"))
-        if len(fitting) < len(items):
-            left_out = len(items) - len(fitting)
-            note = (
-                f"{left_out} of {len(items)} training rows do not fit the model's context and are left out ({reason})"
-            )
+        if len(fitting) < len(rows):
+            left_out = len(rows) - len(fitting)
+            note = f"{left_out} of {len(rows)} training rows do not fit the model's context and are left out ({reason})"
             self._notes.append(note)
             logger.warning(note)
         return fitting
 
-    async def _build_group(self, item: EvalInputItem, shape: str) -> list[Trajectory]:
-        demonstrations = parse_demonstrations(item.full_dataset_entry, shape)
-        return [await self._build_trajectory(str(item.id), number, each) for number, each in enumerate(demonstrations)]
+    async def _build_group(self, group_id: str, rows: Mapping[str, Any], row_format: RowFormat) -> list[Trajectory]:
+        """Returns the siblings of a group; the episode ids count the replies of a row, generations those of a group."""
+        replies = [
+            (f"dataset/{id_}/{number}", each)
+            for id_, row in rows.items()
+            for number, each in enumerate(row_format.parse(row))
+        ]
+        return [
+            await self._build_trajectory(group_id, episode_id, number, each)
+            for number, (episode_id, each) in enumerate(replies)
+        ]
 
-    async def _build_trajectory(self, id_: str, number: int, demonstration: Demonstration) -> Trajectory:
+    async def _build_trajectory(
+        self, group_id: str, episode_id: str, number: int, demonstration: Demonstration
+    ) -> Trajectory:
         policy = self.policy()
         if policy is None:
             why = "the backend serves no policy, so rows cannot be tokenized"
@@ -189,27 +215,24 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             reward=demonstration.reward,
             shaped_rewards=None,
             metadata={"generation": number},
-            group_id=id_,
-            episode_id=f"dataset/{id_}/{number}",
+            group_id=group_id,
+            episode_id=episode_id,
             agent=None,
             model_group=None,
         )
 
 
-def _find_algorithm_problems(algorithm: Algorithm, shape: str) -> list[Problem]:
-    """Returns why an algorithm cannot learn from rows of this shape."""
-    name, path = type(algorithm).__name__, "finetuning.algorithm"
-    if not algorithm.offline:
-        message = f"{name} needs the sampler's log-prob of each token, but the tokens of a dataset were not sampled"
-        fix = "use `_type: sft`, dpo or ipo, or run the agent with the trajectory builder `_type: group`"
-        return [
-            Problem(path, message, f"{fix}; if your own algorithm does not need log-probs, set its `offline = True`")
-        ]
-    if isinstance(algorithm, SFT) and algorithm.config.min_reward is None and shape in (*PREFERENCE_SHAPES, LABELLED):
-        what = "rejected replies" if shape in PREFERENCE_SHAPES else "replies with the label false"
-        message = f"the rows have the shape {shape}, so sft would also train on the {what}"
-        return [Problem(f"{path}.min_reward", message, "set min_reward: 0.5 to leave them out (their reward is 0)")]
-    return []
+def _find_row_problems(rows: Mapping[str, Any], row_format: RowFormat, locations: Mapping[str, str]) -> list[Problem]:
+    """Returns which rows have no reply to train on, no reward, or are malformed; rows and locations are by id."""
+    found = RowProblems()
+    for id_, row in rows.items():
+        try:
+            row_format.parse(row)
+        except InvalidRowError as error:
+            found.add(locations[id_], str(error))
+        except (LookupError, TypeError) as error:
+            found.add(locations[id_], f"not of the shape {row_format.shape}: {error!r}")
+    return found.first
 
 
 @register_trajectory_builder(config_type=DatasetTrajectoryBuilderConfig)

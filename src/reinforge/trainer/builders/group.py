@@ -9,14 +9,16 @@ from typing import Any
 from pydantic import Field
 
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
-from reinforge.errors import EvaluationError, Problem
+from reinforge.errors import Problem, TrajectoryError
 from reinforge.interfaces import Algorithm, Builder, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_adapter_trajectories, is_trained_call
-from reinforge.rollout.llms import find_adapters
+from reinforge.rollout.functions import find_named_llm
+from reinforge.rollout.llms import find_adapters, find_served_entries
+from reinforge.trainer.builders.outputs import build_output_groups
 from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
-from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.evaluation import EvalInputItem, EvaluationRunOutput
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
 
@@ -55,24 +57,43 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     ):
         super().__init__(trajectory_builder_config)
         self.policies = dict(policies) if isinstance(policies, Mapping) else dict.fromkeys(policies)
-        self.evaluation_runs: dict[str, asyncio.Task[list[EpisodeRecord]]] = {}
+        self.evaluation_runs: dict[
+            str, asyncio.Task[list[EpisodeRecord]] | list[asyncio.Task[EvaluationRunOutput]]
+        ] = {}
+
+    @property
+    def num_generations(self) -> int:
+        """Number of episodes per example."""
+        return self.trajectory_builder_config.num_generations
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Starts the episodes of an epoch; `meta` names the epoch, and for a refill the examples and the round."""
+        """Starts the episodes of an epoch; outside a run, one `run_eval` per generation.
+
+        Args:
+            run_id: Names this collection.
+            meta: `epoch`; for a refill also `example_ids` and `round`.
+
+        Raises:
+            TrajectoryError: A collection of that name has started and was not finalized.
+        """
+        if run_id in self.evaluation_runs:
+            message = f'run "{run_id}" is being collected already; finalize it first, or use another run_id'
+            raise TrajectoryError(message)
         if self.evaluation is None:
-            raise EvaluationError(
-                "builder.evaluation is not set; a run sets it, but outside a run you have to set it yourself"
-            )
+            self.evaluation_runs[run_id] = [asyncio.create_task(self.run_eval()) for _ in range(self.num_generations)]
+            return
         meta = meta or {}
         epoch, round_ = int(meta.get("epoch", 0)), int(meta.get("round", 0))
         plan = self.plan(epoch)
+        assert plan is not None  # it is, in a run
         ids, count = meta.get("example_ids") or plan.example_ids, plan.episodes_per_example
         keys = [EpisodeKey("collect", epoch, str(id_), number, round_) for id_ in ids for number in range(count)]
         self.evaluation_runs[run_id] = asyncio.create_task(self.evaluation.collect(keys))
 
-    def plan(self, epoch: int) -> CollectionPlan:
-        """Returns the episodes of an epoch."""
-        assert self.evaluation is not None
+    def plan(self, epoch: int) -> CollectionPlan | None:
+        """Returns the episodes of an epoch; None outside a run, where the examples are known to `run_eval` alone."""
+        if self.evaluation is None:
+            return None
         config = self.trajectory_builder_config
         ids = select_epoch_examples(
             self.evaluation.example_ids("train"), config.examples_per_epoch, self.run_config.seed, epoch
@@ -81,27 +102,39 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
         """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
-        assert self.evaluation is not None
+        if self.evaluation is None:
+            return []
         spare = [id_ for id_ in self.evaluation.example_ids("train") if id_ not in used]
         rng = stable_random(self.run_config.seed, "refill", epoch, len(used))
         return rng.sample(spare, min(count, len(spare)))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0."""
-        try:
-            records = await self.evaluation_runs[run_id]
-        finally:
-            self.evaluation_runs.pop(run_id, None)
-        self.records = records
-        groups = await self._build_groups(records, meta or {})
-        return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
+        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0.
+
+        Raises:
+            TrajectoryError: No collection of that name was started.
+        """
+        if run_id not in self.evaluation_runs:
+            started = ", ".join(self.evaluation_runs) or "none"
+            raise TrajectoryError(f'run "{run_id}" was not started; started and not finalized: {started}')
+        meta, collected = meta or {}, self.evaluation_runs.pop(run_id)
+        if isinstance(collected, list):
+            self.records = None
+            groups = await build_output_groups(self, await _gather(collected), run_id, meta)
+        else:
+            self.records = await collected
+            groups = await self._build_groups(self.records, meta)
+        return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=meta.get("epoch"))
 
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
     ) -> list[Problem]:
         """Returns why the algorithm or the curriculum cannot use the groups that this builder makes."""
-        problems, path = list[Problem](), "finetuning.curriculum_learning.collect_only_included"
-        if algorithm.needs_groups and self.num_siblings(config.workflow) < 2:
+        problems, path = self._validate_target(config), "finetuning.curriculum_learning.collect_only_included"
+        # the backend of a model that the adapter does not serve may form its own groups
+        is_served = any(llm.static_type == "policy" for llm in config.llms.values()) or find_served_entries(config)
+        compares = algorithm.needs_groups and (is_served or not config.llms)
+        if compares and self.num_siblings(config.workflow) < 2:
             message = "with 1, each group has one episode, so a group-relative algorithm has nothing to compare"
             fix = "use at least 2 (8 is usual), or an algorithm without groups, such as sft"
             problems.append(Problem(self.siblings_setting, message, fix))
@@ -115,9 +148,23 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
                 problems.append(Problem(path, f"{message}only some of them", "set it to false"))
         return problems
 
+    def _validate_target(self, config: Config) -> list[Problem]:
+        """Returns why `target_model` selects no call for training."""
+        target = config.finetuning.target_model
+        if config.llms and not self.policies:
+            message = f"not set, and nothing says which of {', '.join(config.llms)} the trainer adapter trains"
+            return [Problem("finetuning.target_model", message, "set it to that entry of llms")]
+        if target is None or target not in config.llms or target in self.policies:
+            return []
+        trained = ", ".join(self.policies) or "none"
+        message = (
+            f'"{target}" is not trained, since the trained entries of llms are those of `_type: policy`: {trained}'
+        )
+        return [Problem("finetuning.target_model", message, "name one of these, or leave target_model out")]
+
     def num_siblings(self, workflow_config: Any) -> int:
         """Returns the maximum number of trajectories that are compared with each other."""
-        return self.trajectory_builder_config.num_generations
+        return self.num_generations
 
     async def _build_groups(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
         scored = [(record, reward) for record in records if (reward := reward_of_episode(record)) is not None]
@@ -139,10 +186,23 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
 
     async def cleanup(self) -> None:
         """Cancels the collections that are still running."""
-        for task in self.evaluation_runs.values():
+        runs = self.evaluation_runs.values()
+        tasks = [task for run in runs for task in (run if isinstance(run, list) else [run])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.evaluation_runs.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.evaluation_runs.clear()
+
+
+async def _gather(tasks: list[asyncio.Task[EvaluationRunOutput]]) -> list[EvaluationRunOutput]:
+    """Returns the outputs of all tasks; if one fails, the others are cancelled before its error is raised."""
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def reward_of_episode(record: EpisodeRecord) -> float | None:
@@ -176,6 +236,27 @@ async def group_builder(
 
 
 def find_policy_entries(builder: Builder) -> dict[str, str | None]:
-    """Returns the entries of `llms` that are the trained policy, with the adapter of each."""
+    """Returns the entries of `llms` that are trained, with the adapter of each.
+
+    These are those of `_type: policy`, and those that name the trained model as its backend serves it. Without any, the
+    trainer adapter trains a model that it does not serve itself.
+    """
     llms, named = builder.config.llms, find_adapters(builder.config.llms)
-    return {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}
+    policies = {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}
+    policies |= dict.fromkeys(find_served_entries(builder.config))
+    return policies or dict.fromkeys(find_remote_entries(builder.config))
+
+
+def find_remote_entries(config: Config) -> list[str]:
+    """Returns the entries of `llms` that a backend without a policy server trains.
+
+    These are the entry that `target_model` names, or else the one that the workflow calls, and others with its model.
+
+    Example: llms {planner: {model_name: m}, critic: {model_name: m}, judge: {model_name: j}}, workflow.llm: planner ->
+    ["planner", "critic"].
+    """
+    models = {entry: getattr(llm, "model_name", None) or entry for entry, llm in config.llms.items()}
+    wanted = config.finetuning.target_model or find_named_llm(config.workflow, config.llms)
+    if wanted is None:
+        return list(models) if len(models) == 1 else []
+    return [entry for entry, model in models.items() if wanted in (entry, model) or model == models.get(wanted)]

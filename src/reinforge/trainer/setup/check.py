@@ -16,6 +16,7 @@ from reinforge.evaluation.evaluators.base import score_item
 from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import Registry
+from reinforge.runs.trial_folder import find_obstacle
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.prepare import Attempts, build_parts, effective_settings, require_enabled, try_build_parts
@@ -125,6 +126,8 @@ async def check_config(
             evaluators = {name: made for name, made in parts.evaluators.items() if made is not None}
             report.rewards = await _try_rewards(evaluators, parts.splits["train"][:num_samples])
             report.notes += _find_reward_notes(report.rewards, parts.reward_metric)
+    if (obstacle := find_obstacle(Path(loaded.config.finetuning.output_dir))) is not None:
+        report.problems.append(_report_obstacle(loaded, obstacle))
     report.disk = _measure_disk(loaded, free_bytes)
     if report.disk.needed is not None and report.disk.free < report.disk.needed:
         report.problems.append(_report_full_disk(loaded, report.disk))
@@ -194,6 +197,13 @@ def _count_copies(policy: PolicyConfig) -> int:
     """
     moments = policy.optimizer.num_moments
     return 1 + moments if policy.dtype == "float32" else 1 + 2 * (1 + moments)
+
+
+def _report_obstacle(loaded: LoadedConfig, obstacle: str) -> Problem:
+    path = "finetuning.output_dir"
+    message = f"cannot make a run folder in {loaded.config.finetuning.output_dir}: {obstacle}"
+    fix = "choose a folder that you can write to: -o finetuning.output_dir FOLDER"
+    return Problem(path, message, fix, loaded.locate(path))
 
 
 def _report_full_disk(loaded: LoadedConfig, disk: DiskSpace) -> Problem:

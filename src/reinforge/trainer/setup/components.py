@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.config.schema import Config
-from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
+from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error, did_you_mean
 from reinforge.interfaces import (
     Algorithm,
     ChatModel,
@@ -25,6 +25,7 @@ from reinforge.interfaces import (
     TrajectoryBuilder,
 )
 from reinforge.registry import REGISTRY, Registry, TypedConfig
+from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.workflow import BoundWorkflow
 
@@ -81,9 +82,20 @@ class ComponentBuilder:
             self._validation = await self._stack.enter_async_context(made)
         return self._validation
 
-    async def get_llm(self, name: str) -> ChatModel:
-        """Returns the model behind an entry of `llms`."""
-        return await self._section("llm", "llms", name)
+    @overload
+    async def get_llm(self, name: str) -> ChatModel: ...
+
+    @overload
+    async def get_llm(self, name: str, wrapper_type: str) -> Any: ...
+
+    async def get_llm(self, name: str, wrapper_type: str | None = None) -> Any:
+        """Returns the `ChatModel` behind an entry of `llms`, or, with `wrapper_type`, its client for a framework."""
+        model = await self._section("llm", "llms", name)
+        return model if wrapper_type is None else build_client(name, wrapper_type)
+
+    def get_max_concurrency(self) -> int:
+        """Returns how many episodes run at a time."""
+        return int(self.config.eval.general.max_concurrency)
 
     async def get_workflow(self) -> BoundWorkflow:
         """Returns the agent."""
@@ -91,11 +103,14 @@ class ComponentBuilder:
         made = await self._make("workflow", "workflow", config)
         if isinstance(made, BoundWorkflow):
             return made
-        return bind_workflow(made, getattr(config, "llm", None))
+        return bind_workflow(made, getattr(config, "llm", None) or getattr(made, "llm", None))
 
     async def get_function(self, name: str) -> Any:
         """Returns a component of `functions`."""
-        return await self._section("workflow", "functions", name)
+        made = await self._section("workflow", "functions", name)
+        if isinstance(made, FunctionInfo):
+            made.name = name
+        return made
 
     async def get_dataset(self, file: str | Path | None = None) -> DatasetLoader:
         """Returns the dataset's loader.
@@ -155,10 +170,18 @@ class ComponentBuilder:
         Args:
             model: Folder, hub id or `bundled:NAME`.
             path: Its path in the configuration, for error messages.
+
+        Raises:
+            ConfigError: There is no bundled model of that name.
         """
         if not model.startswith(BUNDLED):
             return model
         name = model.removeprefix(BUNDLED)
+        names = self.registry.names("model")
+        if name not in names:
+            message = f'there is no bundled model "{name}"{did_you_mean(name, names)}'
+            fix = f"use one of: {', '.join(map(BUNDLED.__add__, names))} (`reinforge components model` describes them)"
+            raise ConfigError(Problem(path, message, fix, self.loaded.locate(path)))
         component = self.registry.get("model", name, path)
         if not self.makes_models:
             return model
@@ -182,7 +205,7 @@ class ComponentBuilder:
             try:
                 made = await self._stack.enter_async_context(_enter(component.factory(config, self), path))
             except ConfigError as error:
-                raise ConfigError([self.locate(problem, path) for problem in error.problems]) from error
+                raise ConfigError([self.locate(problem, path) for problem in error.problems]) from None
             except ReinforgeError:
                 raise
             except Exception as error:

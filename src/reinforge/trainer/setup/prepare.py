@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig
+from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig, SamplingConfig
+from reinforge.engine.learning_rate import describe_learning_rate
 from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, ChatModel, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
-from reinforge.rollout.llms import PolicyLLM
+from reinforge.rollout.llms import PolicyLLM, find_served_entries
+from reinforge.rollout.runner import choose_llm
+from reinforge.trainer.gate import describe_power
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.run_settings import validate_run_settings
 from reinforge.types.evaluation import EvalInputItem
@@ -55,6 +59,15 @@ class Parts:
         """The evaluator that is the reward."""
         assert self.config.reward_function is not None  # FinetuneConfig requires it
         return self.config.reward_function.name
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Weight of each part of the evaluator of the verdict, or else of the reward; empty: neither is `weighted`."""
+        for metric in (self.gate_metric, self.reward_metric):
+            evaluator = self.held_out_evaluators[metric]
+            if isinstance(evaluator, Weighted):
+                return dict(evaluator.weights)
+        return {}
 
     @property
     def gate_metric(self) -> str:
@@ -126,8 +139,7 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
         config.run_configuration = FinetuneRunConfig()
     attempt.add(validate_run_settings(config.run_configuration))
     if folder is not None and folder.exists():
-        fix = "resume it with --resume, choose another --run_name, or remove it with `reinforge runs rm`"
-        attempt.add([Problem("", f"the run folder {folder} already exists", fix)])
+        attempt.add([Problem("", f"the run folder {folder} already exists", _suggest_ways_on(builder, folder))])
     workflow = await attempt(builder.get_workflow)
     validation = await attempt(builder.get_validation_builder)
     splits: Any = await attempt(lambda: _load_splits(builder, validation)) if validation else None
@@ -153,14 +165,33 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     if adapter is not None:
         attempt.add(adapter.validate(config))
         if adapter.serves_policy and trajectory_builder is not None and trajectory_builder.requires_policy_llm:
-            attempt.add(_require_policy_llm(builder.config))
-    llms = {}
-    for name in builder.config.llms:
-        llms[name] = await attempt(partial(builder.get_llm, name))
+            attempt.add(require_policy_llm(builder.config))
+        if not can_serve_policy(adapter):
+            attempt.add(_refuse_policy_llm(builder.config, adapter))
+            attempt.add(_refuse_sampling(config))
+    llms = await build_llms(builder, workflow, attempt)
     shape = getattr(dataset, "shape", None)
     return Parts(
         config, workflow, splits, llms, evaluators, held_out, algorithm, adapter, trajectory_builder, trainer, shape
     )
+
+
+def _suggest_ways_on(builder: ComponentBuilder, folder: Path) -> str:
+    """Returns what to do about a run folder that exists, in the words of the command line or of Python."""
+    if builder.loaded.path is not None:
+        return "resume it with --resume, choose another --run_name, or remove it with `reinforge runs rm`"
+    return f"pass overwrite=True to replace it, resume={str(folder)!r} to resume it, or another run_name"
+
+
+async def build_llms(builder: ComponentBuilder, workflow: BoundWorkflow | None, attempt: Attempts) -> dict[str, Any]:
+    """Returns the models by entry of `llms`; `attempt` then holds their problems, and a workflow that cannot choose."""
+    llms = {name: await attempt(partial(builder.get_llm, name)) for name in builder.config.llms}
+    if workflow is not None and None not in llms.values():
+        try:
+            choose_llm(workflow, llms)
+        except ConfigError as error:
+            attempt.add(error.problems)
+    return llms
 
 
 async def _load_splits(builder: ComponentBuilder, other: ComponentBuilder) -> dict[str, list[EvalInputItem]]:
@@ -196,13 +227,42 @@ async def _held_out_evaluators(
     return {name: await other.get_evaluator(name) for name in names}
 
 
-def _require_policy_llm(config: Config) -> list[Problem]:
+def can_serve_policy(adapter: TrainerAdapter) -> bool:
+    """Returns False if the adapter's class leaves `policy()` as it is: it trains a model that something else serves."""
+    return type(adapter).policy is not TrainerAdapter.policy
+
+
+def _refuse_policy_llm(config: Config, adapter: TrainerAdapter) -> list[Problem]:
+    """Returns the problem of entries that are `_type: policy` although the adapter serves none."""
+    name = type(adapter).__name__
+    message = f"the trainer adapter {name} serves no policy, since it has no method policy()"
+    fix = "name the model that your backend serves: `_type: openai`, model_name and base_url; or use `_type: local`"
+    return [
+        Problem(f"llms.{entry}._type", message, f"{fix} under trainer_adapters")
+        for entry, llm in config.llms.items()
+        if llm.static_type == "policy"
+    ]
+
+
+def _refuse_sampling(config: FinetuneConfig) -> list[Problem]:
+    """Returns the problem of sampling settings that no remote model would be given."""
+    written, defaults = config.sampling, SamplingConfig()
+    changed = [name for name in SamplingConfig.model_fields if getattr(written, name) != getattr(defaults, name)]
+    message = "has no effect on a model that the trainer adapter does not serve itself"
+    fix = "set it in the agent, or in the entry of llms that it calls"
+    return [Problem(f"finetuning.sampling.{name}", message, fix) for name in changed]
+
+
+def require_policy_llm(config: Config) -> list[Problem]:
     """Returns the problem of a model that is trained although the agent calls only other models."""
-    if any(llm.static_type == "policy" for llm in config.llms.values()):
+    if any(llm.static_type == "policy" for llm in config.llms.values()) or find_served_entries(config):
         return []
     names = ", ".join(f"{name} is {llm.static_type}" for name, llm in config.llms.items())
     message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({names})"
-    return [Problem("llms", message, "set `_type: policy` for the entry that the agent calls")]
+    adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+    served = None if adapter is None else adapter.served_model
+    by_name = f", or name the trained model there: model_name: {served}" if served else ""
+    return [Problem("llms", message, f"set `_type: policy` for the entry that the agent calls{by_name}")]
 
 
 def effective_settings(parts: Parts) -> list[tuple[str, str]]:
@@ -220,21 +280,37 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     algorithm = getattr(parts.algorithm, "config", None)
     chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
     return [
-        ("agent", getattr(parts.workflow.function, "__qualname__", type(parts.workflow.function).__name__)),
+        ("agent", parts.workflow.source),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
         *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
         *([("sends data to", ", ".join(remote))] if remote else []),
         *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
         *([("validate", validated)] if validated else []),
         ("reward", f"{parts.reward_metric}; the verdict uses {parts.gate_metric}"),
+        ("verdict", describe_power(config.gate, len(parts.splits["confirm"]))),
         (
             "collect",
             _format_settings(settings.model_dump(exclude={"reward"})) if settings else "",
         ),
-        ("sampling", ", ".join(f"{name} {value:g}" for name, value in config.sampling.model_dump().items())),
+        ("sampling", _describe_sampling(parts)),
         ("algorithm", f"{type(parts.algorithm).__name__}: {_format_settings(chosen)}"),
-        *(_engine_settings(parts) if of_backend is None else of_backend),
+        *(_training_settings(parts) if of_backend is None else of_backend),
     ]
+
+
+def _describe_sampling(parts: Parts) -> str:
+    if not can_serve_policy(parts.adapter):
+        return "as the agent and its endpoint say"
+    return ", ".join(f"{name} {value:g}" for name, value in parts.config.sampling.model_dump().items())
+
+
+def _training_settings(parts: Parts) -> list[tuple[str, str]]:
+    """Returns the settings of the embedded engine, or which remote model is trained by whom."""
+    if can_serve_policy(parts.adapter):
+        return _engine_settings(parts)
+    entries = {name: parts.llms[name].model_name for name in getattr(parts.trajectory_builder, "policies", ())}
+    models = ", ".join(f"{name} ({model})" for name, model in entries.items()) or "the agent's model"
+    return [("training", f"{models}, trained by {type(parts.adapter).__name__}")]
 
 
 def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
@@ -242,9 +318,12 @@ def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
     config = parts.config
     optimizer, batch = config.policy.optimizer, config.policy.batch
     steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
+    model = getattr(parts.adapter, "model", None)  # the folder of a bundled model
+    policy = config.policy.model_copy(update={"model": model}) if model else config.policy
+    rate = describe_learning_rate(policy, getattr(parts.algorithm, "loss", None))
     return [
         *([("critic", _describe_critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
-        ("optimizer", f"{optimizer.name}, lr {optimizer.learning_rate:g} {config.policy.schedule.name}, {steps}"),
+        ("optimizer", f"{optimizer.name}, lr {rate}, {config.policy.schedule.name}, {steps}"),
         *([("memory", memory)] if (memory := _describe_memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]

@@ -1,0 +1,131 @@
+"""Models by hub id: found in the cache or at the hub without minutes of retries, and checked before they are loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from reinforge.engine.model.model_files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    SMALL_FILES,
+    TOKENIZER_CONFIG,
+    check_files,
+    check_tokenizer_settings,
+    find_base,
+)
+from reinforge.errors import BackendUnavailable, ConfigError, Problem
+
+PROBE_S = 10.0
+"""Seconds in which the hub has to answer."""
+
+
+def check_model_source(source: str | Path, path: str, *, weights: bool = True) -> bool:
+    """Checks a model and the base model of an adapter; returns True if only files on this machine may be used.
+
+    Args:
+        source: Folder or hub id.
+        path: The setting that names it, for messages.
+        weights: Its weights are loaded, not only its configuration.
+
+    Raises:
+        ConfigError: It refers to code, to weights outside of it, or to an adapter as the base of an adapter.
+        BackendUnavailable: It is a hub id, and neither the cache has it nor does the hub answer.
+    """
+    is_offline = is_hub_unreachable(source)
+    folder = find_folder(source, SMALL_FILES, local_only=is_offline)
+    if folder is None:
+        return is_offline
+    is_only_local = is_offline or Path(source).is_dir()
+    problems = check_files(folder, path, is_complete=weights and Path(source).is_dir())
+    base = find_base(folder)
+    if base and not problems:
+        is_offline = is_hub_unreachable(base)
+        is_only_local &= is_offline or Path(base).is_dir()
+        below = find_folder(base, SMALL_FILES, local_only=is_offline)
+        if below is not None and (below / ADAPTER_CONFIG).exists():
+            message = f"{base} is an adapter, too; the base of an adapter has to be a model"
+            problems = [Problem(path, message, "set base_model_name_or_path to a model without adapters")]
+        elif below is not None:
+            problems = check_files(below, path, is_complete=weights and Path(base).is_dir())
+        problems = [replace(each, message=f"{source} holds adapters of {base}: {each.message}") for each in problems]
+    if problems:
+        raise ConfigError(problems)
+    return is_only_local
+
+
+def check_tokenizer_source(source: str | Path, path: str) -> bool:
+    """Checks a tokenizer as `check_model_source` does a model; returns True if only local files may be used.
+
+    Raises:
+        ConfigError: It refers to code.
+        BackendUnavailable: It is a hub id, and neither the cache has it nor does the hub answer.
+    """
+    is_offline = is_hub_unreachable(source)
+    folder = find_folder(source, (TOKENIZER_CONFIG,), local_only=is_offline)
+    if folder is not None and (problems := check_tokenizer_settings(folder, path)):
+        raise ConfigError(problems)
+    return is_offline or Path(source).is_dir()
+
+
+def is_hub_unreachable(source: str | Path) -> bool:
+    """Returns True for a hub id that can only come from the cache, because there is no connection to the hub.
+
+    Raises:
+        BackendUnavailable: The cache does not have it, either.
+    """
+    if Path(source).is_dir():
+        return False
+    from huggingface_hub import constants
+
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _probe(str(source), constants.ENDPOINT)
+    if reason is None:
+        return False
+    if find_folder(source, (CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG), local_only=True) is None:
+        unset = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect this machine, or set HF_ENDPOINT"
+        raise BackendUnavailable(
+            f"{reason}, and the cache {constants.HF_HUB_CACHE} does not have {source}; {unset}, or run `hf download "
+            f"{source}` where there is a network and copy that cache (HF_HUB_OFFLINE=1 then skips every request)"
+        )
+    return True
+
+
+def find_folder(source: str | Path, names: tuple[str, ...], *, local_only: bool) -> Path | None:
+    """Returns the folder with those of a model's files that exist, fetched from the hub if needed; None: there is none.
+
+    Args:
+        source: Folder or hub id.
+        names: The files.
+        local_only: Look in the cache only.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    from transformers.utils import cached_file
+
+    found = [
+        cached_file(
+            str(source),
+            name,
+            local_files_only=local_only,
+            _raise_exceptions_for_gated_repo=not local_only,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=not local_only,
+        )
+        for name in names
+    ]
+    return next((Path(file).parent for file in found if file is not None), None)
+
+
+def _probe(source: str, endpoint: str) -> str | None:
+    """Returns why the hub cannot be reached, or None if it answers anything: one request, without retries."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(source, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or PROBE_S))
+    except (HfHubHTTPError, ValueError):  # an answer, or a name that no model has: loading says more
+        return None
+    except Exception as error:  # noqa: BLE001  of whichever HTTP client huggingface_hub uses
+        return f"{endpoint} cannot be reached ({str(error) or type(error).__name__})"
+    return None

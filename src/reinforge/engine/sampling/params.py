@@ -1,0 +1,45 @@
+"""Checks what an agent asks of the sampler, so that one impossible request fails alone and not with its whole batch."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from reinforge.types.request import SamplingParams
+
+MAX_TEMPERATURE = 1e4
+
+
+def check_params(params: SamplingParams) -> None:
+    """Checks the settings of one reply.
+
+    Raises:
+        ValueError: The sampler cannot follow one of them; the message names it.
+    """
+    _check_number("temperature", params.temperature, 0, MAX_TEMPERATURE)
+    _check_number("top_p", params.top_p, 0, 1)
+    if params.top_p == 0:
+        raise ValueError("top_p is 0, which keeps no token; for the most likely token set temperature to 0")
+    _check_number("min_p", params.min_p, 0, 1)
+    for name, least in (("top_k", 0), ("max_tokens", None), ("seed", None)):
+        value = getattr(params, name)
+        if value is None and name != "top_k":
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
+            raise ValueError(f"{name} is {_shorten(value)}, expected a whole number{' of at least 0' * (least == 0)}")
+    for text in params.stop:
+        if not isinstance(text, str):
+            raise ValueError(f"stop has {_shorten(text)}, expected texts")
+        if (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)) is not None:
+            raise ValueError(f"stop has half of a surrogate pair (U+{ord(half):04X}), which no reply can contain")
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= float(value) <= high:
+        raise ValueError(f"{name} is {_shorten(value)}, expected a number from {low:g} to {high:g}")
+
+
+def _shorten(value: Any) -> str:
+    return ascii(value)[:40] if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"

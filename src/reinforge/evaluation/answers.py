@@ -1,0 +1,57 @@
+"""Parses the answers of models as JSON, with limits: no answer takes long or raises anything but a ValueError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reinforge.dialects.strict_json import decode_json
+from reinforge.files import find_unwritable
+
+
+class UnusableOutputError(Exception):
+    """The agent's output cannot be scored because of what it is; the answer is wrong, its score is not missing."""
+
+
+def parse_answer(value: Any, *, allow_fence: bool = False) -> Any:
+    """Returns the value of a JSON string; other values are returned unchanged.
+
+    Args:
+        value: What the agent or a model returned.
+        allow_fence: Also accept JSON inside one ``` block with nothing around it.
+
+    Raises:
+        ValueError: It is no JSON, None, beyond a limit of `dialects.strict_json` or `files.find_unwritable`, or has a
+            number that is not finite.
+    """
+    if value is None:
+        raise ValueError("the agent returned nothing")
+    if isinstance(value, str):
+        return decode_json(strip_fence(value) if allow_fence else value)
+    if _has_infinity(value):
+        raise ValueError("a number is not finite")
+    if (why := find_unwritable(value)) is not None:
+        raise ValueError(why)
+    return value
+
+
+def strip_fence(text: str) -> str:
+    """Returns the content of a ``` or ```json block with nothing around it; other texts are returned unchanged."""
+    block = text.strip()
+    first, line_break, rest = block.partition("\n")
+    if not line_break or not rest.endswith("```") or first.rstrip(" \t") not in ("```", "```json"):
+        return text
+    return rest.removesuffix("```")
+
+
+def _has_infinity(value: Any) -> bool:
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, float) and not math.isfinite(each):
+            return True
+        if isinstance(each, Mapping | list | tuple) and id(each) not in seen:
+            seen.add(id(each))
+            waiting += each.values() if isinstance(each, Mapping) else each
+    return False

@@ -1,0 +1,99 @@
+"""The commonest reason why episodes or scores are missing, to print beside their count.
+
+reasons ["tool_error: no row 3", "tool_error: no row 8", "timeout: ..."]  =>  "tool_error: no row 3 (2 of 3)"
+
+Reasons that differ only in their numbers count as one, and the first of them is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from reinforge.safe_text import to_one_line
+from reinforge.types.episode import EpisodeRecord
+
+MAX_REASON_CHARACTERS = 240
+MAX_KINDS = 100
+"""Different reasons that are told apart; an agent may fail differently each time, and a run may be long."""
+_NUMBER = re.compile(r"\d+")
+
+
+class ReasonCounts:
+    """Counts reasons.
+
+    Args:
+        counts: What `as_dict` returned before.
+    """
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self._counts: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+        for reason, count in (counts or {}).items():
+            self.add(reason, count)
+
+    def add(self, reason: str, count: int = 1) -> None:
+        """Counts a reason, by its beginning."""
+        text = reason[: 4 * MAX_REASON_CHARACTERS]  # cleaned where it is shown: this is called for every episode
+        kind = _NUMBER.sub("#", text)
+        if kind not in self._counts and len(self._counts) >= MAX_KINDS:
+            kind = text = "other reasons"
+        self._counts[kind] = self._counts.get(kind, 0) + count
+        self._first.setdefault(kind, text)
+
+    def find_commonest(self) -> str | None:
+        """Returns the commonest reason in one short line, with its share if there are others; None: there are none."""
+        if not self._counts:
+            return None
+        total, kind = sum(self._counts.values()), max(self._counts, key=self._counts.__getitem__)
+        count, text = self._counts[kind], shorten_line(self._first[kind])
+        return text if count == total else f"{text} ({count:,} of {total:,})"
+
+    def as_dict(self) -> dict[str, int]:
+        """Returns the counts by reason, ready for JSON."""
+        return {self._first[kind]: count for kind, count in self._counts.items()}
+
+
+def find_commonest_reason(reasons: Iterable[str]) -> str | None:
+    """Returns the commonest of several reasons in one line, with its share if there are others; None: there are none.
+
+    Args:
+        reasons: One reason for each episode or score that is missing.
+    """
+    counts = ReasonCounts()
+    for reason in reasons:
+        counts.add(reason)
+    return counts.find_commonest()
+
+
+def describe_failure(record: EpisodeRecord) -> str:
+    """Returns an episode's outcome and reason: `timeout: not finished after 60 s`."""
+    return f"{record.outcome}: {record.reason}"
+
+
+def find_missing_reason(records: Sequence[EpisodeRecord]) -> str | None:
+    """Returns the commonest reason among the episodes that the environment failed; None: none is missing."""
+    return find_commonest_reason(describe_failure(record) for record in records if record.outcome.is_missing)
+
+
+def find_unscored_reason(records: Sequence[EpisodeRecord], metric: str) -> str | None:
+    """Returns the commonest reason why one evaluator has no score of an episode; None: it has scored all.
+
+    Args:
+        records: Finished episodes.
+        metric: Name of the evaluator.
+    """
+    reasons = []
+    for record in records:
+        output = record.scores.get(metric)
+        if record.outcome.is_missing:
+            reasons.append(describe_failure(record))
+        elif output is not None and output.error is not None:
+            reasons.append(output.error)
+    return find_commonest_reason(reasons)
+
+
+def shorten_line(text: object, limit: int = MAX_REASON_CHARACTERS) -> str:
+    """Returns a text in one line of at most `limit` characters, without control characters and secrets."""
+    line = to_one_line(str(text)[: 4 * limit])
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."

@@ -1,0 +1,108 @@
+"""Names of runs, and the removal of run folders: only of what a run has written, in the output folder.
+
+A removal renames the folder first, so that a partly removed one is never taken for a run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import filelock
+
+from reinforge.errors import ConfigError, Problem, StorageError
+from reinforge.files import TRASH, remove_folder
+from reinforge.runs.journal import LOCK, describe_owner
+from reinforge.runs.run_folder import is_in_use
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+RESERVED_NAMES = {"last"}
+
+OWN_FILES = re.compile(
+    r"config\.yml|run\.sqlite(-wal|-shm|-journal)?|run\.sqlite\.damaged(-\d+)?(-wal)?|run\.log(\.1)?|summary\.json"
+    r"|report\.md|reward_plot\.png|training_metrics\.jsonl|(reward|validation)_history\.json|curriculum_state\.json"
+    r"|episodes|episodes/epoch-\d+\.jsonl\.zst|transcripts|transcripts/[a-z_]+(-\d+)?\.(yml|json)"
+    r"|checkpoints|checkpoints/(unused-)?step-\d+(/.*)?|model|model/.*"
+    r"|\.lock|\.owner\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
+    re.DOTALL,
+)
+"""What a run writes, relative to its folder."""
+
+MAX_LISTED = 5
+
+PARTIAL_REMOVAL = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")
+"""Name of a run folder whose removal was interrupted."""
+
+
+def find_partial_removals(output_dir: Path) -> list[Path]:
+    """Returns what is left of run folders whose removal was interrupted."""
+    folder = output_dir.expanduser()
+    found = folder.iterdir() if folder.is_dir() else iter(())
+    return sorted(path for path in found if PARTIAL_REMOVAL.fullmatch(path.name) and path.is_dir())
+
+
+def remove_run(folder: Path) -> None:
+    """Removes a run folder, while holding its lock.
+
+    Raises:
+        ConfigError: It is a link.
+        StorageError: A process works on it, or it cannot be removed.
+    """
+    ensure_removable(folder)
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        owner = describe_owner(folder)
+        raise StorageError(f"the run folder {folder} is in use by {owner}; nothing was removed") from None
+    except OSError as cause:
+        raise StorageError(f"cannot lock {folder}: {cause}") from cause
+    try:
+        remove_folder(folder)
+    finally:
+        lock.release()
+
+
+def check_run_name(name: str, argument: str = "--run_name") -> None:
+    """Checks that a name can be that of a run: of its folder, on the command line and in messages.
+
+    Args:
+        name: The name.
+        argument: Where it came from, for the message.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    allowed = "use up to 128 letters (a-z, A-Z), digits, -, _ and dots; the first one a letter or a digit"
+    if name in RESERVED_NAMES:
+        message = f'"{name}" cannot be the name of a run: it means the run that was started last'
+        raise ConfigError(Problem(argument, message, "choose another name"))
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(Problem(argument, f"{name!r} cannot be the name of a run", allowed))
+
+
+def ensure_removable(folder: Path) -> None:
+    """Checks that a run folder can be removed.
+
+    Raises:
+        ConfigError: It is a link, or holds files that no run has written.
+        StorageError: A process works on it.
+    """
+    if folder.is_symlink():
+        raise ConfigError(Problem("", f"{folder} is a symbolic link", f"name the folder itself: {folder.resolve()}"))
+    foreign = find_foreign_files(folder)
+    if foreign:
+        more = f" and {len(foreign) - MAX_LISTED} more" if len(foreign) > MAX_LISTED else ""
+        message = f"{folder} holds files that no run has written: {', '.join(foreign[:MAX_LISTED])}{more}"
+        raise ConfigError(Problem("", message, "nothing was removed; move them elsewhere first"))
+    if is_in_use(folder):
+        raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}; stop it first")
+
+
+def find_foreign_files(folder: Path) -> list[str]:
+    """Returns the files of a run folder that no run writes, relative to it; a folder with such files only once."""
+    found = [path.relative_to(folder).as_posix() for path in sorted(folder.iterdir())]
+    for part in ("episodes", "transcripts", "checkpoints"):
+        if (folder / part).is_dir() and not (folder / part).is_symlink():
+            found += [path.relative_to(folder).as_posix() for path in sorted((folder / part).iterdir())]
+    return [name for name in found if not OWN_FILES.fullmatch(name)]

@@ -1,0 +1,233 @@
+"""What a run is made of besides its configuration and its examples: code, files, the model, library versions.
+
+    versions    {"python": "3.12.3", "torch": "2.13.0", "org/model": "5f0b3a..."}     a hub model: its revision
+    files       {"agent.py": "9a0c...", "prompts/system.txt": "77fe...", "tiny/model.safetensors": "1b2c..."}
+    functions   {"__main__.agent": "c41d..."}     of the user, where no file of the project holds them
+
+It is recorded when a run starts, and again after the baseline: by then the agent has imported all that it imports, and
+a hub model is in the cache. A run resumes only if none of it has changed. What an agent opens itself is not known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from reinforge.config.document import KeyPath
+from reinforge.config.imports import is_own_file
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.values import iterate_models, iterate_values
+from reinforge.files import to_json
+from reinforge.rollout import isolation
+from reinforge.version import __version__
+
+LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "jinja2", "numpy")
+MODEL_FILES = {".json", ".jinja", ".safetensors", ".model", ".txt", ".tiktoken"}
+MODEL_KEYS = {"model", "tokenizer"}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+DATA_PATHS: tuple[KeyPath, ...] = (
+    ("eval", "general", "dataset"),
+    ("finetuning", "output_dir"),
+    ("finetuning", "run_configuration", "config_file"),
+    ("finetuning", "run_configuration", "dataset"),
+    ("finetuning", "run_configuration", "validation_dataset"),
+)
+"""Values that name no part of the run: the examples have their own hash."""
+
+WHOLE_BYTES = 1 << 26
+NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 16
+"""A larger file counts by its size and by this many blocks, evenly spaced: weights of 100 GB are not read whole."""
+MAX_PATH = 1000
+
+
+@dataclass
+class Provenance:
+    """What a run is made of; see the head of this module.
+
+    Attributes:
+        versions: Of Python, reinforge, the libraries and plugins; the revision of a hub model.
+        files: SHA-256 by path: relative to the project's folder, or absolute.
+        functions: SHA-256 of the source by qualified name.
+    """
+
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, dict[str, str]]:
+        """Returns it ready for the journal."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns what `as_dict` returned; further parts, of a later release, are left out."""
+        parts = {name: data.get(name) for name in ("versions", "files", "functions")}
+        return cls(
+            **{
+                name: {str(key): str(value) for key, value in part.items()} if isinstance(part, dict) else {}
+                for name, part in parts.items()
+            }
+        )
+
+    def extended_by(self, later: Provenance) -> Provenance:
+        """Returns this with what only `later` has."""
+        return Provenance(
+            {**later.versions, **self.versions},
+            {**later.files, **self.files},
+            {**later.functions, **self.functions},
+        )
+
+    def find_changes(self, now: Provenance, project_root: Path) -> list[str]:
+        """Returns what has changed since this was recorded, by name: `agent.py changed`, `torch 2.12.0 -> 2.13.0`."""
+        changes = []
+        for path, digest in self.files.items():
+            current = now.files.get(path) or _hash(project_root / path)
+            if current != digest:
+                changes.append(f"{path} changed" if current else f"{path} is gone")
+        for name, digest in self.functions.items():
+            if now.functions.get(name, digest) != digest:
+                changes.append(f"the function {name} changed")
+        for name, version in self.versions.items():
+            current = now.versions.get(name)
+            if current != version and (current is not None or not HUB_ID.fullmatch(name)):
+                changes.append(f"{name} {version} -> {current or 'not installed'}")
+        added = (name for name in LIBRARIES if name in now.versions and name not in self.versions)
+        return changes + [f"{name} not installed -> {now.versions[name]}" for name in added]
+
+
+def collect_provenance(loaded: LoadedConfig, model_folder: str | None = None) -> Provenance:
+    """Returns what a run of this configuration is made of now.
+
+    Args:
+        loaded: The configuration, after its modules were imported.
+        model_folder: Folder of the model where the configuration does not name it, as for `bundled:NAME`.
+    """
+    root = loaded.project_root.resolve()
+    found = Provenance(versions=_list_versions(loaded))
+    for file in _list_imported_files(root):
+        _add_file(found, file, root)
+    for path, value in iterate_values(loaded.config, without=DATA_PATHS):
+        if callable(value):
+            _add_function(found, value, root)
+        elif (place := _find_path(value, path[-1], root)) is not None:
+            for file in [place] if place.is_file() else _list_model_files(place):
+                _add_file(found, file, root)
+        elif isinstance(value, str) and path[-1] in MODEL_KEYS and (revision := _find_revision(value)):
+            found.versions[value] = revision
+    for file in _list_model_files(Path(model_folder)) if model_folder else ():
+        _add_file(found, file, root)
+    return found
+
+
+def _list_versions(loaded: LoadedConfig) -> dict[str, str]:
+    versions = {"python": platform.python_version(), "reinforge": __version__}
+    packages = {type(model).__module__.partition(".")[0] for _, model in iterate_models(loaded.config)}
+    plugins = _map_packages() if packages - {"reinforge"} else {}
+    names = [*LIBRARIES, *(each for package in sorted(packages - {"reinforge"}) for each in plugins.get(package, ()))]
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@cache
+def _map_packages() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _list_imported_files(root: Path) -> Iterator[Path]:
+    """Yields the files of the project's modules that are imported."""
+    files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+    for file in [*files, *isolation.FILES]:
+        if isinstance(file, str) and Path(file).is_absolute() and is_own_file(path := _resolve(file), root):
+            yield path
+
+
+@cache
+def _resolve(file: str) -> Path:
+    return Path(file).resolve()
+
+
+def _find_path(value: Any, key: str | int, root: Path) -> Path | None:
+    """Returns the file or the folder of a model that a value names; None: it names neither."""
+    if not isinstance(value, str | Path) or not 0 < len(str(value)) <= MAX_PATH or "\n" in str(value):
+        return None
+    if isinstance(value, str) and key not in MODEL_KEYS and not set("/\\.").intersection(value):
+        return None
+    for place in (Path(os.path.expanduser(value)), root / value):
+        try:
+            if place.is_file() or (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
+                return place.resolve()
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _list_model_files(folder: Path) -> list[Path]:
+    """Returns the files of a model: configuration, tokenizer, chat template, weights; those of its adapters too."""
+    folders = [folder, *(path.parent for path in folder.glob("*/adapter_config.json"))]
+    files = (path for each in folders if each.is_dir() for path in each.iterdir() if path.suffix in MODEL_FILES)
+    return sorted(path.resolve() for path in files if path.is_file())
+
+
+def _find_revision(name: str) -> str | None:
+    """Returns the revision of a hub model in the local cache; None: it is not there."""
+    if not HUB_ID.fullmatch(name):
+        return None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "config.json")
+    except Exception:  # noqa: BLE001  without the library, or with an odd name or cache, the revision is unknown
+        return None
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _add_file(found: Provenance, file: Path, root: Path) -> None:
+    digest = _hash(file)
+    if digest is not None:
+        found.files[file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)] = digest
+
+
+def _add_function(found: Provenance, value: Any, root: Path) -> None:
+    function = inspect.unwrap(value) if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    try:
+        file = Path(inspect.getsourcefile(function) or "").resolve()
+        known = file.is_relative_to(root) and file.relative_to(root).as_posix() in found.files
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return
+    if not known:
+        name = f"{function.__module__}.{function.__qualname__}"
+        found.functions[name] = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
+
+
+def _hash(file: Path) -> str | None:
+    """Returns the SHA-256 of a file, of samples if it is large; None: it cannot be read, or is a device or a pipe."""
+    try:
+        if not file.is_file():
+            return None
+        size = file.stat().st_size
+        with open(file, "rb") as opened:
+            if size <= WHOLE_BYTES:
+                return hashlib.file_digest(opened, "sha256").hexdigest()
+            digest = hashlib.sha256(to_json(["sampled", size]).encode())
+            for index in range(NUM_BLOCKS):
+                opened.seek((size - BLOCK_BYTES) * index // (NUM_BLOCKS - 1))
+                digest.update(opened.read(BLOCK_BYTES))
+            return digest.hexdigest()
+    except (OSError, ValueError):
+        return None

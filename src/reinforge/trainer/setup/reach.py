@@ -1,0 +1,193 @@
+"""What a configuration reaches beyond its own file, listed without importing any of it.
+
+imports      workflow.function: task:agent (task.py)
+variables    JUDGE_KEY in llms.judge.api_key, sent to https://judge.example/v1
+hosts        https://judge.example/v1 (llms.judge)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from reinforge.config.document import KeyPath, format_path
+from reinforge.config.environment import PLACEHOLDER
+from reinforge.config.imports import SPEC
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import load_config
+from reinforge.config.values import iterate_models, iterate_values
+from reinforge.errors import ConfigError
+from reinforge.registry import REGISTRY, Registry
+from reinforge.rollout.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint
+from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
+
+HUB = "https://huggingface.co"
+BUNDLED = "bundled:"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedImport:
+    """Python code that a configuration names.
+
+    Attributes:
+        path: Path of the key.
+        spec: `package.module:name`, or the `_type` of a component of a plugin.
+        file: The module's file, or the plugin's module; empty: there is none.
+    """
+
+    path: str
+    spec: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.spec}" + (f" ({self.file})" if self.file else " (not found)")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedVariable:
+    """An environment variable that a configuration uses.
+
+    Attributes:
+        name: Of the variable.
+        path: Path of the key; empty: the value is read without being named.
+        host: The URL that the component sends its settings to; empty: none.
+    """
+
+    name: str
+    path: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.path}" + (f", sent to {self.host}" if self.host else "")
+
+
+@dataclass
+class Reach:
+    """Code, variables and hosts that a configuration reaches.
+
+    Attributes:
+        imports: Python that it imports.
+        variables: Environment variables.
+        hosts: URL -> paths of the components that call it.
+    """
+
+    imports: list[NamedImport] = field(default_factory=list)
+    variables: list[NamedVariable] = field(default_factory=list)
+    hosts: dict[str, list[str]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it ready for JSON."""
+        return asdict(self)
+
+    def format_rows(self) -> list[tuple[str, str]]:
+        """Returns pairs of name and text, to print."""
+        return [
+            *(("imports", str(each)) for each in self.imports),
+            *(("variable", str(each)) for each in self.variables),
+            *(("host", f"{url} ({', '.join(paths)})") for url, paths in self.hosts.items()),
+        ]
+
+    def format_sent_variables(self) -> list[tuple[str, str]]:
+        """Returns the variables that leave the machine, as a setting to print when a run starts."""
+        sent = [str(each) for each in self.variables if each.host]
+        return [("variables", "; ".join(sent))] if sent else []
+
+
+def list_reach(loaded: LoadedConfig, registry: Registry | None = None) -> Reach:
+    """Returns what a configuration reaches, and the validation file that it names; imports nothing of the project."""
+    reach = Reach()
+    for path, endpoint, url in _iterate_hosts(loaded):
+        reach.hosts.setdefault(url, []).append(path)
+        if isinstance(endpoint, EndpointConfig) and endpoint.base_url is None and endpoint.api_key is None:
+            reach.variables.append(NamedVariable("OPENAI_API_KEY", f"{path}.api_key", url))
+    reach.imports += _list_imports(loaded, registry or REGISTRY)
+    reach.variables += _list_variables(loaded, reach.hosts)
+    if (other := _load_validation_file(loaded, registry)) is not None:
+        further = list_reach(other, registry)
+        reach.imports += further.imports
+        reach.variables += further.variables
+        for url, paths in further.hosts.items():
+            reach.hosts.setdefault(url, []).extend(f"{other.path}: {path}" for path in paths)
+    return reach
+
+
+def _list_imports(loaded: LoadedConfig, registry: Registry) -> Iterator[NamedImport]:
+    for path, value in iterate_values(loaded.config):
+        match = SPEC.fullmatch(value) if isinstance(value, str) and not value.startswith(BUNDLED) else None
+        if match is not None:
+            file = _find_module(match["module"], loaded.project_root)
+            if file is not None or str(path[-1]).endswith("function"):
+                yield NamedImport(format_path(path), str(value), _shorten(file, loaded.project_root))
+    for path, model in iterate_models(loaded.config):
+        module, name = type(model).__module__, loaded.types.get(path)
+        if name is not None and module.partition(".")[0] != "reinforge":
+            yield NamedImport(format_path((*path, "_type")), name, module)
+
+
+def _find_module(name: str, root: Path) -> Path | None:
+    """Returns the file of a module, found without importing its packages; None: there is none."""
+    places: list[str] | None = [str(root), *sys.path]
+    spec = None
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        if places is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:end]), places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _shorten(file: Path | None, root: Path) -> str:
+    if file is None:
+        return ""
+    return str(file.relative_to(root)) if file.is_relative_to(root) else str(file)
+
+
+def _list_variables(loaded: LoadedConfig, hosts: dict[str, list[str]]) -> Iterator[NamedVariable]:
+    by_component = {path: url for url, paths in hosts.items() for path in paths}
+    for path, raw in loaded.placeholders.items():
+        host = next((by_component[above] for above in _iterate_above(path) if above in by_component), "")
+        for match in PLACEHOLDER.finditer(raw):
+            if match["name"]:
+                yield NamedVariable(match["name"], format_path(path), host)
+
+
+def _iterate_above(path: KeyPath) -> Iterator[str]:
+    return (format_path(path[:end]) for end in range(len(path), 0, -1))
+
+
+def _iterate_hosts(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yields the path of a block, the block, and a URL that it names or calls."""
+    for path, model in iterate_models(loaded.config):
+        if isinstance(model, EndpointConfig):
+            yield format_path(path), model, _find_url(model)
+            continue
+        for name in type(model).model_fields:
+            value = getattr(model, name)
+            if isinstance(value, str) and value.startswith(("http://", "https://")) and "\n" not in value:
+                yield format_path(path), model, value
+            elif name in MODEL_KEYS and isinstance(value, str) and HUB_ID.fullmatch(value) and not Path(value).exists():
+                yield format_path((*path, name)), model, HUB
+
+
+def _find_url(endpoint: EndpointConfig) -> str:
+    try:
+        return resolve_endpoint(endpoint)[0]
+    except ConfigError:  # no key, which `check` reports
+        return endpoint.base_url or OPENAI_URL
+
+
+def _load_validation_file(loaded: LoadedConfig, registry: Registry | None) -> LoadedConfig | None:
+    run = loaded.config.finetuning.run_configuration
+    if run is None or run.validation_config_file is None:
+        return None
+    try:
+        return load_config(run.validation_config_file, registry=registry)
+    except ConfigError:  # which `check` reports
+        return None

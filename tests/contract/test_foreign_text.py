@@ -1,0 +1,74 @@
+"""Whatever reads text of a model, a service or a file takes time in proportion to its length."""
+
+import re
+import time
+
+import pytest
+
+from reinforge.config.environment import PLACEHOLDER
+from reinforge.config.imports import SPEC
+from reinforge.dialects.tool_calls import ToolFormat, find_bad_call, read_tool_calls
+from reinforge.evaluation.answers import parse_answer
+from reinforge.evaluation.evaluators.numeric import find_last_number
+from reinforge.multiagent.decisions import read_decision
+from reinforge.rollout.openai_http import extract_error_message
+from reinforge.safe_text import escape_markdown, to_printable
+
+SIZE = 100_000
+MAX_CPU_S = 2.0
+"""Linear work takes less than 0.2 s for that many characters; quadratic work at least 4 s, most of it minutes."""
+
+PARTS = [
+    "<", "<tool_call>", "<tool_call> ", " ", "\n", "\t\n", '"', '\\"', '"\\', "{", "[", '{"a":', '{"name":"f"}', "}",
+    "```\n", "1", "1,111", "1.", "1e1", "-", "a", "a ", "a.", "a:", "_", "${A:-", "${", "$", "my ", "decision ",
+    "decision: i ", "accept", "accept ",
+    "sk-", "eyJ.", "bearer ", "authorization: ", "a://", "a@", "://a", "www.", "|", "\\", "é", "\x1b",
+]  # fmt: skip
+
+
+def read_json(text):
+    try:
+        return parse_answer(text, allow_fence=True)
+    except ValueError:
+        return None
+
+
+READERS = {
+    "tool calls (hermes)": lambda text: read_tool_calls(text, ToolFormat.HERMES),
+    "tool calls (llama3)": lambda text: read_tool_calls(text, ToolFormat.LLAMA3),
+    "arguments": lambda text: find_bad_call({"tool_calls": [{"function": {"name": "f", "arguments": text}}]}),
+    "an error of a service": extract_error_message,
+    "an answer with a number": find_last_number,
+    "an answer in JSON": read_json,
+    "a decision": lambda text: read_decision(text, {"accept": "accept", "reject": "reject"}),
+    "text for a terminal": to_printable,
+    "text for a report": escape_markdown,
+    "variables": lambda text: [*PLACEHOLDER.finditer(text)],
+    "a name in the project": SPEC.fullmatch,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_text_takes_long_to_read(reader):
+    slow = {}
+    for part in PARTS:
+        body = part * (SIZE // len(part))
+        for text in (
+            body,
+            f"<tool_call>{body}",
+            f'{{"name": "f", "arguments": {body}',
+            f"decision{body}!",
+            f"x{body}\x00",
+        ):
+            started = time.thread_time()
+            READERS[reader](text)
+            used = time.thread_time() - started
+            if used > MAX_CPU_S:
+                slow[f"{text[:20]!r} ... {part!r}"] = round(used, 1)
+    assert not slow
+
+
+def test_a_quadratic_search_would_exceed_that_bound():
+    started = time.thread_time()
+    re.sub(r"<[^>]*>", " ", "<" * (SIZE // 2))
+    assert 4 * (time.thread_time() - started) > MAX_CPU_S

@@ -1,0 +1,78 @@
+"""Everything that reinforge installs for a user has a licence that a company can accept without asking."""
+
+import re
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+
+PERMISSIVE = {
+    "0BSD", "APACHE 2.0", "APACHE 2.0 LICENSE", "APACHE LICENSE 2.0", "APACHE LICENSE VERSION 2.0", "APACHE SOFTWARE",
+    "APACHE-2.0", "BSD", "BSD-2-CLAUSE", "BSD-3-CLAUSE", "BSL-1.0", "CC0-1.0", "CNRI-PYTHON", "HPND", "ISC",
+    "ISC LICENSE (ISCL)", "LLVM-EXCEPTION", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "PYTHON SOFTWARE FOUNDATION",
+    "UNLICENSE", "ZLIB",
+}  # fmt: skip
+FILE_COPYLEFT = {"tqdm": "MPL-2.0"}
+"""Packages with a licence that covers changes of their own files only; they are used unchanged."""
+FORBIDDEN = re.compile(r"\bA?GPL|LGPL|SSPL|CC-BY-NC|COMMONS CLAUSE", re.IGNORECASE)
+CUDA = re.compile(r"^(nvidia|cuda|triton)")
+"""Packages that come with a build of torch for GPUs, under NVIDIA's own terms; a CPU build has none of them."""
+
+
+def read_licences(name):
+    """Returns the licences of an installed package, by the newest form of its metadata that it fills in."""
+    found = metadata.metadata(name)
+    classifiers = [
+        line.rsplit(" :: ", 1)[1] for line in found.get_all("Classifier", []) if line.startswith("License ::")
+    ]
+    named = [line for line in classifiers if line != "OSI Approved"]
+    expressions = [found.get("License-Expression")] if found.get("License-Expression") else named
+    if not expressions:
+        expressions = [(found.get("License") or "").strip().partition("\n")[0]]
+    return [part for each in expressions for part in re.split(r"\s+(?:AND|OR|WITH)\s+", each)]
+
+
+def normalize(licence):
+    return re.sub(r"\s+license$", "", licence.strip(), flags=re.IGNORECASE).upper()
+
+
+def find_installed(root, extras):
+    """Returns every package that a requirement brings in on this machine."""
+    seen, queue = set(), [(root, frozenset(extras))]
+    while queue:
+        name, wanted = queue.pop()
+        if (name, wanted) in seen:
+            continue
+        seen.add((name, wanted))
+        for line in metadata.requires(name) or []:
+            requirement = Requirement(line)
+            environments = [{"extra": extra} for extra in wanted or {""}]
+            if requirement.marker is None or any(requirement.marker.evaluate(each) for each in environments):
+                queue.append((requirement.name.lower(), frozenset(requirement.extras)))
+    return sorted({name for name, _ in seen} - {root})
+
+
+def find_unacceptable(name, licences):
+    """Returns the licences that are not permissive, but for the known exceptions."""
+    return [
+        each
+        for each in licences
+        if FORBIDDEN.search(each)
+        or (normalize(each) not in PERMISSIVE and not (name in FILE_COPYLEFT and FILE_COPYLEFT[name] == each))
+    ]
+
+
+def test_what_a_user_installs_is_permissively_licensed():
+    names = [name for name in find_installed("reinforge", ["all"]) if not CUDA.match(name)]
+    assert len(names) > 40, names
+    assert {"torch", "transformers", "numpy", "aiohttp", "matplotlib"} <= {*names}
+    found = {name: find_unacceptable(name, read_licences(name)) for name in names}
+    assert {name: licences for name, licences in found.items() if licences} == {}
+
+
+@pytest.mark.parametrize(
+    "licence", ["GPL-3.0-only", "AGPL-3.0", "LGPL-2.1", "SSPL-1.0", "", "UNKNOWN", "Proprietary", "MPL-2.0"]
+)
+def test_a_licence_that_is_not_permissive_is_noticed(licence):
+    """Mutation check."""
+    assert find_unacceptable("a-package", [licence]) == [licence]

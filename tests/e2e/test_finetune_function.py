@@ -1,0 +1,184 @@
+"""`reinforge.finetune` as a script and as a notebook call it: limits, names that are taken, resuming, errors."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+
+import pytest
+from click.testing import CliRunner
+
+import reinforge
+from reinforge.cli import main
+from reinforge.errors import ConfigError, Interrupted, JobFailed, StorageError
+from reinforge.runs.journal import RunJournal
+from reinforge.runs.progress import PlainProgress, SilentProgress
+
+
+async def agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=3)
+    return reply.choices[0].message.content
+
+
+def variety(output, expected):
+    return len(set(output)) / 10
+
+
+@pytest.fixture
+def run(tmp_path, tiny_model_dir):
+    """Calls `reinforge.finetune` with a task that takes a second."""
+
+    def call(**given):
+        settings = given.pop("settings", {})
+        if isinstance(settings, dict):
+            settings = {"curriculum_learning": {"min_reward_diff": 0.0}, "device": "cpu", **settings}
+        arguments = {"epochs": 1, "num_generations": 4, "output_dir": tmp_path, "run_name": "r", **given}
+        arguments.setdefault("progress", SilentProgress())
+        rows = [{"id": str(i), "question": f"q{i}", "answer": "a"} for i in range(24)]
+        reward, model = arguments.pop("reward", variety), arguments.pop("model", tiny_model_dir)
+        return reinforge.finetune(agent, rows, reward, model, settings=settings, **arguments)
+
+    return call
+
+
+def test_a_limit_ends_in_a_summary_that_says_how_to_resume_from_python(run, tmp_path, capsys):
+    limits = {"limits": {"max_tokens": 1}}
+    summary = run(epochs=3, settings=limits, progress=PlainProgress())
+    assert summary.status == "stopped"
+    assert summary.reason.startswith("limits.max_tokens reached: ")
+    shown = capsys.readouterr().err
+    assert "limits.max_tokens reached: " in shown
+    resume = f"resume with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r}) with the same agent"
+    assert resume in shown
+    assert "reinforge finetune --resume" not in shown
+    assert run(epochs=3, run_name=None, resume=tmp_path / "r").status == "completed"
+
+
+def test_the_command_line_says_how_a_run_from_python_is_resumed(run, tmp_path):
+    run(epochs=3, settings={"limits": {"max_tokens": 1}})
+    listed = CliRunner().invoke(main, ["runs", "list", "--output_dir", str(tmp_path)]).output
+    assert f"resume r with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r})" in listed
+    refused = CliRunner().invoke(main, ["finetune", "--resume", str(tmp_path / "r")])
+    assert refused.exit_code == 2
+    assert "was passed to reinforge.finetune in Python; resume the run there" in refused.output, refused.output
+
+
+def test_a_name_that_is_taken_says_what_to_do_and_overwrite_replaces_the_run(run, tmp_path):
+    run()
+    with pytest.raises(ConfigError, match="already exists") as refused:
+        run()
+    resume = f"resume={str(tmp_path / 'r')!r}"
+    assert f"fix: pass overwrite=True to replace it, {resume} to resume it, or another run_name" in str(refused.value)
+    (tmp_path / "r" / "mark").write_text("of the first run")
+    with pytest.raises(ConfigError, match="num_generations"):
+        run(overwrite=True, num_generations=0)
+    assert (tmp_path / "r" / "mark").exists(), "an invalid call removes nothing"
+    (tmp_path / "r" / "mark").unlink()
+    before = (tmp_path / "r" / "summary.json").stat().st_ino
+    assert run(overwrite=True, epochs=2).status == "completed"
+    assert (tmp_path / "r" / "summary.json").stat().st_ino != before
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("r",)] == []
+
+
+def test_overwrite_refuses_a_run_in_use_and_a_folder_that_is_no_run(run, tmp_path):
+    journal = RunJournal(tmp_path / "r")
+    try:
+        with pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
+            run(overwrite=True)
+    finally:
+        journal.close()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"mine is not a run folder, since it has no run\.sqlite"):
+        run(run_name="mine", overwrite=True)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+    with pytest.raises(ConfigError, match="cannot be combined with resume"):
+        run(overwrite=True, resume="r")
+
+
+def test_without_the_refusal_overwrite_would_remove_a_folder_that_is_no_run(run, tmp_path, monkeypatch):
+    """The mutation of the test above."""
+    monkeypatch.setattr("reinforge.trainer.run._ensure_replaceable", lambda folder: None)
+    monkeypatch.setattr("reinforge.trainer.run.remove_run", lambda folder: __import__("shutil").rmtree(folder))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    assert run(run_name="mine", overwrite=True).status == "completed"
+    assert not (tmp_path / "mine" / "notes.txt").exists()
+
+
+def test_a_bad_name_is_told_by_the_argument_of_python(run):
+    with pytest.raises(ConfigError) as caught:
+        run(run_name="a/b")
+    assert str(caught.value).startswith("run_name: ")
+
+
+def flat(output, expected):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"num_generations": 0}, ConfigError),
+        ({"resume": "nowhere"}, ConfigError),
+        ({"model": "./nowhere"}, ConfigError),
+        ({"reward": "json_schema"}, ConfigError),
+        ({"settings": 5}, ConfigError),
+        ({"settings": {"policy": None}}, ConfigError),
+        ({"algorithm": "gropo"}, ConfigError),
+        ({"output_dir": __file__}, StorageError),
+        ({"epochs": 4, "reward": flat}, JobFailed),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_an_error_is_shown_alone(run, given, kind):
+    """Not below another one, as in "During handling of the above exception, another exception occurred"."""
+    with pytest.raises(kind) as caught:
+        run(**given)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.startswith("Traceback")
+    assert text.count("Traceback") == 1, text
+
+
+async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_plot_another(run, monkeypatch, capsys):
+    """The double keeps outputs by their display id, as Jupyter does."""
+    outputs = {}
+
+    def display(bundle, *, raw, display_id, update):
+        assert update == (display_id in outputs)
+        outputs[display_id] = bundle
+
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    summary = run(progress=None)
+    progress, verdict = outputs.values()
+    assert "epoch 0 (1/1): reward " in progress["text/plain"]
+    assert f"r {summary.headline()}" in verdict["text/plain"]
+    assert '<img alt="Mean reward over the epochs" src="data:image/png;base64,' in verdict["text/html"]
+    assert capsys.readouterr().err == "", "no lines beside it"
+
+
+async def test_ctrl_c_in_a_notebook_stops_the_run_and_waits_for_it(run, tmp_path):
+    """There the run is on another thread, and Ctrl-C arrives as KeyboardInterrupt on the one that waits for it."""
+
+    class Interrupting(SilentProgress):
+        def epoch_done(self, metrics):
+            if metrics.epoch == 1:
+                os.kill(os.getpid(), signal.SIGINT)  # Python raises it on the main thread
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interrupted, match="stopped by SIGINT") as caught:
+            run(epochs=500, progress=Interrupting())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert asyncio.get_running_loop().is_running()
+    assert "resume with: reinforge.finetune(..., resume=" in "\n".join(caught.value.__notes__)
+    assert not [thread for thread in threading.enumerate() if thread.name == "reinforge-finetune"]
+    assert run(epochs=500, run_name=None, resume=tmp_path / "r", settings={"limits": {"max_tokens": 1}}).status == (
+        "stopped"
+    ), "the folder is free again"

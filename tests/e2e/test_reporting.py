@@ -1,0 +1,241 @@
+"""What a run tells its user: power, parts of a reward, constant rewards, forgotten returns, what a stop leaves."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.errors import BudgetReached, EvaluationError, JobFailed
+from reinforge.runs.progress import SilentProgress
+from reinforge.runs.report import MAX_ROWS
+from reinforge.trainer import run as run_module
+from tests.doubles import RecordingAdapter, ScriptedPolicy
+from tests.scripted_run import ScriptedRun, ask
+
+
+class Transcript(SilentProgress):
+    """Keeps the settings and the notes."""
+
+    def __init__(self):
+        self.settings, self.notes = {}, []
+
+    def start(self, run_id, folder, num_epochs, settings):
+        self.settings = dict(settings)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+class SavingAdapter(RecordingAdapter):
+    """Its weights are the number of the version."""
+
+    async def save(self, folder, version):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"version": self.server.version}))
+        return True
+
+    async def restore(self, folder, version):
+        await self.server.publish(json.loads((folder / "config.json").read_text())["version"])
+        return True
+
+
+class LearningRun(ScriptedRun):
+    """A run whose policy says `form`, the number of its version, and a digit that differs between siblings."""
+
+    def __init__(self, folder, count=40, **fields):
+        super().__init__(folder, count=count, **fields)
+        policy = ScriptedPolicy(lambda request: f"form {policy.version} {request.sampling.seed % 7}")
+        self.adapter, self.progress = SavingAdapter(policy), Transcript()
+
+    async def run(self, **options):
+        return await super().run(progress=self.progress, **options)
+
+
+def version_of(output):
+    return int(output.split()[1])
+
+
+def by_version(output, expected):
+    """Rises with every version, and differs between siblings."""
+    return version_of(output) + float(output[-1]) / 10
+
+
+def never(output, expected):
+    return 0.0
+
+
+def python(function):
+    return {"_type": "python", "function": function}
+
+
+def show(run, *arguments):
+    return CliRunner().invoke(main, ["runs", *arguments, "--output_dir", str(run.folder)]).output
+
+
+async def test_a_gain_of_one_part_alone_comes_with_a_warning_everywhere(tmp_path):
+    run = LearningRun(tmp_path)
+    weights = {"_type": "weighted", "weights": {"judge": 0.8, "format": 0.2}}
+    run.settings["eval"]["evaluators"] = {"judge": python(never), "format": python(by_version), "reward": weights}
+    summary = await run.run()
+    assert summary.promoted is True
+    assert summary.headline() == "improved the agent (read the warning)"
+    judge, form, reward = summary.evaluators
+    assert (judge.metric, judge.before.mean, judge.after.mean, judge.weight) == ("judge", 0.0, 0.0, 0.8)
+    assert form.after.mean > form.before.mean + 0.5
+    assert reward.metric == "reward"
+    report = (summary.folder / "report.md").read_text()
+    written = json.loads((summary.folder / "summary.json").read_text())
+    for text in ("\n".join(summary.closing_lines(color=False)), report, written["warnings"][0]):
+        assert "the gain is that of format alone" in text
+    assert [each["metric"] for each in written["evaluators"]] == ["judge", "format", "reward"]
+    assert "| evaluator | judge 0.000" in report
+
+
+async def test_without_the_check_such_a_gain_passes_without_a_word(tmp_path, monkeypatch):
+    """The mutation: it is this check that warns."""
+    monkeypatch.setattr(run_module, "find_one_sided_gain", lambda changes: None)
+    run = LearningRun(tmp_path)
+    weights = {"_type": "weighted", "weights": {"judge": 0.8, "format": 0.2}}
+    run.settings["eval"]["evaluators"] = {"judge": python(never), "format": python(by_version), "reward": weights}
+    summary = await run.run()
+    assert (summary.headline(), summary.warnings) == ("improved the agent", [])
+
+
+async def test_the_power_of_the_verdict_is_told_before_the_run(tmp_path):
+    run = LearningRun(tmp_path, reward=by_version)
+    run.settings["finetuning"]["splits"] = {"train": 10, "select": 10, "confirm": 20}
+    await run.run()
+    told = run.progress.settings["verdict"]
+    assert told.startswith("20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 that change on a ")
+    assert run.progress.settings["agent"] == f"ask (scripted_run.py:{ask.__code__.co_firstlineno})"
+
+
+async def test_a_constant_reward_is_told_once_before_training_and_ends_without_an_offer_to_resume(tmp_path):
+    run = LearningRun(tmp_path, reward=never)
+    run.settings["finetuning"]["limits"] = {"max_refills": 0}
+    run.settings["finetuning"]["num_epochs"] = 5
+    with pytest.raises(
+        JobFailed, match=r'All \d+ episodes have the reward 0; example \d+: question "q\d+", '
+    ) as caught:
+        await run.run()
+    assert [note.split(";")[0] for note in run.progress.notes] == [
+        "note: before training: all 6 episodes have the reward 0"
+    ]
+    assert "saved in" in caught.value.__notes__[0]
+    assert "resume" not in "".join(caught.value.__notes__)
+    for shown in (show(run, "list"), show(run, "show", "r"), (tmp_path / "r" / "report.md").read_text()):
+        assert "r" in shown
+        assert "--resume" not in shown
+        assert "resume=" not in shown
+
+
+async def test_a_failure_that_a_resume_can_help_offers_it(tmp_path):
+    """The mutation of the test above: the same command does offer it after another failure."""
+    run = LearningRun(tmp_path, reward=by_version)
+    run.adapter.outcome = "failed"
+    with pytest.raises(JobFailed) as caught:
+        await run.run()
+    assert "resume with: reinforge.finetune(..., resume=" in "".join(caught.value.__notes__)
+    assert "resume r with: reinforge.finetune(..., resume=" in show(run, "list")
+
+
+async def test_a_forgotten_return_is_told_with_its_line_where_the_evaluator_fails_on_none(tmp_path):
+    async def forgets(item, llm, context):
+        await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+
+    with pytest.raises(EvaluationError, match="judge_error") as caught:
+        await LearningRun(tmp_path, workflow=forgets, reward=by_version).run()
+    assert caught.value.__notes__[0] == (
+        f"forgets (test_reporting.py:{forgets.__code__.co_firstlineno}) returned None in all 6 episodes: "
+        "is a `return` missing?"
+    )
+
+
+async def test_a_stopped_run_tells_its_best_checkpoint_how_to_use_it_and_how_to_resume(tmp_path):
+    run = LearningRun(tmp_path, reward=by_version)
+    run.settings["finetuning"] |= {"num_epochs": 30, "run_configuration": {"validation_interval": 1}}
+    run.settings["finetuning"]["limits"] = {"max_tokens": 4000}
+    with pytest.raises(BudgetReached) as caught:
+        await run.run()
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    validations = json.loads((tmp_path / "r" / "validation_history.json").read_text())
+    best = max(validations, key=lambda row: row["avg_reward"])
+    assert best["epoch"] > 0
+    assert (summary["status"], summary["checkpoint"]) == ("stopped", best["checkpoint"])
+    assert summary["best"]["mean"] == best["avg_reward"] > summary["baseline"]["mean"]
+    saved, told, resume = "\n".join(caught.value.__notes__).splitlines()
+    assert saved.startswith(f"saved in {tmp_path / 'r'}")
+    assert told.startswith(f"best so far: {best['checkpoint']}, {best['avg_reward']:.3f} [")
+    assert f"reinforge chat {tmp_path / 'r'}" in told
+    assert resume.startswith("resume with: reinforge.finetune(..., resume=")
+    report = (tmp_path / "r" / "report.md").read_text()
+    assert "the best validation so far" in report
+    assert "-> unknown" not in report
+
+
+async def test_a_killed_run_tells_its_best_checkpoint_too(tmp_path, monkeypatch):
+    """It wrote no summary: what it validated stands in the journal."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(self):
+        raise Killed
+
+    run = LearningRun(tmp_path, reward=by_version)
+    run.settings["finetuning"] |= {"num_epochs": 2, "run_configuration": {"validation_interval": 1}}
+    monkeypatch.setattr(run_module._Run, "_write_files", die)
+    with pytest.raises(Killed):
+        await run.run()
+    text = show(run, "show", "r")
+    assert re.search(r"  best        checkpoints/step-00000[12], \d\.\d{3} \[.*; try it with `reinforge chat ", text), (
+        text
+    )
+
+
+async def test_a_smoke_run_that_worked_says_what_it_did(tmp_path):
+    summary = await LearningRun(tmp_path, reward=by_version).run(smoke=True)
+    lines = summary.closing_lines(color=False)
+    assert lines[0] == "r-smoke passed its smoke test: every stage works"
+    assert lines[1].startswith("  did         ran the agent, scored with reward, made 1 optimizer step, published")
+    report = (summary.folder / "report.md").read_text()
+    assert report.startswith("# r-smoke passed its smoke test")
+    shown = show(LearningRun(tmp_path), "list") + show(LearningRun(tmp_path), "show", "r-smoke")
+    assert "smoke test passed" in shown
+    assert "promoted" not in report
+
+
+async def test_every_count_comes_with_its_commonest_reason(tmp_path):
+    """As with `tool_calls[0].function` on a dict: most episodes are missing, and each place must say why."""
+
+    async def flaky(item, llm, context):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+        if int(context.example_id) % 4:
+            raise AttributeError("'dict' object has no attribute 'function'")
+        return reply.choices[0].message.content
+
+    run = LearningRun(tmp_path, workflow=flaky, reward=by_version)
+    run.settings["finetuning"] |= {"outcomes": {"retries": 0, "max_missing": 1.0}, "gate": {"max_missing": 0.1}}
+    summary = await run.run()
+    reason = "tool_error: AttributeError: 'dict' object has no attribute 'function' (test_reporting.py:"
+    assert summary.promoted is None
+    assert f"the commonest reason: {reason}" in summary.reason
+    assert summary.confirm_base.unscored_reason.startswith(reason)
+    assert summary.missing_reason.startswith(reason)
+    closing, report = "\n".join(summary.closing_lines(color=False)), (summary.folder / "report.md").read_text()
+    assert f"unscored: {reason}" in closing
+    assert f"; the commonest reason: {reason}" in closing
+    assert report.count(reason) > 4, "in the reward, the verdict, the episodes, and each epoch"
+
+
+async def test_a_long_run_has_a_short_report(tmp_path):
+    run = LearningRun(tmp_path, reward=by_version, count=12)
+    run.settings["finetuning"]["num_epochs"] = 25
+    summary = await run.run()
+    report = (summary.folder / "report.md").read_text()
+    rows = [line for line in report[report.index("| epoch ") :].splitlines() if line.startswith("|")][2:]
+    assert len(rows) == MAX_ROWS
+    assert "6 more epochs, 9 to 14: see `reward_history.json` and `validation_history.json`." in report
+    assert "interval unknown" not in report

@@ -1,0 +1,114 @@
+"""A limit of time or tokens stops a run inside a collection, holds for one call, and loses no finished episode."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from reinforge.errors import BudgetReached
+from reinforge.trainer.context import RunContext
+from tests.fault import mutations
+from tests.fault.kit import differences
+from tests.scripted_run import ScriptedRun, ask
+
+TOKENS = len("answer 0")
+"""Sampled tokens of one episode of a scripted run."""
+
+
+class Counting:
+    """An agent that counts its episodes; those after the `hang_after`-th never end."""
+
+    def __init__(self, hang_after=None):
+        self.hang_after, self.count = hang_after, 0
+
+    async def __call__(self, item, llm, context):
+        self.count += 1
+        if self.hang_after is not None and self.count > self.hang_after:
+            await asyncio.Event().wait()
+        return await ask(item, llm, context)
+
+
+def limited(folder, agent, **limits):
+    run = ScriptedRun(folder, workflow=agent)
+    run.settings["eval"]["general"]["max_concurrency"] = 4
+    run.settings["finetuning"]["limits"] = limits
+    return run
+
+
+@pytest.mark.parametrize("hang_after", [1, 10], ids=["in the baseline", "in the first epoch"])
+async def test_the_limit_of_time_ends_a_collection(tmp_path, hang_after):
+    agent = Counting(hang_after)
+    with pytest.raises(BudgetReached, match=r"limits.max_minutes reached: 0.0 of 0.01 minutes") as raised:
+        await limited(tmp_path, agent, max_minutes=0.01).run()
+    assert raised.value.exit_code == 5
+
+
+async def test_without_that_end_the_collection_goes_on(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(RunContext, "limit_episodes", lambda context: contextlib.nullcontext())
+    work = asyncio.create_task(limited(tmp_path, Counting(hang_after=1), max_minutes=0.01).run())
+    done, _ = await asyncio.wait({work}, timeout=3)
+    assert not done
+    work.cancel()
+    await asyncio.wait({work})
+
+
+async def test_the_limit_of_tokens_ends_a_collection(tmp_path):
+    agent = Counting()
+    with pytest.raises(BudgetReached, match=rf"limits.max_tokens reached: \d+ of {8 * TOKENS} sampled tokens"):
+        await limited(tmp_path, agent, max_tokens=8 * TOKENS).run()
+    assert agent.count < 25, "the baseline and the first epoch have 51"
+
+
+async def test_each_call_gets_further_with_the_same_limit_and_repeats_no_finished_episode(tmp_path):
+    whole, agent = Counting(), Counting()
+    await limited(tmp_path / "whole", whole).run()
+    run, num_calls = limited(tmp_path, agent, max_tokens=10 * TOKENS), 0
+    summary, options = None, {}
+    while summary is None:
+        num_calls += 1
+        with contextlib.suppress(BudgetReached):
+            summary = await run.run(**options)
+        options = {"resume": tmp_path / "r"}
+    assert summary.status == "completed"
+    assert whole.count // 14 <= num_calls <= 1 + whole.count // 10, "ten episodes a call, and those in flight"
+    assert agent.count - whole.count <= 4 * num_calls, "only episodes in flight are lost"
+
+
+def test_a_limit_of_one_resume_does_not_stay(toy, whole):
+    assert toy.start("--max_tokens", "150").wait() == 5
+    config = (toy.run / "config.yml").read_bytes()
+    assert toy.resume("--max_tokens", "200", "--max_minutes", "60").wait() == 5
+    assert (toy.run / "config.yml").read_bytes() == config
+    assert toy.resume("--max_tokens", "100000").wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+def test_a_limit_that_stays_is_in_the_next_call(toy):
+    """Mutation check."""
+    assert toy.start("--max_tokens", "150").wait() == 5
+    assert toy.resume("--max_tokens", "1", mutation=mutations.keep_settings_of_the_last_call).wait() == 5
+    child = toy.resume()
+    assert (child.wait(), "of 1 sampled tokens" in child.said) == (5, True)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["finished", "stopped"])
+def test_a_run_is_extended_to_what_a_longer_run_is(make_toy, whole, is_stopped):
+    """Weights, metrics, validations and the verdict are those of a run that had four epochs from the start."""
+    toy = make_toy({"finetuning.num_epochs": 2})
+    first = toy.start("--max_tokens", "150") if is_stopped else toy.start()
+    assert first.wait() == (5 if is_stopped else 0)
+    more = ["-o", "finetuning.num_epochs", "4"]
+    child = toy.resume(*more, *(["--max_tokens", "100000"] if is_stopped else []))
+    assert child.wait() == 0, child.said
+    assert "2 more epochs than before" in child.said
+    assert differences(toy.run, whole.run) == []
+    again = toy.resume()
+    assert (again.wait(), "epoch" in again.said.partition("improved")[0]) == (0, False), "it is finished"
+
+
+def test_a_run_does_not_shrink(make_toy):
+    toy = make_toy({"finetuning.num_epochs": 3})
+    assert toy.start("--max_tokens", "150").wait() == 5
+    child = toy.resume("-o", "finetuning.num_epochs", "2")
+    assert (child.wait(), "finetuning.num_epochs: 3 -> 2" in child.said) == (2, True)

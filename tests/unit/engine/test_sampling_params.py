@@ -1,0 +1,101 @@
+"""A request that the sampler cannot follow fails alone: the other replies of its batch are sampled as without it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine, policy
+from reinforge.engine.sampling.params import check_params
+from reinforge.errors import EngineError
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_dir):
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        yield engine
+
+
+def request(content="hello", **settings):
+    return ModelRequest([{"role": "user", "content": content}], SamplingParams(**{"max_tokens": 4, **settings}))
+
+
+def ask(engine, *requests):
+    async def together():
+        return await asyncio.gather(*map(engine.policy.sample, requests), return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+BAD = [
+    ({"temperature": NAN}, "temperature is nan, expected a number from 0 to 10000"),
+    ({"temperature": INF}, "temperature is inf"),
+    ({"temperature": -1}, "temperature is -1"),
+    ({"temperature": "x"}, "temperature is 'x'"),
+    ({"temperature": True}, "temperature is True"),
+    ({"top_p": 0}, "top_p is 0, which keeps no token"),
+    ({"top_p": 1.5}, "top_p is 1.5, expected a number from 0 to 1"),
+    ({"min_p": 5}, "min_p is 5"),
+    ({"top_k": -1}, "top_k is -1, expected a whole number of at least 0"),
+    ({"top_k": None}, "top_k is None"),
+    ({"seed": "x"}, "seed is 'x', expected a whole number"),
+    ({"seed": [1]}, "seed is "),
+    ({"max_tokens": 2.5}, "max_tokens is 2.5"),
+    ({"stop": (5,)}, "stop has 5, expected texts"),
+    ({"stop": ("\ud800",)}, "stop has half of a surrogate pair (U+D800)"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD)
+def test_an_impossible_request_fails_alone(engine, settings, message):
+    first, bad, last = ask(engine, request(seed=1), request(**settings), request(seed=2))
+    assert isinstance(bad, ValueError)  # the agent's own failure; an EngineError would be the machine's
+    assert message in str(bad)
+    assert [first, last] == ask(engine, request(seed=1), request(seed=2))
+
+
+def test_a_prompt_that_no_tokenizer_can_encode_fails_alone(engine):
+    first, bad, last = ask(engine, request(seed=1), request("a\ud800"), request(seed=2))
+    assert isinstance(bad, ValueError)
+    assert "half of a surrogate pair (U+D800)" in str(bad)
+    assert [first, last] == ask(engine, request(seed=1), request(seed=2))
+
+
+def test_without_the_check_a_whole_batch_fails(tiny_model_dir, monkeypatch):
+    """Mutation check: the sampler then meets the impossible setting in the middle of a batch."""
+    monkeypatch.setattr(policy, "check_params", lambda params: None)
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+        replies = ask(engine, request(seed=1), request(seed="x"), request(seed=2))
+        assert [type(reply) for reply in replies] == [EngineError] * 3
+        assert "sampling: TypeError" in str(replies[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0}, {"temperature": np.float32(0.7)}, {"top_p": 1e-9}, {"top_k": 10**30}, {"min_p": 1},
+        {"seed": -1}, {"seed": 10**40}, {"max_tokens": 10**30}, {"max_tokens": None}, {"max_tokens": np.int64(2)},
+        {"stop": ("", "é", "😀")},
+    ],
+)  # fmt: skip
+def test_every_other_request_is_sampled(engine, settings):
+    check_params(request(**settings).sampling)
+    (reply,) = ask(engine, request(**settings))
+    assert isinstance(reply, ModelReply)
+
+
+def test_scores_of_short_rows_and_unknown_tokens(engine):
+    short, long = asyncio.run(engine.policy.score([[5], [1, 2, 3]]))
+    assert short.tolist() == [0.0]
+    assert long.tolist() == asyncio.run(engine.policy.score([[1, 2, 3]]))[0].tolist()
+    assert asyncio.run(engine.policy.score([[]]))[0].tolist() == []
+    for token in (-1, 10**9, 2**70):
+        with pytest.raises(ValueError, match="cannot score tokens that the model does not have; it has "):
+            asyncio.run(engine.policy.score([[1, token]]))
+    assert ask(engine, request(seed=1)), "the engine goes on"

@@ -1,0 +1,345 @@
+"""Agents in worker processes: the same episodes as in this process, and failures that cost one episode."""
+
+import asyncio
+import os
+import textwrap
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow
+from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.rollout import isolation
+from reinforge.rollout.isolated_agent import open_isolated
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.types.episode import EpisodeKey
+from reinforge.types.steps import TTCEventData
+from reinforge.types.trajectory import Outcome
+from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+
+AGENTS = """
+import asyncio, os, signal, subprocess, sys, threading, time
+from reinforge.errors import BackendError, CaptureError, ContextOverflow
+from reinforge.finetuning import PolicyFailure, TTCEventData
+
+def prompt(item, *more):
+    return [{"role": "user", "content": item.input_obj}, *more]
+
+async def talk(item, llm, context):
+    with context.function("plan"):
+        first = await llm.chat.completions.create(messages=prompt(item), max_tokens=9)
+    context.mark(step_reward=0.5)
+    said = first.choices[0].message
+    others = await asyncio.gather(*(
+        context.llm("agent").chat.completions.create(messages=prompt(item, said, {"role": "user", "content": str(i)}))
+        for i in range(2)
+    ))
+    context.mark({"note": [1, "two"]}, call_id=others[1].id)
+    context.mark(TTCEventData(turn_id="t", score=0.25))
+    words = [reply.choices[0].message.content for reply in (first, *others)]
+    tokens = [[each.token, each.logprob] for each in first.choices[0].logprobs.content]
+    return {"words": words, "tokens": tokens, "seed": context.seed, "id": context.example_id,
+            "training": context.is_training, "random": context.random("dice").random(), "usage": first.usage,
+            "model": llm.model_name}
+
+def plain(item, llm, context):
+    reply = llm.chat.completions.create(messages=prompt(item), n=2)
+    return reply.choices[1].message.content
+
+class Odd(ConnectionError):
+    pass
+
+async def fail(item, llm, context):
+    kind = item.input_obj
+    if kind == "policy":
+        raise PolicyFailure("illegal", output={"moves": 3})
+    if kind == "bug":
+        return 1 / 0
+    if kind == "backend":
+        raise BackendError("no answer")
+    if kind == "connection":
+        raise Odd("lost")
+    if kind == "overflow":
+        raise ContextOverflow("too long")
+    if kind == "timeout":
+        raise TimeoutError("mine")
+    if kind == "cancelled":
+        raise asyncio.CancelledError
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "generator exit":
+        raise GeneratorExit
+    if kind == "model":
+        await llm.chat.completions.create(messages=prompt(item))
+    if kind == "stream":
+        await llm.chat.completions.create(messages=prompt(item), stream=True)
+    if kind == "no such model":
+        context.llm("other")
+    if kind == "no such call":
+        context.mark(step_reward=1.0, call_id="call-x")
+    if kind == "coroutine":
+        return llm.chat.completions.create(messages=prompt(item))
+
+async def attack(item, llm, context):
+    kind = item.input_obj
+    if kind == "exit":
+        os._exit(3)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "close":
+        os.closerange(3, 256)
+        await asyncio.sleep(60)
+    if kind == "hang":
+        time.sleep(60)
+    if kind == "fork":
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(4)
+    if kind == "children":
+        subprocess.Popen(["sleep", "60"])
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+        time.sleep(60)
+    if kind == "object":
+        return object()
+    if kind == "keys":
+        return {1: "one"}
+    if kind == "deep":
+        value = []
+        for _ in range(100_000):
+            value = [value]
+        return value
+    if kind == "garbage":
+        for number in range(3, 256):
+            try:
+                os.write(number, b"garbage\\n")
+            except OSError:
+                pass
+        await asyncio.sleep(60)
+    return os.getpid()
+
+def wrong(item):
+    return 1
+"""
+
+
+@pytest.fixture
+def agents(tmp_path):
+    (tmp_path / "agents.py").write_text(textwrap.dedent(AGENTS))
+    return tmp_path
+
+
+def evaluation_of(workflow, script=lambda request: f"{request.sampling.seed % 1000}", *, kinds=(), timeout_s=60.0):
+    items = examples(max(1, len(kinds)))
+    for item, kind in zip(items, kinds, strict=False):
+        item.input_obj = kind
+    runner = EpisodeRunner(
+        workflow,
+        {"agent": PolicyModel(ScriptedPolicy(script))},
+        sampling=SamplingConfig(),
+        limits=LimitsConfig(episode_timeout_s=timeout_s),
+        outcomes=OutcomesConfig(retries=0),
+        run_seed=1,
+        max_concurrency=2,
+    )
+    return DatasetEvaluation(
+        runner,
+        {"train": items, "select": []},
+        {"reward": Scored(lambda item: 1.0)},
+        reward_metric="reward",
+        outcomes=runner.outcomes,
+    )
+
+
+async def collect(evaluation, generations=1):
+    ids = evaluation.example_ids("train")
+    return await evaluation.collect([EpisodeKey("collect", 0, id_, g) for id_ in ids for g in range(generations)])
+
+
+@asynccontextmanager
+async def isolated(folder, name):
+    async with open_isolated(f"agents:{name}", folder, None, share_environment_seed=True) as workflow:
+        yield workflow
+
+
+def in_process(folder, name):
+    from reinforge.config.imports import import_object
+
+    return bind_workflow(import_object(f"agents:{name}", folder))
+
+
+def facts(record):
+    calls = [
+        (call.call_id, call.request, call.reply, call.others, call.choice, call.functions) for call in record.calls
+    ]
+    marks = [(mark.after_call, mark.step_reward, mark.data, mark.functions, mark.call_id) for mark in record.marks]
+    return record.outcome, record.reason, record.item.output_obj, calls, marks
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_agents(monkeypatch):
+    import sys
+
+    monkeypatch.delitem(sys.modules, "agents", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("name", ["talk", "plain"])
+async def test_episodes_are_those_of_this_process(agents, name):
+    async with isolated(agents, name) as workflow:
+        there = await collect(evaluation_of(workflow), generations=3)
+    here = await collect(evaluation_of(in_process(agents, name)), generations=3)
+    assert [facts(record) for record in there] == [facts(record) for record in here]
+    assert [record.outcome for record in here] == [Outcome.OK] * 3
+    if name == "talk":
+        assert isinstance(there[0].marks[2].data, TTCEventData)
+        assert there[0].calls[0].functions == ("plan",)
+
+
+FAILURES = [
+    "policy",
+    "bug",
+    "backend",
+    "connection",
+    "overflow",
+    "timeout",
+    "cancelled",
+    "exit",
+    "generator exit",
+    "stream",
+    "no such model",
+    "no such call",
+    "coroutine",
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+async def test_exceptions_have_the_outcomes_and_reasons_of_this_process(agents):
+    async with isolated(agents, "fail") as workflow:
+        there = await collect(evaluation_of(workflow, kinds=FAILURES))
+        assert len(workflow.pool.workers) <= 2, "a worker whose agent raised is used again"
+    here = await collect(evaluation_of(in_process(agents, "fail"), kinds=FAILURES))
+    assert [facts(record) for record in there] == [facts(record) for record in here]
+    assert Outcome.OK not in [record.outcome for record in there]
+
+
+@pytest.mark.parametrize("error", [BackendUnavailable("503"), ContextOverflow("300 > 256")])
+async def test_errors_of_a_model_call_reach_the_agent_and_the_record(agents, error):
+    async with isolated(agents, "fail") as workflow:
+        (there,) = await collect(evaluation_of(workflow, lambda request: error, kinds=["model"]))
+    (here,) = await collect(evaluation_of(in_process(agents, "fail"), lambda request: error, kinds=["model"]))
+    assert facts(there) == facts(here)
+
+
+ENDS = {
+    "exit": "WorkerEnded: the process ended with exit code 3",
+    "kill": "WorkerEnded: the process was killed by SIGKILL",
+    "segfault": "WorkerEnded: the process was killed by SIGSEGV",
+    "close": "WorkerEnded: the process ",  # it closed its connection, or ended because of that
+    "fork": "WorkerEnded: the process ended with exit code 4",
+    "garbage": "WorkerEnded: the process sent what cannot be read",
+    "object": "TypeError: the result cannot leave the process: Object of type object is not JSON serializable",
+    "keys": "TypeError: the result cannot leave the process: the key 1 is a int; keys must be text",
+    "deep": "TypeError: the result cannot leave the process: it is nested too deeply",
+}
+
+
+async def test_a_process_that_ends_costs_its_episode_and_is_replaced(agents):
+    kinds = [kind for each in ENDS for kind in (each, "")]
+    async with isolated(agents, "attack") as workflow:
+        records = await collect(evaluation_of(workflow, kinds=kinds))
+        alive = [worker.process.pid for worker in workflow.pool.workers]
+    attacked, others = records[::2], records[1::2]
+    assert [record.outcome for record in others] == [Outcome.OK] * len(ENDS)
+    for record, reason in zip(attacked, ENDS.values(), strict=True):
+        assert (record.outcome, record.reason[: len(reason)]) == (Outcome.TOOL_ERROR, reason)
+    assert not any(map(is_running, alive)), "closing the pool kills its processes"
+
+
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def sleepers():
+    """Returns the processes that the attacks have started."""
+    found = psutil.process_iter(["cmdline", "status"])
+    return {each.pid for each in found if each.info["cmdline"] == ["sleep", "60"] and each.info["status"] != "zombie"}
+
+
+async def test_a_process_that_hangs_is_killed_with_everything_that_it_has_started(agents):
+    before = sleepers()
+    async with isolated(agents, "attack") as workflow:
+        records = await collect(evaluation_of(workflow, kinds=["hang", "children", ""], timeout_s=1.0))
+        assert [record.outcome for record in records] == [Outcome.TIMEOUT, Outcome.TIMEOUT, Outcome.OK]
+        assert sleepers() == before
+
+
+async def test_a_process_group_that_is_not_killed_is_left_behind(agents, monkeypatch):
+    """Mutation check."""
+    before = sleepers()
+    monkeypatch.setattr(isolation, "kill_group", lambda leader: os.kill(leader, 9))
+    async with isolated(agents, "attack") as workflow:
+        await collect(evaluation_of(workflow, kinds=["children"], timeout_s=1.0))
+    for left in (found := sleepers() - before):
+        os.kill(left, 9)
+    assert len(found) == 2
+
+
+async def test_a_run_that_stops_kills_its_processes(agents):
+    async with isolated(agents, "attack") as workflow:
+        work = asyncio.create_task(collect(evaluation_of(workflow, kinds=["hang"])))
+        while all(worker.is_idle for worker in workflow.pool.workers):
+            await asyncio.sleep(0.01)
+        (worker,) = workflow.pool.workers
+        work.cancel()
+        await asyncio.wait({work})
+        assert (worker.is_alive, workflow.pool.workers) == (False, [])
+
+
+async def test_a_process_ends_when_the_run_is_gone(agents):
+    """The run may be killed without a chance to end its workers."""
+    async with isolated(agents, "attack") as workflow:
+        (worker,) = workflow.pool.workers
+        worker.writer.transport.abort()
+        while worker.is_alive:
+            await asyncio.sleep(0.01)
+        workflow.pool.workers.clear()
+
+
+async def test_a_process_inherits_no_file_of_the_run(agents, tmp_path):
+    with (tmp_path / "lock").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        async with isolated(agents, "attack") as workflow:
+            (worker,) = workflow.pool.workers
+            opened = {
+                os.path.realpath(f"/proc/{worker.process.pid}/fd/{fd}")
+                for fd in os.listdir(f"/proc/{worker.process.pid}/fd")
+            }
+    assert str(tmp_path / "lock") not in opened
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("agents:nothing", 'has no "nothing"'),
+        ("agents:wrong", "cannot be called as"),
+        ("absent:agent", 'there is no module "absent"'),
+        ("os:system", "is not allowed"),
+        (lambda item, llm, context: 1, "`process` needs the function's name"),
+    ],
+)
+async def test_a_function_that_cannot_run_in_a_process_is_refused(agents, function, message):
+    with pytest.raises(ConfigError, match=message):
+        async with open_isolated(function, agents, None, share_environment_seed=True):
+            pass
+
+
+async def test_a_module_that_ends_its_process_is_refused(agents):
+    (agents / "bad.py").write_text("import os\nos._exit(9)\n")
+    with pytest.raises(ConfigError, match="the process ended with exit code 9"):
+        async with open_isolated("bad:agent", agents, None, share_environment_seed=True):
+            pass

@@ -1,0 +1,101 @@
+"""A LangChain agent in the form of NeMo Agent Toolkit's example; needs `langchain-core`, and is skipped without it."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from reinforge.errors import ConfigError
+from reinforge.finetuning import FunctionInfo, LLMFrameworkEnum, LLMRef, WorkflowConfig, register_function
+from reinforge.rollout.functions import build_client
+from tests.scripted_run import ScriptedRun
+
+needs_langchain = pytest.mark.skipif(not importlib.util.find_spec("langchain_core"), reason="needs langchain-core")
+
+
+def test_without_langchain_it_says_what_to_install(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "langchain_core" else real(name))
+    with pytest.raises(ConfigError, match="LangChain is not installed") as caught:
+        build_client("agent", LLMFrameworkEnum.LANGCHAIN)
+    assert 'pip install langchain-core, or use wrapper_type="openai"' in str(caught.value)
+
+
+def test_langchain_is_imported_on_request_only():
+    code = (
+        "import sys, reinforge.finetuning, reinforge.rollout.langchain_client; print('langchain_core' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+class ChainConfig(WorkflowConfig, name="test_langchain_chain"):
+    """A chain that blocks inside an `async def`, as in the toolkit's example."""
+
+    player_model: LLMRef
+
+
+@register_function(config_type=ChainConfig, framework_wrappers=[LLMFrameworkEnum.LANGCHAIN])
+async def chain(config, builder):
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import ChatPromptTemplate
+
+    model = await builder.get_llm(config.player_model, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
+    prompt = ChatPromptTemplate.from_messages([("system", "You play {symbol}."), ("human", "{board}")])
+    player = prompt.partial(symbol="X") | model | StrOutputParser()
+
+    async def play(board: str) -> str:
+        first = player.invoke({"board": board})
+        return await player.ainvoke({"board": first})
+
+    yield FunctionInfo.from_fn(play, description="Two moves.")
+
+
+@needs_langchain
+async def test_a_chain_is_captured_and_trained(tmp_path):
+    run = ScriptedRun(tmp_path)
+    run.settings["workflow"] = {"_type": "test_langchain_chain", "player_model": "agent"}
+    await run.run()
+    assert len(run.adapter.jobs) == 2
+    trajectory = run.adapter.jobs[0].trajectories[0][0]
+    roles = [str(item.role) for item in trajectory.episode]
+    assert roles == ["system", "user", "assistant"] * 2, "each move has a prompt of its own"
+    first, second = trajectory.turns
+    assert trajectory.episode[4].content == first.content, "the second move is asked with the first one's text"
+    assert trajectory.episode[0].content == "You play X."
+    assert first.is_trained
+    assert second.is_trained
+
+
+@needs_langchain
+def test_tools_go_and_come_back_in_openais_form():
+    from langchain_core.messages import ToolMessage
+
+    from reinforge.rollout.completion import build_completion
+    from reinforge.rollout.langchain_client import build_chat_model
+    from reinforge.types.episode import ModelCall
+    from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+
+    asked = []
+    wanted = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+    def create(messages, **arguments):
+        asked.append((messages, arguments))
+        reply = {"role": "assistant", "content": None, "tool_calls": [wanted]}
+        tokens = TokenLogprobs((1,), (2,), (-0.1,))
+        sampled = ModelReply(reply, "tool_calls", tokens, 1, 1)
+        return build_completion(ModelCall("call-0", "agent", "m", ModelRequest(messages), sampled, (), 0.0, 1.0))
+
+    def add(a: int) -> int:
+        """Adds one."""
+        return a + 1
+
+    model = build_chat_model("agent", create).bind_tools([add])
+    reply = model.invoke("go")
+    assert reply.tool_calls == [{"name": "add", "args": {"a": 1}, "id": "c1", "type": "tool_call"}]
+    assert reply.response_metadata["logprobs"].token_ids == (2,)
+    model.invoke([reply, ToolMessage("2", tool_call_id="c1")])
+    assert asked[0][1]["tools"][0]["function"]["name"] == "add"
+    assistant, result = asked[1][0]
+    assert assistant["tool_calls"] == [wanted]
+    assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "c1", "2")

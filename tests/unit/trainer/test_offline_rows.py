@@ -1,0 +1,168 @@
+"""Rows of a dataset and the algorithms that can learn from them: what is refused, and what a group is."""
+
+import math
+
+import pytest
+
+from reinforge.algorithms.dpo import DPO
+from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
+from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
+from reinforge.algorithms.sft import SFT, SFTConfig
+from reinforge.config.schema import Config, FinetuneConfig
+from reinforge.evaluation import demonstrations
+from reinforge.evaluation.datasets import ListDataset
+from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
+from reinforge.types.request import TokenLogprobs
+
+GOOD = SFT(SFTConfig(min_reward=0.5))
+BEST = RejectionSampling()
+FLOOR = RejectionSampling(RejectionSamplingConfig(best_k=None, min_reward=0.5))
+SOLVED = ExpertIteration(ExpertIterationConfig())
+WEIGHTED = ExpertIteration(ExpertIterationConfig(rollout_selection_method="weighted_sampling"))
+
+
+def row(prompt, **columns):
+    return {"prompt": prompt, "completion": "a", **columns}
+
+
+def scored(*pairs):
+    return [row(prompt, score=score) for prompt, score in pairs]
+
+
+PLAIN = [row("q"), row("q"), row("r")]
+SINGLE = scored(("q", 0.0), ("r", 1.0))
+EQUAL = scored(("q", 1.0), ("q", 1.0), ("r", 1.0))
+SIBLINGS = scored(("q", 0.0), ("q", 1.0), ("r", 1.0))
+
+
+def validate(algorithm, rows, **settings):
+    dataset = ListDataset(rows)
+    items = dataset.load()
+    builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(**settings))
+    return builder.validate(Config(), algorithm, items, dataset.row_locations), builder.take_notes()
+
+
+REFUSED = [
+    (GOOD, PLAIN, "finetuning.algorithm.min_reward", "the rows carry no reward to compare with it"),
+    (FLOOR, PLAIN, "finetuning.algorithm.min_reward", "the rows carry no reward to compare with it"),
+    (SOLVED, PLAIN, "finetuning.algorithm.reward_threshold", "the rows carry no reward to compare with it"),
+    (
+        BEST,
+        PLAIN,
+        "finetuning.algorithm",
+        "RejectionSampling keeps the best replies by their rewards, but the rows carry",
+    ),
+    (WEIGHTED, PLAIN, "finetuning.algorithm", "ExpertIteration keeps the best replies by their rewards"),
+    (DPO(), PLAIN, "finetuning.algorithm", "DPO learns from pairs of a better and a worse reply, but each row has one"),
+    (DPO(), SINGLE, "finetuning.algorithm", "with different rewards, but each of the 2 prompts has one reply"),
+    (
+        DPO(),
+        EQUAL,
+        "finetuning.algorithm",
+        "but 1 of 2 prompts have several replies, and none of them different rewards",
+    ),
+    (BEST, SINGLE, "finetuning.algorithm", "RejectionSampling compares several replies to the same prompt"),
+    (
+        GOOD,
+        scored(("q", 0.4), ("r", -1)),
+        "finetuning.algorithm.min_reward",
+        "no row reaches 0.5; the highest reward is 0.4",
+    ),
+    (GOOD, [row("q", score=1, reward=1)], "reward_key", "the rows have numbers in reward and score"),
+    (GOOD, [row("q", score=1), row("r")], "", 'no number in the field "score"; other rows have one'),
+    (
+        GOOD,
+        [{"prompt": "q", "completion": "a", "label": False}],
+        "finetuning.algorithm.min_reward",
+        "the highest reward is 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "rows", "path", "message"), REFUSED)
+def test_an_algorithm_that_would_learn_something_else_is_refused_with_a_fix(algorithm, rows, path, message):
+    [problem], _ = validate(algorithm, rows)
+    assert (problem.path, message in problem.message) == (path, True), problem
+    assert problem.fix or problem.location == "row 2"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows"),
+    [
+        (SFT(), PLAIN),
+        (SFT(), [row("q", score=1), row("r")]),
+        (SFT(), [row("q", score=1, reward=1)]),
+        (GOOD, SINGLE),
+        (FLOOR, SINGLE),
+        (SOLVED, SINGLE),
+        (WEIGHTED, SINGLE),
+        (BEST, SIBLINGS),
+        (DPO(), SIBLINGS),
+        (DPO(), [row("q", label=True), row("q", label=False)]),
+    ],
+)
+def test_rows_that_an_algorithm_can_learn_from_are_accepted(algorithm, rows):
+    assert validate(algorithm, rows)[0] == []
+
+
+def test_a_configured_column_must_hold_numbers_and_no_pairs():
+    [problem], _ = validate(GOOD, [row("q", grade=1), row("r", grade="A")], reward_key="grade")
+    assert (problem.location, problem.message) == (
+        "row 2",
+        'grade: expected the row\'s reward, a number of at most 1e+09, found "A"',
+    )
+    [problem], _ = validate(DPO(), [{"prompt": "q", "chosen": "a", "rejected": "b", "grade": 1}], reward_key="grade")
+    assert (problem.path, problem.fix) == ("reward_key", "remove reward_key")
+
+
+def test_sft_on_scored_rows_without_min_reward_says_that_it_trains_on_all_of_them():
+    assert validate(SFT(), SINGLE) == (
+        [],
+        ["the rows have rewards (score), but every row is trained: no min_reward is set"],
+    )
+    assert validate(SFT(), PLAIN) == ([], [])
+
+
+class Tokenizes:
+    """A policy whose every reply is one token."""
+
+    version = 0
+
+    async def encode(self, request, message):
+        return TokenLogprobs((1, 2), (len(message["content"]),), (math.nan,), -1, "stop")
+
+
+class HoldsExamples:
+    """The training examples of a run."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def examples(self, split):
+        return self.items
+
+
+async def build(rows, **settings):
+    """Returns the groups of an epoch, in the order of their ids."""
+    builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(**settings), Tokenizes)
+    builder.evaluation = HoldsExamples(ListDataset(rows).load())
+    await builder.initialize(FinetuneConfig())
+    await builder.start_run("r", {"epoch": 0})
+    collection = await builder.finalize("r", {"epoch": 0})
+    return sorted(collection.groups, key=lambda group: group.group_id)
+
+
+async def test_the_replies_to_a_prompt_are_one_group_with_their_rewards():
+    groups = await build(SIBLINGS)
+    assert [(group.group_id, group.rewards) for group in groups] == [("1", [0.0, 1.0]), ("3", [1.0])]
+    assert [each.episode_id for each in groups[0].trajectories] == ["dataset/1/0", "dataset/2/0"]
+    assert [group.rewards for group in await build(PLAIN)] == [[1.0], [1.0], [1.0]]
+    [group] = await build(SIBLINGS, examples_per_epoch=1)
+    assert group.group_id in ("1", "3"), "prompts are counted, not rows"
+
+
+async def test_without_their_rewards_all_rows_would_be_trained(monkeypatch):
+    """The mutation: the column is not read, so that `min_reward` leaves nothing out."""
+    assert [len(GOOD.select_trajectories(group.trajectories)) for group in await build(SIBLINGS)] == [1, 1]
+    monkeypatch.setattr(demonstrations, "_read_reward", lambda row, key: 1.0)
+    assert [len(GOOD.select_trajectories(group.trajectories)) for group in await build(SIBLINGS)] == [2, 1]

@@ -1,0 +1,81 @@
+"""What a configuration reaches, listed before any of it is imported."""
+
+import sys
+
+import pytest
+
+from reinforge.config.loader import load_config
+from reinforge.errors import ConfigError
+from reinforge.trainer.setup.reach import list_reach
+
+TEXT = """
+llms:
+  agent: {_type: policy}
+  judge: {_type: openai, model_name: m, base_url: "https://judge.example/v1", api_key: "${JUDGE_KEY}"}
+  other: {_type: openai, model_name: "${MODEL:-gpt}"}
+workflow: {_type: python, function: "rfr_agent:agent"}
+eval:
+  general: {dataset: {_type: jsonl, file_path: "${DATA}/d.jsonl"}}
+  evaluators:
+    mine: {_type: python, function: "rfr_pack.scores:score"}
+    gone: {_type: python, function: "rfr_nowhere:score"}
+finetuning: {policy: {model: org/model}}
+"""
+ENVIRON = {"JUDGE_KEY": "canary-key-1", "DATA": "d"}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-key-2")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    (tmp_path / "rfr_pack").mkdir()
+    for name in ("rfr_agent.py", "rfr_pack/__init__.py", "rfr_pack/scores.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')\n")
+    (tmp_path / "run.yml").write_text(TEXT)
+    return tmp_path
+
+
+def test_imports_variables_and_hosts_are_listed_and_nothing_is_imported(project):
+    reach = list_reach(load_config(project / "run.yml", environ=ENVIRON))
+    assert [f"{name}: {text}" for name, text in reach.format_rows()] == [
+        "imports: workflow.function: rfr_agent:agent (rfr_agent.py)",
+        "imports: eval.evaluators.mine.function: rfr_pack.scores:score (rfr_pack/scores.py)",
+        "imports: eval.evaluators.gone.function: rfr_nowhere:score (not found)",
+        "variable: OPENAI_API_KEY in llms.other.api_key, sent to https://api.openai.com/v1",
+        "variable: JUDGE_KEY in llms.judge.api_key, sent to https://judge.example/v1",
+        "variable: MODEL in llms.other.model_name, sent to https://api.openai.com/v1",
+        "variable: DATA in eval.general.dataset.file_path",
+        "host: https://judge.example/v1 (llms.judge)",
+        "host: https://api.openai.com/v1 (llms.other)",
+        "host: https://huggingface.co (finetuning.policy.model)",
+    ]
+    assert not [name for name in sys.modules if name.startswith("rfr_")]
+    assert "canary" not in str(reach.as_dict())
+    assert reach.format_sent_variables()[0][1].startswith("OPENAI_API_KEY in llms.other.api_key, sent to https://api")
+
+
+def test_the_validation_file_is_followed(project):
+    (project / "other.yml").write_text("eval: {evaluators: {v: {_type: python, function: rfr_agent:check}}}\n")
+    with open(project / "run.yml", "a") as file:
+        file.write("\n  # a second file\n")
+    text = TEXT.replace("{policy:", f"{{run_configuration: {{validation_config_file: {project}/other.yml}}, policy:")
+    (project / "run.yml").write_text(text)
+    reach = list_reach(load_config(project / "run.yml", environ=ENVIRON))
+    assert "rfr_agent:check" in [each.spec for each in reach.imports]
+
+
+@pytest.mark.parametrize(
+    "url", ["https://evil.example/${AWS_SECRET_ACCESS_KEY}", "https://${HF_TOKEN}.evil.example/v1"]
+)
+def test_a_secret_in_a_url_is_refused(project, url):
+    (project / "f.yml").write_text(f'llms: {{x: {{_type: openai, model_name: m, base_url: "{url}"}}}}\n')
+    with pytest.raises(ConfigError, match="is part of a URL, which would end up in logs") as caught:
+        load_config(project / "f.yml", environ={"AWS_SECRET_ACCESS_KEY": "canary", "HF_TOKEN": "canary"})
+    assert caught.value.problems[0].location.startswith(f"{project}/f.yml:1:")
+    assert "canary" not in str(caught.value)
+
+
+def test_a_url_may_come_from_a_variable(project):
+    (project / "f.yml").write_text('llms: {x: {_type: openai, model_name: m, base_url: "${LLM_URL}"}}\n')
+    loaded = load_config(project / "f.yml", environ={"LLM_URL": "https://host/v1"})
+    assert list_reach(loaded).hosts == {"https://host/v1": ["llms.x"]}
