@@ -1,0 +1,126 @@
+"""Trajectory groups as ART's clients send them: the exact conversations, with each trained reply as a choice.
+
+    prompt [user q] -> "a";  prompt [user q, assistant a, user r] -> "b"
+        => messages_and_choices [q, choice a, r, choice b]
+    prompt [user s] -> "c"    (the history was rewritten)
+        => additional_histories [{messages_and_choices: [s, choice c]}]
+
+A choice has the log-probs, and the token ids where the endpoint reports them, as they were sampled. A reply without
+log-probs is context: the server cannot train it. Tool calls, their ids and the tools of the request stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reinforge.rollout.episode import build_message
+from reinforge.types.request import ChatPrompt, Message
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
+
+ART_JOB = "reinforge_job"
+"""Metadata key of the hash that identifies a job, in each of its groups."""
+TOKEN_FIELDS = ("token_ids", "prompt_token_ids")
+
+
+@dataclass(slots=True)
+class ARTGroups:
+    """The groups of one job.
+
+    Attributes:
+        groups: The groups, ready for JSON.
+        num_trained: Replies that are trained.
+        num_without_logprobs: Replies of the policy that stay context, because the endpoint returned no log-probs.
+        num_empty: Trajectories left out because none of their replies is trained.
+    """
+
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    num_trained: int = 0
+    num_without_logprobs: int = 0
+    num_empty: int = 0
+
+
+@dataclass(slots=True)
+class _History:
+    """One unbroken conversation: its messages, and what is sent for each."""
+
+    tools: tuple[dict[str, Any], ...] | None
+    messages: list[Message] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def is_prefix_of(self, prompt: ChatPrompt) -> bool:
+        return prompt.tools == self.tools and list(prompt.messages[: len(self.messages)]) == self.messages
+
+    def build(self) -> dict[str, Any]:
+        return {"messages_and_choices": self.entries, "tools": list(self.tools) if self.tools else None}
+
+
+def build_groups(groups: Iterable[TrajectoryGroup], job: str, *, allow_without_logprobs: bool = False) -> ARTGroups:
+    """Returns the groups of a job; a trajectory or group without a trained reply is left out.
+
+    Args:
+        groups: What was collected.
+        job: Hash that identifies the job.
+        allow_without_logprobs: The server also trains replies without log-probs.
+    """
+    built = ARTGroups()
+    for group in groups:
+        trajectories = [_build_trajectory(each, built, allow_without_logprobs) for each in group.trajectories]
+        if any(trajectories):
+            sent = [each for each in trajectories if each is not None]
+            metadata = {ART_JOB: job, "group_id": group.group_id}
+            empty = {"exceptions": [], "metadata": metadata, "metrics": {}, "logs": []}
+            built.groups.append({"trajectories": sent, **empty})
+    return built
+
+
+def _build_trajectory(trajectory: Trajectory, built: ARTGroups, allow_without_logprobs: bool) -> dict[str, Any] | None:
+    histories: list[_History] = []
+    num_trained = 0
+    for turn in trajectory.turns:
+        prompt = turn.prompt
+        if prompt is None:
+            continue
+        if not histories or not histories[-1].is_prefix_of(prompt):
+            histories.append(_History(prompt.tools))
+        history, message = histories[-1], build_message(turn)
+        history.entries += prompt.messages[len(history.messages) :]
+        history.messages = [*prompt.messages, message]
+        logprobs = read_token_logprobs(turn) if turn.is_trained else None
+        is_missing = turn.is_trained and logprobs is None
+        built.num_without_logprobs += is_missing
+        num_trained += logprobs is not None or (is_missing and allow_without_logprobs)
+        history.entries.append(message if logprobs is None else _build_choice(message, prompt, logprobs))
+    built.num_trained += num_trained
+    if not num_trained:
+        built.num_empty += 1
+        return None
+    first, *others = histories
+    return {
+        **first.build(),
+        "additional_histories": [history.build() for history in others],
+        "reward": trajectory.reward,
+        "initial_policy_version": None,
+        "final_policy_version": None,
+        "metrics": {},
+        "metadata": {"episode_id": trajectory.episode_id} if trajectory.episode_id else {},
+        "logs": [],
+    }
+
+
+def read_token_logprobs(turn: EpisodeItem) -> Mapping[str, Any] | None:
+    """Returns what the endpoint returned of a reply's tokens; None: no log-probs."""
+    given = turn.logprobs
+    return given if isinstance(given, Mapping) and given.get("content") else None
+
+
+def _build_choice(message: Message, prompt: ChatPrompt, logprobs: Mapping[str, Any]) -> dict[str, Any]:
+    whole = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None, **message}
+    return {
+        "finish_reason": prompt.finish_reason,
+        "index": 0,
+        "logprobs": {"content": logprobs["content"], "refusal": logprobs.get("refusal")},
+        "message": whole,
+        **{name: logprobs[name] for name in TOKEN_FIELDS if logprobs.get(name) is not None},
+    }

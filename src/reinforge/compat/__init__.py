@@ -1,0 +1,1 @@
+"""Import paths of other projects that lead to reinforge's own objects, on request."""

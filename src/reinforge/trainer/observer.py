@@ -1,0 +1,101 @@
+"""Shows what a user's own trainer does: it knows no stages, so they are read off its calls of builder and adapter.
+
+builder.start_run .. finalize       COLLECT, with the epoch in `meta`
+run_validation_evaluation           VALIDATE
+adapter.submit                      SUBMIT, which counts a job
+adapter.wait_until_complete         AWAIT
+anything else                       TRAINER
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from reinforge.interfaces import Trainer
+from reinforge.trainer.context import RunContext
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.trajectory import TrajectoryCollection
+
+OTHER = "TRAINER"
+"""The stage between the known calls."""
+
+
+class TrainerObserver:
+    """Begins a stage at each call of a trainer that is not ours.
+
+    Args:
+        trainer: The trainer, with builder and adapter bound.
+        context: The run.
+
+    Attributes:
+        num_jobs: Jobs that the trainer has submitted.
+        num_collections: Collections that it has started.
+    """
+
+    def __init__(self, trainer: Trainer, context: RunContext):
+        self.context, self.num_jobs, self.num_collections = context, 0, 0
+        self._epoch: int | None = None
+        builder, adapter = trainer.trajectory_builder, trainer.trainer_adapter
+        self._builder = builder
+        for part, name, observe in (
+            (builder, "start_run", self._observe_start),
+            (builder, "finalize", self._observe_finalize),
+            (adapter, "submit", self._observe_submit),
+            (adapter, "wait_until_complete", self._observe_wait),
+            (trainer, "run_validation_evaluation", self._observe_validation),
+        ):
+            method = getattr(part, name)
+            setattr(part, name, functools.wraps(method)(functools.partial(observe, method)))
+
+    def begin(self) -> None:
+        """Begins the trainer's own stage."""
+        self.context.begin_stage(OTHER)
+
+    async def _observe_start(
+        self, method: Callable[..., Awaitable[None]], run_id: str, meta: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        self.num_collections += 1
+        epoch = (meta or {}).get("epoch")
+        self._epoch = epoch if isinstance(epoch, int) and epoch >= 0 else None
+        plan = self._builder.plan(self._epoch) if self._epoch is not None else None
+        total = None if plan is None else len(plan.example_ids) * plan.episodes_per_example
+        self.context.begin_stage("COLLECT", self._epoch, total)
+        await method(run_id, meta, **more)
+
+    async def _observe_finalize(
+        self, method: Callable[..., Awaitable[TrajectoryCollection]], *given: Any, **named: Any
+    ) -> TrajectoryCollection:
+        collection = await method(*given, **named)
+        if self.context.stage_name == "COLLECT":
+            self.context.end_stage({"trajectories": collection.num_trajectories})
+            self.begin()
+        return collection
+
+    async def _observe_submit(
+        self, method: Callable[..., Awaitable[TrainingJobRef]], *given: Any, **named: Any
+    ) -> TrainingJobRef:
+        self.context.begin_stage("SUBMIT", self._epoch)
+        ref = await method(*given, **named)
+        self.num_jobs += 1
+        self.begin()
+        return ref
+
+    async def _observe_wait(
+        self, method: Callable[..., Awaitable[TrainingJobStatus]], *given: Any, **named: Any
+    ) -> TrainingJobStatus:
+        self.context.begin_stage("AWAIT", self._epoch)
+        status = await method(*given, **named)
+        self.begin()
+        return status
+
+    async def _observe_validation(
+        self, method: Callable[..., Awaitable[dict[str, Any]]], epoch: int, *given: Any, **named: Any
+    ) -> dict[str, Any]:
+        if self.context.stage_name in ("BASELINE", "VALIDATE"):  # the run's own
+            return await method(epoch, *given, **named)
+        self.context.begin_stage("VALIDATE", epoch)
+        report = await method(epoch, *given, **named)
+        self.begin()
+        return report

@@ -1,0 +1,1 @@
+from . import accuracy, player  # noqa: F401

@@ -1,0 +1,215 @@
+"""What is sent to an ART backend, key by key, beside what its published clients send."""
+
+import pytest
+from pydantic import ValidationError
+
+from reinforge.adapters.openpipe_art import ARTTrainerAdapter
+from reinforge.adapters.openpipe_art_client import average_metrics, parse_step
+from reinforge.adapters.openpipe_art_config import ARTBackendConfig, ARTTrainerAdapterConfig
+from reinforge.adapters.openpipe_art_groups import build_groups
+from reinforge.adapters.openpipe_art_server import ARTServer
+from reinforge.algorithms.grpo import GRPO
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import BackendError
+from reinforge.types.job import TrainingStatusEnum
+from reinforge.types.request import ChatPrompt
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection, TrajectoryGroup
+from tests.art import FAST, describe_backend
+from tests.art_service import ARTService
+
+CALL = {"id": "call-7", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
+Q = {"role": "user", "content": "q"}
+
+
+def logprobs_of(text, **fields):
+    content = [{"token": f"token_id:{ord(each)}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for each in text]
+    return {"content": content, **fields}
+
+
+def make_turn(prompt, text, tools=None, finish_reason="stop", logprobs=None, **metadata):
+    item = EpisodeItem(role="assistant", content=text, metadata=metadata or None)
+    item.logprobs = logprobs_of(text) if logprobs is None else logprobs
+    item.bind_prompt(ChatPrompt(tuple(prompt), tools, 0, finish_reason))
+    return item
+
+
+def make_group(*episodes, rewards=(1.0, 0.0)):
+    trajectories = [Trajectory(episode=list(each), reward=r) for each, r in zip(episodes, rewards, strict=False)]
+    return TrajectoryGroup(group_id="g", trajectories=trajectories)
+
+
+def make_collection(run_id="r", job_key="r/0"):
+    groups = [
+        [Trajectory(episode=[make_turn([Q], text)], reward=reward) for text, reward in (("good", 1.0), ("bad", 0.0))]
+        for _ in range(2)
+    ]
+    return TrajectoryCollection(trajectories=groups, run_id=run_id, job_key=job_key)
+
+
+def test_a_trained_reply_is_sent_as_the_choice_that_was_sampled():
+    turn = make_turn([Q], "hi", logprobs=logprobs_of("hi", token_ids=[104, 105], prompt_token_ids=[1, 2]))
+    (group,) = build_groups([make_group([turn])], "job-hash").groups
+    (trajectory,) = group.pop("trajectories")
+    assert group == {
+        "exceptions": [], "metrics": {}, "logs": [], "metadata": {"reinforge_job": "job-hash", "group_id": "g"}
+    }  # fmt: skip
+    user, choice = trajectory.pop("messages_and_choices")
+    assert user == Q
+    assert choice == {
+        "finish_reason": "stop",
+        "index": 0,
+        "logprobs": {"content": logprobs_of("hi")["content"], "refusal": None},
+        "message": {
+            "content": "hi", "refusal": None, "role": "assistant", "annotations": None, "audio": None,
+            "function_call": None, "tool_calls": None,
+        },
+        "token_ids": [104, 105],
+        "prompt_token_ids": [1, 2],
+    }  # fmt: skip
+    assert trajectory == {
+        "tools": None, "additional_histories": [], "reward": 1.0, "initial_policy_version": None,
+        "final_policy_version": None, "metrics": {}, "metadata": {}, "logs": [],
+    }  # fmt: skip
+
+
+def test_tools_calls_and_ids_are_kept_and_the_finish_reason_is_the_models():
+    first = make_turn([Q], "", TOOLS, "tool_calls", logprobs_of("x"), tool_calls=[CALL])
+    asked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "content": "42", "tool_call_id": "call-7"}
+    second = make_turn([Q, asked, result], "done", TOOLS)
+    (group,) = build_groups([make_group([first, second])], "j").groups
+    (trajectory,) = group["trajectories"]
+    user, call, sent_result, last = trajectory["messages_and_choices"]
+    assert (user, sent_result) == (Q, result)
+    assert call["message"]["tool_calls"] == [CALL]
+    assert call["finish_reason"] == "tool_calls"
+    assert last["message"]["content"] == "done"
+    assert trajectory["tools"] == list(TOOLS)
+    assert trajectory["additional_histories"] == []
+
+
+def test_a_rewritten_history_is_another_one():
+    other = {"role": "user", "content": "summary"}
+    episode = [make_turn([Q], "a"), make_turn([other], "b")]
+    (group,) = build_groups([make_group(episode)], "j").groups
+    (trajectory,) = group["trajectories"]
+    assert [each.get("content", "choice") for each in trajectory["messages_and_choices"]] == ["q", "choice"]
+    (history,) = trajectory["additional_histories"]
+    assert history["messages_and_choices"][0] == other
+    assert history["tools"] is None
+
+
+def test_replies_without_log_probs_are_context_and_counted():
+    bare = make_turn([Q], "a", logprobs={})
+    after = make_turn([Q, {"role": "assistant", "content": "a"}, Q], "b")
+    built = build_groups([make_group([bare, after])], "j")
+    kinds = ["choice" if "index" in each else each["role"] for each in _entries(built)]
+    assert kinds == ["user", "assistant", "user", "choice"]
+    assert (built.num_trained, built.num_without_logprobs) == (1, 1)
+    assert build_groups([make_group([bare])], "j").groups == []
+    assert build_groups([make_group([bare])], "j", allow_without_logprobs=True).num_trained == 1
+
+
+def test_a_message_of_another_model_is_never_a_choice():
+    other = make_turn([Q], "x")
+    other.trained = False
+    built = build_groups([make_group([other, make_turn([Q, {"role": "assistant", "content": "x"}, Q], "b")])], "j")
+    assert ["index" in each for each in _entries(built)] == [False, False, False, True]
+
+
+def _entries(built):
+    return built.groups[0]["trajectories"][0]["messages_and_choices"]
+
+
+def test_numbers_and_names():
+    assert average_metrics([{"loss": 0.5, "note": "x"}, {"loss": 0.25}]) == {"num_updates": 2, "loss": 0.375}
+    assert parse_step("run@3") == 3
+    assert parse_step("wandb-artifact:///team/project/run:step12") == 12
+    assert parse_step("run") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "needs the address of a server, ip and port, or of the training service, base_url"),
+        ({"ip": "h"}, "needs the address"),
+        ({"ip": "h", "port": 1, "base_url": "http://h/v1"}, "remove one of the two"),
+        ({"ip": "169.254.169.254", "port": 1}, "metadata service"),
+        ({"ip": "h", "port": 1, "entity": "team"}, "entity is a team at the training service"),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        ARTBackendConfig(**given)
+
+
+def test_a_server_that_calls_itself_localhost_is_reached_at_its_address():
+    backend = ARTBackendConfig(ip="10.0.0.5", port=7999)
+    server = ARTServer.__new__(ARTServer)
+    server.backend = backend
+    assert server._reach("http://0.0.0.0:8000/v1") == "http://10.0.0.5:8000/v1"
+    assert server._reach("http://localhost:8000/v1") == "http://10.0.0.5:8000/v1"
+    assert server._reach("https://infer.example/v1") == "https://infer.example/v1"
+
+
+# Over HTTP.
+
+
+@pytest.fixture
+def art():
+    with ARTService() as service:
+        yield service
+
+
+async def connect(art, protocol, **settings):
+    backend = describe_backend(art, protocol, art.key)
+    adapter = ARTTrainerAdapter(ARTTrainerAdapterConfig(backend=backend, **{**FAST, **settings}), GRPO())
+    await adapter.initialize(FinetuneConfig())
+    return adapter
+
+
+async def test_protocol_1_calls_as_the_published_client(art):
+    adapter = await connect(art, 1, training={"learning_rate": 5e-5, "beta": 0.1, "epsilon": 0.2})
+    (model,) = art.registered
+    assert model == {
+        "name": "agent-1", "project": "games", "entity": None, "id": None, "run_id": None, "config": None,
+        "trainable": True, "inference_api_key": None, "inference_base_url": None, "inference_model_name": None,
+        "base_path": ".art", "report_metrics": None, "base_model": "tiny/base",
+        "_internal_config": {"init_args": None, "engine_args": None, "trainer_args": None},
+    }  # fmt: skip
+    status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert (status.num_updates, status.metadata["loss"]) == (2, 0.45)
+    assert art.jobs[0].config == {"learning_rate": 5e-5, "kl_penalty_coef": 0.1, "epsilon": 0.2}
+    await adapter.cleanup()
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+async def test_a_job_key_is_one_job(art, protocol):
+    adapter = await connect(art, protocol)
+    first = await adapter.submit(make_collection())
+    assert await adapter.submit(make_collection()) == first
+    assert len(art.jobs) <= 1
+    status = await adapter.wait_until_complete(first)
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert len(art.jobs) == 1
+    await adapter.cleanup()
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+async def test_a_model_that_something_else_trains_is_not_trained_on(art, protocol):
+    adapter = await connect(art, protocol)
+    model = art.models["agent-1"]
+    model.step, model.learnt[3] = 3, []
+    with pytest.raises(BackendError, match="agent-1 is at step 3, but this run left it at step 0"):
+        await adapter.submit(make_collection())
+    assert art.jobs == []
+    await adapter.cleanup()
+
+
+async def test_health_is_asked_at_the_configured_port(art):
+    adapter = await connect(art, 1)
+    assert await adapter.is_healthy()
+    assert art.calls["health"] == 1
+    await adapter.cleanup()
