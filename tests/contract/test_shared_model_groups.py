@@ -87,6 +87,64 @@ async def test_preferences_with_and_without_the_timesteps(backend):
     assert group.fine_tuned_model_name is not None
 
 
+async def test_every_way_to_pass_preferences(backend):
+    """neural-interactive-proofs passes the timesteps first and the job's name by its keyword."""
+    params = backend.experiment()
+    group = backend.group(params)
+    good = {"prover": replies(params, "prover", [f"yes {i}" for i in range(12)])}
+    bad = {"prover": replies(params, "prover", [f"no {i}" for i in range(12)])}
+    timesteps = good
+    job = await group.create_dpo_fine_tune_job(timesteps, good, bad, job_name="pairs")
+    assert await group.wait_for_fine_tune_job(60) == "succeeded"
+    assert await group.create_dpo_fine_tune_job(good, bad) == job
+    assert await group.create_dpo_fine_tune_job(good, bad, job_name="pairs") == job
+    assert await group.create_dpo_fine_tune_job(timesteps, good, bad, "pairs") == job
+    named = {"positive_examples_per_agent": good, "negative_examples_per_agent": bad}
+    assert await group.create_dpo_fine_tune_job(**named, timesteps_per_agent=timesteps, job_name="pairs") == job
+    assert backend.num_jobs(group) == 1
+    with pytest.raises(TypeError, match="job_name is passed twice, 'a' and 'b'"):
+        await group.create_dpo_fine_tune_job(good, bad, "a", job_name="b")
+    with pytest.raises(TypeError, match="the timesteps are passed twice"):
+        await group.create_dpo_fine_tune_job(good, good, bad, timesteps_per_agent=good)
+    with pytest.raises(TypeError, match="expected a job name as the last argument, not 7"):
+        await group.create_dpo_fine_tune_job(good, bad, 7)
+
+
+async def test_a_frozen_group_has_nothing_to_wait_for(backend):
+    """A loop over all groups, as in neural-interactive-proofs, creates a job, awaits it and switches."""
+    frozen = {"prover": {"freeze_agent": True}, "verifier": {"freeze_agent": True}}
+    params = backend.experiment(agents=frozen)
+    group = backend.group(params)
+    assert await group.create_supervised_fine_tune_job(both(params), job_name="first") == "frozen_job_id"
+    pairs = {"prover": replies(params, "prover", ["yes"])}
+    assert await group.create_dpo_fine_tune_job(pairs, pairs, pairs, job_name="second") == "frozen_job_id"
+    assert await group.get_fine_tune_job_status() == "succeeded"
+    assert not await group.fine_tune_job_failed()
+    assert await group.wait_for_fine_tune_job() == "succeeded"
+    await group.switch_to_next_model()
+    assert group.model_name == backend.model
+    assert not group.files.jobs.exists(), "nothing was created"
+    if backend.service is not None and backend.name == "openai":
+        assert not backend.service.jobs
+
+
+def test_an_agent_is_in_one_group_and_in_the_one_that_it_names(backend):
+    params = backend.experiment()
+    handler, agents = build_protocol(params), build_agents(params)
+    settings = ExperimentSettings("one", groups_dir=backend.folder)
+    group = backend.make(params, settings, handler, agents.values(), "both")
+    assert all(agent.shared_model_group is group for agent in agents.values())
+    with pytest.raises(ValueError, match="the agent is already in the group both"):
+        backend.make(params, settings, handler, [agents["prover"]], "both")
+    group.sync.close()
+    assert agents["prover"].shared_model_group is None
+    with pytest.raises(ValueError, match="in a group named other, but it belongs to the group both"):
+        backend.make(params, settings, handler, [agents["prover"]], "other")
+    alone = backend.experiment(agents={"prover": {"shared_model_group": None}})
+    with pytest.raises(ValueError, match="in a group named both, but it belongs to the group prover"):
+        backend.make(alone, settings, handler, [build_agents(alone)["prover"]], "both")
+
+
 def test_the_blocking_view_and_plain_event_loops(backend):
     params = backend.experiment()
     group = backend.group(params)

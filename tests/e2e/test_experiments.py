@@ -7,6 +7,7 @@ import pytest
 import tests.babble  # noqa: F401  registers its protocol
 from reinforge.errors import BudgetReached, ConfigError
 from reinforge.multiagent import ExperimentSettings, HyperParameters, experiment_config, run_experiment
+from reinforge.runs.episodes import read_outputs
 
 ROWS = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(32)]
 EASY = {
@@ -90,14 +91,41 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
     quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
     service = {"_type": "openai", "base_url": openai_service.url, "api_key": openai_service.key, **quick}
     overrides = {"workflow": EASY["workflow"], "trainer_adapters": {"adapter": service}}
-    if trainer == "pure_text_malt":
-        overrides["finetuning"] = {"algorithm": {"sft_coef": 0.0}}
     settings = ExperimentSettings("r", output_dir=tmp_path / "runs")
     rows = [{**ROWS[0], "id": str(number), "question": f"say {number}"} for number in range(64)]
     summary = run_experiment(hyper_params, settings, rows, overrides=overrides)
     assert summary.status == "completed"
     assert {job["status"] for job in openai_service.jobs.values()} == {"succeeded"}
     assert len(openai_service.jobs) == 2
+
+
+@pytest.mark.parametrize("trainer", ["pure_text_ei", "pure_text_malt"])
+def test_the_zero_knowledge_variant_trains(tmp_path, tiny_model_dir, trainer):
+    """Four agents on one adapter, all of whom are trained; a dialogue has six messages at most."""
+    group = {
+        "model_name": str(tiny_model_dir),
+        "max_tokens_per_message": 4,
+        "lora_rank": 4,
+        "shared_model_group": "all",
+    }
+    names = ("prover", "verifier", "adversarial_verifier", "simulator")
+    params = HyperParameters(
+        "vowels",
+        trainer,
+        "unused.jsonl",
+        "babble",
+        agents={name: {**group, "prompt": f"{name}: $question"} for name in names},
+        rl={"num_iterations": 1, "rollouts_per_iteration": 8, "lr": 0.01},
+        pure_text_ei={"reward_threshold": 0.0} if trainer == "pure_text_ei" else None,
+        protocol_common={"zero_knowledge": True},
+    )
+    summary = run(tmp_path, params)
+    assert summary.status == "completed"
+    assert [row["num_updates"] > 0 for row in metrics(tmp_path)] == [True]
+    for output in read_outputs(summary.folder, "confirm_tuned").values():
+        (branch,) = output["branches"]
+        assert branch["rewards"]["simulator"] == -branch["rewards"]["adversarial_verifier"]
+        assert {m["agent"] for m in output["messages"]} == set(names)
 
 
 def test_fields_that_a_service_chooses_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Several agents in one dialogue, some of which share a model.
 
 dialogue.py agents.py protocol.py protocols/    who speaks when, who hears what, who decides, what each agent earns
+zero_knowledge.py                               the zero-knowledge variant of a protocol
 episode.py workflow.py registration.py          a protocol as a workflow: a dialogue, or a tree of dialogues
 builder.py guess_replacement.py                 each agent's own view of an episode, as trajectories
 evaluators.py                                   accuracy, rewards and invalid replies of a protocol

@@ -176,10 +176,10 @@ class ProtocolWorkflow:
         self, level: Sequence[_DialogueBranch], width: int, context: Any
     ) -> tuple[list[_DialogueBranch], list[list[_PendingReply]]]:
         """Returns the branches after one more round, up to `width` of each, and the replies on each."""
-        turns = self.handler.active_turns(level[0].dialogue)
-        times = width if any(self.agents[name].is_trainable for name, _ in turns) else 1
         grown, pending = list[_DialogueBranch](), list[list[_PendingReply]]()
         for branch in level:
+            turns = self.handler.active_turns(branch.dialogue)
+            times = width if any(self.agents[name].is_trainable for name, _ in turns) else 1
             prompts = [
                 self.agents[name].build_messages(branch.dialogue, self.handler, channel) for name, channel in turns
             ]

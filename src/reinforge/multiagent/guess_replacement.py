@@ -68,9 +68,9 @@ def _find_decision_call(record: EpisodeRecord, handler: ProtocolHandler) -> Mode
     output = record.item.output_obj
     if output["truth"] is None or len(output["branches"]) > 1 or output["branches"][0]["decision"] is None:
         return None
-    last = output["messages"][-1]["round"]
-    messages = [m for m in output["messages"] if m["agent"] == handler.verifier_names[0] and m["round"] == last]
-    ids = [message["call_id"] for message in messages if handler.parse_decision(message["text"]) is not None]
+    own = [message for message in output["messages"] if message["agent"] == handler.verifier_names[0]]
+    last = [message for message in own if message["round"] == own[-1]["round"]]
+    ids = [message["call_id"] for message in last if handler.parse_decision(message["text"]) is not None]
     return next((call for call in record.calls if [call.call_id] == ids), None)
 
 

@@ -64,6 +64,16 @@ class ProtocolConfig(DialogueConfig):
         default=None,
         description="Last line of the verifier's prompt in its last round; null: asks for a decision; empty: none.",
     )
+    zero_knowledge: bool = Field(
+        default=False,
+        description="Add an adversarial verifier, and a simulator that must write what it writes without hearing it.",
+    )
+    simulator_reward_coefficient: float = Field(
+        default=1.0, ge=0, description="zero_knowledge: factor of the simulator's reward."
+    )
+    aux_prover_reward_coefficient: float = Field(
+        default=1.0, ge=0, description="zero_knowledge: what the provers get of the simulator's reward."
+    )
     decision_words: dict[str, Decision] = Field(
         default={word: word for word in DECISIONS},
         description="Words that decide, in lower case, each with its decision: accept, reject or none.",
@@ -100,7 +110,7 @@ class ProtocolHandler(ABC):
     provers: tuple[str, ...] = ()
     verifiers: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    needs_truth: ClassVar[bool] = False
+    needs_truth: bool = False
     labels_channels: ClassVar[bool] = True
 
     def __init__(self, config: ProtocolConfig):

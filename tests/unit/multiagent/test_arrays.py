@@ -46,6 +46,7 @@ def test_indexing_along_the_batch():
     assert arrays[1, 2].batch_size == ()
     assert arrays[[1, 0], [0, 2]]["round"].tolist() == [3, 2]
     assert arrays[np.array([True, False])].batch_size == (1, 3)
+    assert arrays[np.array([[True, False, True], [False, True, False]])]["round"].tolist() == [0, 2, 4]
     assert [part["round"].tolist() for part in arrays] == [[0, 1, 2], [3, 4, 5]]
     assert len(arrays) == 2
     with pytest.raises(IndexError):

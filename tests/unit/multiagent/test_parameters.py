@@ -1,11 +1,20 @@
 """Parameters of experiments: fields, defaults and validation."""
 
+import json
 from dataclasses import fields
 
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.multiagent import ExperimentSettings, HyperParameters, PureTextAgentParameters, TextRlParameters
+from reinforge.multiagent import (
+    AgentsParameters,
+    CodeValidationAgentParameters,
+    ExperimentSettings,
+    HyperParameters,
+    PureTextAgentParameters,
+    RlTrainerParameters,
+    TextRlParameters,
+)
 from reinforge.multiagent.nip.parameters import get_changed_fields, reject_unsupported_fields
 
 AGENTS = {"prover": {"model_name": "m"}, "verifier": {"model_name": "m"}}
@@ -46,23 +55,66 @@ def test_alpha_is_rank_times_factor():
 
 def test_unsupported_fields_are_refused_by_name():
     agents = {**AGENTS, "verifier": {"model_name": "m", "use_dummy_api": True}}
-    params = experiment(agents=agents, rl={"num_test_iterations": 3}, pure_text_malt={"num_responses_per_timestep": 3})
+    params = experiment(
+        agents=agents,
+        text_rl={"test_on_whole_dataset": False},
+        protocol_common={"force_guess": "accept"},
+        code_validation={"apps_difficulty": "competition"},
+        base_run={"base_run_type": "rerun_tests"},
+    )
     settings = ExperimentSettings("r", num_api_generation_timeouts=5)
     with pytest.raises(ConfigError) as refused:
         reject_unsupported_fields(params, settings)
     assert [problem.path for problem in refused.value.problems] == [
         "hyper_params.agents.verifier.use_dummy_api",
-        "hyper_params.rl.num_test_iterations",
+        "hyper_params.text_rl.test_on_whole_dataset",
+        "hyper_params.protocol_common.force_guess",
+        "hyper_params.code_validation.apps_difficulty",
+        "hyper_params.base_run.base_run_type",
         "settings.num_api_generation_timeouts",
-        "hyper_params.pure_text_malt.num_responses_per_timestep",
     ]
 
 
-def test_a_block_of_another_protocol_is_refused():
-    with pytest.raises(ConfigError, match="debate_protocol.sequential: is True, but only applies to the protocol"):
-        reject_unsupported_fields(experiment(debate_protocol={"sequential": True}), ExperimentSettings("r"))
-    debate = experiment(interaction_protocol="debate", debate_protocol={"sequential": True})
-    reject_unsupported_fields(debate, ExperimentSettings("r"))
+def test_blocks_that_nothing_reads_are_named_once(caplog):
+    """Scripts of neural-interactive-proofs give the blocks of every trainer and protocol."""
+    every = {
+        "debate_protocol": {"sequential": True},
+        "pure_text_malt": {"num_responses_per_timestep": 3},
+        "zk_protocol": {"simulator_reward_coefficient": 2.0},
+    }
+    reject_unsupported_fields(experiment(**every), ExperimentSettings("r"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "nothing reads pure_text_malt.num_responses_per_timestep, debate_protocol.sequential, "
+        "zk_protocol.simulator_reward_coefficient: they are for another trainer or protocol"
+    ]
+    caplog.clear()
+    debate = {"interaction_protocol": "debate", "protocol_common": {"zero_knowledge": True}, **every}
+    reject_unsupported_fields(HyperParameters("s", "pure_text_malt", "d", **debate), ExperimentSettings("r"))
+    assert not caplog.records
+
+
+def test_agents_may_have_a_default_and_blocks_may_be_none():
+    common = PureTextAgentParameters("m")
+    agents = AgentsParameters(verifier=PureTextAgentParameters("v"), _default=common)
+    params = experiment(agents=agents, rl=None)
+    assert isinstance(params.agents, AgentsParameters)
+    assert params.agents["verifier"].model_name == "v"
+    assert params.agents["prover"] is common
+    assert "prover" in params.agents
+    assert params.rl == RlTrainerParameters()
+    with pytest.raises(KeyError, match="prover"):
+        AgentsParameters(verifier=common)["prover"]
+
+
+def test_agents_of_code_validation_have_a_model_of_openai():
+    params = HyperParameters("code_validation", "pure_text_ei", "d.jsonl")
+    assert params.agents["prover"] == CodeValidationAgentParameters()
+    assert (params.agents["prover"].model_provider, experiment().agents["prover"].model_provider) == (
+        "OpenAI",
+        "SelfHosted",
+    )
+    given = HyperParameters("code_validation", "pure_text_ei", "d.jsonl", agents={"prover": {"model_name": "m"}})
+    assert given.agents["prover"] == CodeValidationAgentParameters(model_name="m")
 
 
 def test_defaults_are_always_taken():
@@ -79,3 +131,13 @@ def test_every_field_is_documented():
         blocks = {"rl", "text_rl"} | {name for name in missing if name.startswith("pure_text_")}
         blocks |= {name for name in missing if name.endswith(("_protocol", "protocol_common"))}
         assert not set(missing) - blocks, owner
+
+
+@pytest.mark.parametrize("scenario", ["cells", "code_validation"])
+def test_an_experiment_as_a_dict_and_back(scenario):
+    agents = {"_default": {"model_name": "m", "temperature": 0.5}, "verifier": {"model_name": "v"}}
+    params = HyperParameters(scenario, "pure_text_ei", "d.jsonl", agents=agents, rl={"num_iterations": 3})
+    as_dict = json.loads(json.dumps(params.to_dict()))
+    assert as_dict["agents"]["_default"]["temperature"] == 0.5
+    assert as_dict["rl"]["num_iterations"] == 3
+    assert HyperParameters.from_dict(as_dict) == params

@@ -1,10 +1,13 @@
 """Dialogues as nested arrays and back, and each agent's views of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from reinforge.errors import TrajectoryError
 from reinforge.multiagent import Dialogue, HyperParameters, Message, NestedArrayDict, build_agents, build_protocol
+from reinforge.multiagent.dialogue_records import parse_dialogues
 from reinforge.multiagent.nip.rollouts import (
     ViewBuilder,
     build_rollouts,
@@ -107,7 +110,8 @@ def test_two_agents_that_speak_at_once_in_one_channel():
     assert found.messages == messages
 
 
-def test_an_invalid_last_reply_is_not_part_of_the_dialogue():
+def test_a_dialogue_without_a_valid_reply_costs_that_dialogue(caplog):
+    """What the other agents earned in it is unknown, and an array has no other way to say so than NaN."""
     said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0}
     output = {
         "question": "q",
@@ -117,11 +121,61 @@ def test_an_invalid_last_reply_is_not_part_of_the_dialogue():
             {**said, "agent": "verifier", "round": 0, "text": "Why?", "shown": "Why?", "refused": None},
             {**said, "agent": "prover", "round": 1, "text": " ", "shown": "", "refused": "an empty message"},
         ],
-        "branches": [{"path": [], "decision": None, "terminated": False, "rewards": {"prover": -0.5}}],
+        "branches": [
+            {
+                "path": [],
+                "decision": None,
+                "terminated": False,
+                "rewards": {"prover": -0.5},
+                "failed": ["prover", "empty"],
+            }
+        ],
     }
-    [found] = decode_dialogues(build_rollouts([output], HANDLER), HANDLER)
-    assert [message.text for message in found.messages] == ["Why?"]
-    assert found.rewards == {"prover": -0.5}
+    whole = {"path": [], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}}
+    valid = {**output, "branches": [whole], "messages": [{**output["messages"][0], "text": "accept"}]}
+    arrays = build_rollouts([output, valid], HANDLER)
+    assert arrays.batch_size == (1, 4)
+    assert arrays["next", "agents", "reward"].sum(1).tolist() == [[1.0, 1.0]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 of 2 dialogues are left out, since an agent gave no valid reply; the first: prover: empty"
+    ]
+    with pytest.raises(TrajectoryError, match="every agent gave valid replies; the first: prover: empty"):
+        build_rollouts([output], HANDLER)
+    [found] = parse_dialogues(output)
+    assert [message.text for message in found.messages] == ["Why?"], "an invalid reply is not part of the dialogue"
+    kept = encode_dialogues([found, *parse_dialogues(valid)], HANDLER)["next", "agents", "reward"][..., 1].sum(1)
+    with pytest.raises(ValueError, match="NaN"):  # what weighted sampling does with that dialogue in the arrays
+        np.random.default_rng(0).choice(2, p=(kept - kept.min()) / kept.sum())
+
+
+def test_done_terminated_retries_and_the_number_of_the_example():
+    """done: the verifier has decided; terminated: the rounds are over; `next` is the state after the round."""
+    decided, endless = dialogue(1), dialogue(2)
+    retried = tuple(replace(m, num_retries=3) if m.agent == "prover" else m for m in decided.messages)
+    ended = replace(endless, round=4, step=replace(endless.step, decision=None, terminated=True))
+    arrays = encode_dialogues([replace(decided, messages=retried), ended], HANDLER, [7, 5])
+    assert arrays["done"].tolist() == [[False, False, False, True], [False] * 4]
+    assert arrays["next", "done"].tolist() == [[False, False, True, True], [False] * 4]
+    assert arrays["terminated"].tolist() == [[False] * 4] * 2
+    assert arrays["next", "terminated"].tolist() == [[False] * 4, [False, False, False, True]]
+    assert arrays["datapoint_id"].tolist() == [[7] * 4, [5] * 4]
+    assert arrays["agents", "retry_count"].shape == (2, 4, 2, 1)
+    assert arrays["agents", "retry_count"][0, :, 0, 0].tolist() == [0, 3, 0, 0]
+    assert [found.step.terminated for found in decode_dialogues(arrays, HANDLER)] == [False, True]
+
+
+def test_examples_are_numbered_by_their_ids_or_else_by_their_questions():
+    def output(question):
+        said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0, "agent": "verifier", "round": 0}
+        branch = {"path": [], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}}
+        message = {**said, "text": "accept", "shown": "accept"}
+        return {"question": question, "truth": "accept", "stances": {}, "messages": [message], "branches": [branch]}
+
+    outputs = [output("q"), output("r"), output("q")]
+    assert build_rollouts(outputs, HANDLER)["datapoint_id"][:, 0].tolist() == [0, 1, 0]
+    rows = [{"id": "a"}, {"id": "b"}, {"id": "c"}]
+    assert build_rollouts(outputs, HANDLER, rows)["datapoint_id"][:, 0].tolist() == [0, 1, 2]
+    assert build_rollouts(outputs, HANDLER, datapoint_ids=[4, 2, 4])["datapoint_id"][:, 0].tolist() == [4, 2, 4]
 
 
 def test_episodes_of_a_tree_are_a_rollout_each():

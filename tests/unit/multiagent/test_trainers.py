@@ -1,10 +1,27 @@
 """Experiments as configurations of the training loop."""
 
+import random
+import re
+from string import Template
+
 import pytest
 
+from reinforge.adapters.openai_settings import find_unsupported_settings
+from reinforge.algorithms.malt import MALT
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
-from reinforge.multiagent import ExperimentSettings, HyperParameters, build_agents, build_protocol, experiment_config
+from reinforge.multiagent import (
+    DialogueProblem,
+    ExperimentSettings,
+    HyperParameters,
+    build_agents,
+    build_protocol,
+    experiment_config,
+)
+from reinforge.multiagent.decisions import read_decision
+from reinforge.multiagent.nip.rollouts import encode_dialogues
+from reinforge.multiagent.nip.trainers import build_settings
+from tests.groups import dialogue
 
 SETTINGS = ExperimentSettings("r", num_rollout_workers=2)
 ROWS = [{"id": "1", "question": "q", "answer": "accept"}]
@@ -167,3 +184,141 @@ def test_handlers_and_agents_for_groups_that_are_used_by_themselves(tmp_path):
     assert agents["verifier"].parameters.prompt == "V $question"
     with pytest.raises(ConfigError, match="interaction_protocol: python is not a protocol"):
         build_protocol(experiment(interaction_protocol="python"))
+
+
+def test_frames_and_test_iterations_are_episodes():
+    data = made(
+        rl={"frames_per_batch": 1600, "num_test_iterations": 3},
+        nip_protocol={"max_message_rounds": 8},
+    )
+    assert data["trajectory_builders"]["builder"]["examples_per_epoch"] == 200
+    assert data["finetuning"]["gate"] == {"num_samples": 3}
+    assert "gate" not in made()["finetuning"], "10, the default there, is not 10 episodes per example here"
+    steps = {"frames_per_batch": 12, "steps_per_env_per_iteration": 4}
+    assert made(rl=steps)["trajectory_builders"]["builder"]["examples_per_epoch"] == 3
+    with pytest.raises(ConfigError, match="12 is not a multiple of 8, the rounds of an episode"):
+        made(rl={"frames_per_batch": 12})
+    with pytest.raises(ConfigError, match="is 8, but rollouts_per_iteration is 2\n.*set one of them to None"):
+        made(rl={"frames_per_batch": 8, "rollouts_per_iteration": 2})
+
+
+def test_agents_of_openai_train_at_the_service_and_malt_has_what_that_accepts():
+    theirs = {key: {"model_provider": "OpenAI", "shared_model_group": "both"} for key in ("prover", "verifier")}
+    data = made("pure_text_malt", agents=theirs)
+    adapter = {"_type": "openai", "n_epochs": 1, "fine_tune_from_scratch": True}
+    assert data["trainer_adapters"]["adapter"] == adapter
+    assert data["finetuning"]["algorithm"] == {"_type": "malt", "sft_coef": 0.0}
+    assert data["finetuning"]["policy"] == {"model": "m"}
+    config = build_config(data).config
+    malt = MALT(config.finetuning.algorithm)
+    assert find_unsupported_settings(config.finetuning, malt) == []
+    [problem] = find_unsupported_settings(config.finetuning, MALT())
+    assert "sft_coef: is 1.0" in str(problem)
+    assert "set it to 0.0" in str(problem), "it is malt's default, so it cannot be left out"
+
+
+def test_a_frozen_agent_of_openai_is_an_endpoint():
+    data = made(agents={"verifier": {"model_provider": "OpenAI", "model_name": "gpt-x", "freeze_agent": True}})
+    assert data["llms"]["verifier"] == {"_type": "openai", "model_name": "gpt-x"}
+    with pytest.raises(ConfigError, match="verifier.model_provider: OpenRouter is not supported\n.*OPENAI_BASE_URL"):
+        made(agents={"verifier": {"model_provider": "OpenRouter", "freeze_agent": True}})
+
+
+def test_the_beta_of_dpo_and_the_device():
+    strong = {key: {"dpo_beta": 0.3} for key in ("prover", "verifier")}
+    data = made("pure_text_malt", agents=strong, settings=ExperimentSettings("r", device="cpu"))
+    assert data["finetuning"]["algorithm"] == {"_type": "malt", "beta": 0.3}
+    assert data["finetuning"]["device"] == "cpu"
+    with pytest.raises(ConfigError, match=r"agents\.\*\.dpo_beta: must be equal for all trained agents"):
+        made("pure_text_malt", agents={"prover": {"dpo_beta": 0.3}})
+
+
+@pytest.mark.parametrize("protocol", ["debate", "merlin_arthur"])
+def test_provers_under_their_names_in_neural_interactive_proofs(protocol):
+    agents = dict.fromkeys(("prover0", "prover1", "verifier"), PARAMS)
+    params = HyperParameters("s", "pure_text_ei", "rows.jsonl", protocol, agents=agents)
+    handler = build_protocol(params)
+    assert handler.agent_names == ("prover0", "prover1", "verifier")
+    problem = DialogueProblem("q", None)
+    assert handler.stances(problem, random.Random(0)) == {"prover0": "reject", "prover1": "accept"}
+    assert not handler.needs_truth
+    build_config(experiment_config(params, SETTINGS, ROWS))
+    default = HyperParameters("s", "pure_text_ei", "rows.jsonl", protocol, agents={"_default": PARAMS})
+    assert list(build_agents(default)) == ["prover0", "prover1", "verifier"]
+    assert list(experiment_config(default, SETTINGS, ROWS)["workflow"]["agents"]) == ["prover0", "prover1", "verifier"]
+
+
+def test_the_second_prover_may_speak_first():
+    agents = dict.fromkeys(("prover0", "prover1", "verifier"), PARAMS)
+    turn = {"sequential": True, "prover0_first": False}
+    params = HyperParameters("s", "pure_text_ei", "d", "debate", agents=agents, debate_protocol=turn)
+    assert build_protocol(params).turns() == [[("verifier", "main")], [("prover1", "main")], [("prover0", "main")]]
+
+
+def test_agents_know_what_they_are():
+    agents = build_agents(experiment(agents={"prover": {"shared_model_group": "both"}}))
+    prover, verifier = agents["prover"], agents["verifier"]
+    assert (prover.agent_name, prover.agent_id, prover.is_prover, prover.is_verifier) == ("prover", 0, True, False)
+    assert (verifier.agent_id, verifier.is_prover, verifier.is_verifier) == (1, False, True)
+    assert prover.agent_params.shared_model_group == "both"
+    assert prover.shared_model_group is None
+
+
+def test_the_data_of_an_agent_as_messages():
+    params = experiment(nip_protocol={"max_message_rounds": 4})
+    agents, handler = build_agents(params), build_protocol(params)
+    rollouts = encode_dialogues([dialogue(1, decision="reject", truth="accept")], handler)
+    asked, said = {"role": "user", "content": "P q1\nverifier: is it 1"}, {"role": "assistant", "content": "it is 1"}
+    assert agents["prover"].build_fine_tune_dataset(rollouts) == [{"messages": [asked, said]}]
+    assert agents["prover"].build_fine_tune_dataset(rollouts[:, -1]) == [{"messages": [asked, said]}]
+    assert agents["prover"].build_fine_tune_dataset(rollouts[:, 0]) == [], "it has not spoken yet"
+    open_end = agents["prover"].build_fine_tune_dataset(rollouts[:, 0], ensure_last_message_is_assistant=False)
+    assert open_end == [{"messages": [asked]}]
+    [row] = agents["verifier"].build_fine_tune_dataset(rollouts, replace_verifier_guess_with_true_label=True)
+    assert row["messages"][-1] == {"role": "assistant", "content": "accept"}
+    [row] = agents["verifier"].build_fine_tune_dataset(rollouts)
+    assert row["messages"][-1] == {"role": "assistant", "content": "reject"}
+    with pytest.raises(ValueError, match="the guess is the last message"):
+        agents["verifier"].build_fine_tune_dataset(rollouts, False, True)
+
+
+def test_role_prompts_of_code_validation():
+    params = HyperParameters("code_validation", "pure_text_ei", "rows.jsonl")
+    agents = experiment_config(params, SETTINGS, ROWS)["workflow"]["agents"]
+    row = {"question": "Add two.", "solution": "x + 2", "answer": "accept"}
+    values = {**row, "stance": "accept", "max_response_words": 150}
+    verifier, prover = (Template(agents[name]["prompt"]).substitute(values) for name in ("verifier", "prover"))
+    for prompt in (verifier, prover):
+        assert "Problem:\nAdd two.\n\nProgram:\nx + 2\n" in prompt
+        assert "at most 150 words" in prompt
+    assert "Argue that its decision should be: accept." in prover
+    said = re.findall('"(.*?)"', verifier)
+    assert [read_decision(each, {"accept": "accept", "reject": "reject"}) for each in said] == ["accept", "reject"]
+    assert "prompt" not in made(agents={"prover": {"prompt": None}})["workflow"]["agents"]["prover"]
+
+
+def test_a_template_of_neural_interactive_proofs(tmp_path):
+    def prompt(text):
+        (tmp_path / "p.txt").write_text(text)
+        agents = {"prover": {"prompt": None, "system_prompt_template_path": str(tmp_path / "p.txt")}}
+        return made(agents=agents)["workflow"]["agents"]["prover"]["prompt"]
+
+    assert prompt("Say {{ agent_stance_string }}: {{question}}s cost $5") == "Say ${stance}: ${question}s cost $$5"
+    assert prompt("Is $question right?") == "Is $question right?"
+    with pytest.raises(ConfigError, match=r"has the statement '{% if x %}yes'; only {{ names }} are filled in"):
+        prompt("{% if x %}yes")
+    with pytest.raises(ConfigError, match="prover.system_prompt_template_path: file not found: none.txt"):
+        made(agents={"prover": {"system_prompt_template_path": "none.txt"}})
+
+
+def test_settings_may_be_keywords():
+    settings = build_settings(None, {"run_id": "r", "num_rollout_workers": 2, "tqdm_func": print, "use_wandb": False})
+    assert settings == ExperimentSettings("r", num_rollout_workers=2)
+    with pytest.raises(TypeError, match="run_experiment has no argument 'runid'"):
+        build_settings(None, {"runid": "r"})
+    with pytest.raises(TypeError, match="got settings and, besides them, run_id"):
+        build_settings(SETTINGS, {"run_id": "r"})
+    with pytest.raises(
+        ConfigError, match=r"use_wandb: is True, but this is not supported\n.*remove it(.|\n)*profiler: is"
+    ):
+        build_settings(None, {"use_wandb": True, "profiler": object()})

@@ -1,6 +1,9 @@
 """The API of neural-interactive-proofs: experiments, shared-model groups, and rollouts as nested arrays.
 
-parameters.py trainers.py                       experiments as presets of the training loop
+parameters/ experiment_agents.py                an experiment, its protocol and its agents
+code_validation.py                              role prompts of the scenario code_validation
+experiment_sections.py trainers.py              experiments as presets of the training loop
+experiment_grid.py                              scripts that run an experiment for each point of a grid
 shared_model.py adapter_group.py groups.py      agents that share a model, and its fine-tuning jobs
 job_files.py                                    the files of a group's jobs, so that a killed process can resume them
 arrays.py rollouts.py training_data.py          rollouts as arrays, and the trajectories that jobs train on
@@ -24,10 +27,20 @@ _NAMES_BY_MODULE = {
     ),
     "reinforge.multiagent.nip.collect": ("collect_rollouts",),
     "reinforge.multiagent.nip.groups": ("EmbeddedSharedModelGroup", "OpenAISharedModelGroup"),
+    "reinforge.multiagent.nip.experiment_agents": ("ExperimentAgent", "build_agents", "build_protocol"),
+    "reinforge.multiagent.nip.experiment_grid": ("ExperimentFunctionArguments", "SequentialHyperparameterExperiment"),
+    "reinforge.multiagent.nip.experiment_sections": ("experiment_config",),
     "reinforge.multiagent.nip.parameters": (
+        "AgentsParameters",
+        "BaseRunParameters",
+        "CodeValidationAgentParameters",
+        "CodeValidationParameters",
+        "CommonProtocolParameters",
+        "DatasetParameters",
         "DebateProtocolParameters",
         "ExperimentSettings",
         "HyperParameters",
+        "InteractionProtocolType",
         "MnipProtocolParameters",
         "NipProtocolParameters",
         "ProtocolCommonParameters",
@@ -36,11 +49,16 @@ _NAMES_BY_MODULE = {
         "PureTextGrpoParameters",
         "PureTextMaltParameters",
         "RlParameters",
+        "RlTrainerParameters",
+        "ScenarioType",
+        "TestSchemeType",
         "TextRlParameters",
+        "TrainerType",
+        "ZkProtocolParameters",
     ),
     "reinforge.multiagent.nip.rollouts": ("build_rollouts", "decode_dialogues"),
     "reinforge.multiagent.nip.shared_model": ("PureTextSharedModelGroup", "PureTextSharedModelGroupState"),
-    "reinforge.multiagent.nip.trainers": ("build_agents", "build_protocol", "experiment_config", "run_experiment"),
+    "reinforge.multiagent.nip.trainers": ("PreparedExperimentInfo", "prepare_experiment", "run_experiment"),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

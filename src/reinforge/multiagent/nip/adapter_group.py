@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,18 +20,19 @@ from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.crash import crash_point
-from reinforge.errors import BackendError, ConfigError, ContextOverflow, JobFailed, Problem, TrajectoryError
+from reinforge.errors import BackendError, ContextOverflow, JobFailed, TrajectoryError
 from reinforge.interfaces import Algorithm, PolicyServer
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord, Method
 from reinforge.multiagent.nip.parameters import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.shared_model import (
+    FROZEN_JOB_ID,
     JobStatus,
     PureTextSharedModelGroup,
     PureTextSharedModelGroupState,
     Rollouts,
 )
-from reinforge.multiagent.nip.training_data import TrainingData
+from reinforge.multiagent.nip.training_data import PreferenceArguments, TrainingData
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.episode import attach_prompts
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -73,8 +74,12 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         group_name: str,
     ):
         super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
-        self.files = GroupFiles(Path(settings.groups_dir, settings.run_id, group_name).absolute())
-        self.adapter, self._run_config = self._make_adapter()
+        self.files = GroupFiles(Path(settings.groups_dir, str(settings.run_id), group_name).absolute())
+        try:
+            self.adapter, self._run_config = self._make_adapter()
+        except Exception:
+            self._release_agents()
+            raise
         self._job: JobRecord | None = None
         self._startup: asyncio.Task[None] | None = None
         self._served: str | None = None
@@ -109,7 +114,11 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
 
     def _configure_adapter(self, job: JobRecord) -> None:
         """Configures the adapter for a job."""
-        self.adapter.algorithm = ALGORITHMS[job.method]
+        beta = self.shared_agent_params.dpo_beta
+        has_own_beta = job.method == "dpo" and beta is not None
+        self.adapter.algorithm = (
+            DPO(DPOConfig(drop_duplicates=True, beta=beta)) if has_own_beta else ALGORITHMS[job.method]
+        )
 
     # Jobs.
 
@@ -122,7 +131,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         """Starts a job that imitates the agents' replies, and returns its id; equal data gives the same job.
 
         Raises:
-            ConfigError: An agent is not in the group, or all its agents are frozen.
+            ConfigError: An agent is not in the group.
             TrajectoryError: The data is inconsistent.
             JobFailed: Another job of the group is still running.
         """
@@ -133,25 +142,25 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         self,
         positive_examples_per_agent: dict[str, Rollouts],
         negative_examples_per_agent: dict[str, Rollouts],
-        job_name: str | None = None,
         *more: Any,
+        job_name: str | None = None,
         timesteps_per_agent: Any = None,
     ) -> str:
         """Starts a job that prefers some replies to others, and returns its id; equal data gives the same job.
 
         Raises:
-            ConfigError: An agent is not in the group, or all its agents are frozen.
+            ConfigError: An agent is not in the group.
             TrajectoryError: The data is inconsistent.
             JobFailed: Another job of the group is still running.
         """
-        preferred, rejected = positive_examples_per_agent, negative_examples_per_agent
-        if isinstance(job_name, Mapping):  # (timesteps, positive, negative[, job_name])
-            timesteps_per_agent, preferred, rejected, job_name = preferred, rejected, job_name, next(iter(more), None)
-        groups = self._training_data.build_preferences(preferred, rejected, timesteps_per_agent)
-        return await self._run_on_loop(self._create_job("dpo", groups, job_name))
+        given = PreferenceArguments.from_call(
+            positive_examples_per_agent, negative_examples_per_agent, more, job_name, timesteps_per_agent
+        )
+        groups = self._training_data.build_preferences(given.preferred, given.rejected, given.timesteps)
+        return await self._run_on_loop(self._create_job("dpo", groups, given.job_name))
 
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """Returns the status of the last job; `not_found` if there is none."""
+        """Returns the status of the last job; `not_found` if there is none, `succeeded` for a frozen group."""
         return (await self._run_on_loop(self._fetch_status()))[0]
 
     async def get_fine_tune_job_error_repr(self) -> str:
@@ -197,6 +206,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         """Releases the backend; a new group with the same name resumes an unfinished job."""
         await self._run_on_loop(self.adapter.cleanup())
         self._loop.close()
+        self._release_agents()
 
     def set_state(self, checkpoint: PureTextSharedModelGroupState) -> None:
         """Restores a state, which may be a dict, from this process or another one.
@@ -241,8 +251,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
 
     async def _create_job(self, method: Method, groups: list[list[Trajectory]], job_name: str | None) -> str:
         if not self.is_trainable:
-            message = f"all agents of the group {self.group_name} are frozen, so no job can train it"
-            raise ConfigError(Problem("hyper_params.agents.*.freeze_agent", message, "set one to false"))
+            return FROZEN_JOB_ID
         await self._ensure_ready()
         async with self._lock:
             collection = await self._build_collection(groups)
@@ -264,6 +273,8 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             JobFailed: Another job of the group is still running.
         """
         shared = [getattr(self.shared_agent_params, field) for field in self.SHARED_FIELDS]
+        if method == "dpo" and self.shared_agent_params.dpo_beta is not None:
+            shared.append(self.shared_agent_params.dpo_beta)
         settings = (method, self.model_name, self.num_epochs, self.rl_learning_rate, *shared)
         digest = hashlib.sha256(f"{settings}{collection.resolve_job_key()}".encode()).hexdigest()[:16]
         status, _ = await self._fetch_status()
@@ -291,10 +302,14 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
 
     async def _fetch_status(self) -> tuple[JobStatus, TrainingJobStatus | None]:
         """Returns the job's status, and the adapter's own status of it."""
+        if not self.is_trainable:
+            return "succeeded", None
         await self._ensure_ready()
         return await self._query_status(self.adapter.status)
 
     async def _wait_for_job(self) -> JobStatus:
+        if not self.is_trainable:
+            return "succeeded"
         await self._ensure_ready()
         return (await self._query_status(self.adapter.wait_until_complete))[0]
 

@@ -55,8 +55,8 @@ async def collect_rollouts(
     """Runs dialogues on examples and returns their rollouts, batch size (dialogue, round).
 
     Equal arguments give equal dialogues while the models are the same. Dialogues that fail for reasons outside the
-    agents, such as an unreachable endpoint, are left out with a warning. A dialogue in which an agent gave no valid
-    reply is kept; only that agent has a reward in it.
+    agents, such as an unreachable endpoint, are left out with a warning, and so are those in which an agent gave no
+    valid reply, since what the others earned is unknown. `datapoint_id` is the number of the row.
 
     Args:
         groups: Groups of one experiment, which together contain all agents of its protocol.
@@ -67,6 +67,7 @@ async def collect_rollouts(
     Raises:
         ConfigError: Agents are missing, or rows are not valid examples.
         EvaluationError: No dialogue finished.
+        TrajectoryError: There is no dialogue in which every agent gave valid replies.
     """
     params, settings = groups[0].hyper_params, groups[0].settings
     handler = groups[0].protocol_handler
@@ -97,8 +98,13 @@ async def collect_rollouts(
         logger.warning("%d of %d dialogues failed and are left out: %s", len(lost), len(records), lost[0].reason)
     if not finished:
         raise EvaluationError(f"none of {len(records)} dialogues finished: {lost[0].reason}")
-    entries = [record.item.full_dataset_entry for record in finished]
-    return build_rollouts([record.item.output_obj for record in finished], handler, entries)
+    numbers = {str(item.id): number for number, item in enumerate(items)}
+    return build_rollouts(
+        [record.item.output_obj for record in finished],
+        handler,
+        [record.item.full_dataset_entry for record in finished],
+        datapoint_ids=[numbers[record.key.example_id] for record in finished],
+    )
 
 
 def _with_group_model(agent: PureTextWholeAgent, group: AdapterSharedModelGroup) -> PureTextWholeAgent:

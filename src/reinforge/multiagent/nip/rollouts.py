@@ -3,22 +3,26 @@
 A rollout is one dialogue. For each round, the arrays hold the state of the dialogue *before* the round, and under
 `next` the state after it:
 
-    round, question, solution, y, prover_stance, padding                      [batch, round]
+    round, question, solution, y, prover_stance, padding, datapoint_id        [batch, round]
+    done, terminated                                                          [batch, round]
     message_history, message_agent_id                                         [batch, round, round, channel]
     raw_message_history                                                       [batch, round, round, agent]
     agents: decision, reward, stance, absent, order                           [batch, round, agent]
+    agents: retry_count, of the messages of this round                        [batch, round, agent, channel]
     messages: text, shown                                                     [batch, round, round, agent, channel]
     row: the example's columns                                                [batch, round]
 
 `y` and stances: 1 accept, 0 reject, -1 unknown. Decisions: 0 reject, 1 accept, 2 not decided, 3 none. Without a message
-the text is None and the agent id -1. Rounds after the end are padding. `message_history` holds what the other agents
-see, `raw_message_history` what the agent wrote. `order` is an agent's position in the delivery order, or -1. The two
-histories cannot tell agents apart that speak in a channel at once; `messages`, an addition of reinforge, can, and takes
-precedence when rollouts are read back.
+the text is None and the agent id -1. Rounds after the end are padding. `done`: the verifier has decided; `terminated`:
+the rounds ended without a decision. `datapoint_id` is equal for dialogues on the same example. `message_history` holds
+what the other agents see, `raw_message_history` what the agent wrote. `order` is an agent's position in the delivery
+order, or -1. The two histories cannot tell agents apart that speak in a channel at once; `messages`, an addition of
+reinforge, can, and takes precedence when rollouts are read back.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +39,8 @@ from reinforge.types.request import ChatPrompt
 from reinforge.types.request import Message as ChatMessage
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
+logger = logging.getLogger(__name__)
+
 STANCE_CODES: dict[Decision | None, int] = {"reject": 0, "accept": 1, None: -1, "none": -1}
 """Truths and stances as numbers."""
 DECISION_CODES: dict[Decision | None, int] = {"reject": 0, "accept": 1, None: 2, "none": 3}
@@ -48,33 +54,78 @@ def build_rollouts(
     outputs: Sequence[Mapping[str, Any]],
     handler: ProtocolHandler,
     rows: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    datapoint_ids: Sequence[int] | None = None,
 ) -> NestedArrayDict:
     """Returns the dialogues of episodes as arrays of batch size (dialogues, rounds).
+
+    Dialogues in which an agent gave no valid reply are left out with a warning: what the others earned is unknown.
 
     Args:
         outputs: The outputs of the episodes (`ProtocolOutput`).
         handler: The protocol.
         rows: The example of each episode; needed if role prompts use columns other than the question.
+        datapoint_ids: The number of each episode's example; None: examples are numbered as they occur.
+
+    Raises:
+        TrajectoryError: There is no dialogue with valid replies.
     """
     examples = [None] * len(outputs) if rows is None else rows
-    dialogues = [each for pair in zip(outputs, examples, strict=True) for each in parse_dialogues(*pair)]
-    return encode_dialogues(dialogues, handler)
+    numbers = _number_examples(outputs, examples) if datapoint_ids is None else datapoint_ids
+    dialogues, ids, failures = list[Dialogue](), list[int](), list[str]()
+    for output, row, number in zip(outputs, examples, numbers, strict=True):
+        for branch, dialogue in zip(output["branches"], parse_dialogues(output, row), strict=True):
+            if branch.get("failed"):
+                failures.append(": ".join(branch["failed"]))
+            else:
+                dialogues.append(dialogue)
+                ids.append(number)
+    if not dialogues:
+        found = f"the first: {failures[0]}" if failures else "there are no episodes"
+        raise TrajectoryError(f"there is no dialogue in which every agent gave valid replies; {found}")
+    if failures:
+        message = "%d of %d dialogues are left out, since an agent gave no valid reply; the first: %s"
+        logger.warning(message, len(failures), len(failures) + len(dialogues), failures[0])
+    return encode_dialogues(dialogues, handler, ids)
 
 
-def encode_dialogues(dialogues: Sequence[Dialogue], handler: ProtocolHandler) -> NestedArrayDict:
-    """Returns dialogues as arrays of batch size (dialogues, rounds)."""
-    return stack_nested_array_dicts([_encode_dialogue(dialogue, handler) for dialogue in dialogues])
+def _number_examples(outputs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any] | None]) -> list[int]:
+    """Returns the number of each episode's example: equal ids, or without ids equal questions, are one example."""
+    numbers: dict[Any, int] = {}
+    keys = [str((row or {}).get("id", output["question"])) for output, row in zip(outputs, rows, strict=True)]
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _encode_dialogue(dialogue: Dialogue, handler: ProtocolHandler) -> NestedArrayDict:
+def encode_dialogues(
+    dialogues: Sequence[Dialogue], handler: ProtocolHandler, datapoint_ids: Sequence[int] | None = None
+) -> NestedArrayDict:
+    """Returns dialogues as arrays of batch size (dialogues, rounds); each is its own example unless ids are given."""
+    ids = range(len(dialogues)) if datapoint_ids is None else datapoint_ids
+    return stack_nested_array_dicts(
+        [_encode_dialogue(dialogue, handler, id_) for dialogue, id_ in zip(dialogues, ids, strict=True)]
+    )
+
+
+def _encode_dialogue(dialogue: Dialogue, handler: ProtocolHandler, datapoint_id: int) -> NestedArrayDict:
     steps = []
     for round_ in range(handler.max_message_rounds):
         step = _encode_state(dialogue, handler, round_)
         step["next"] = _encode_state(dialogue, handler, round_ + 1)
         step["padding"] = round_ >= dialogue.round
-        step["done"] = round_ + 1 >= dialogue.round
+        step["datapoint_id"] = datapoint_id
+        step["agents"]["retry_count"] = _count_retries(dialogue, handler, round_)
         steps.append(NestedArrayDict(step, ()))
     return stack_nested_array_dicts(steps)
+
+
+def _count_retries(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> Array:
+    """Returns the invalid replies before each message of a round, [agent, channel]."""
+    agents, channels = handler.agent_names, handler.message_channel_names
+    counts = np.zeros((len(agents), len(channels)), np.int64)
+    for message in dialogue.messages:
+        if message.round == round_:
+            counts[agents.index(message.agent), channels.index(message.channel)] = message.num_retries
+    return counts
 
 
 def _encode_state(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict[str, Any]:
@@ -88,11 +139,13 @@ def _encode_state(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> 
             index = message.round, agents.index(message.agent), channels.index(message.channel)
             text[index], shown[index] = message.text, message.shown
             speaker[message.round, index[-1]] = index[1]
-    has_ended = round_ >= dialogue.round
+    has_ended = round_ >= dialogue.round and dialogue.step.done
     decision = DECISION_CODES[dialogue.step.decision] if has_ended else UNDECIDED
     provers = [STANCE_CODES[dialogue.stances.get(name)] for name in handler.prover_names]
     return {
         "round": round_,
+        "done": has_ended and not dialogue.step.terminated,
+        "terminated": has_ended and dialogue.step.terminated,
         "question": dialogue.problem.question,
         "solution": _wrap_object(dialogue.problem.row.get("solution")),
         "y": STANCE_CODES[dialogue.problem.truth],
@@ -169,7 +222,7 @@ def _decode_step(step: NestedArrayDict, handler: ProtocolHandler) -> Dialogue:
         _decode_stances(step, handler),
         messages,
         1 + max((message.round for message in messages), default=-1),
-        Step(True, _decode_decision(after, handler), rewards=rewards),
+        Step(True, _decode_decision(after, handler), bool(after.get("terminated", False)), rewards),
         rewards,
         *_decode_absent_and_order(step, handler.agent_names),
     )
@@ -279,9 +332,20 @@ class ViewBuilder:
             prompt = self._build_prompt(dialogue, message)
             new = prompt[len(history) :] if history and prompt[: len(history)] == history else prompt
             episode += [*map(_context_item, new), _reply_item(message, prompt)]
-            history = [*prompt, {"role": "assistant", "content": message.text}]
+            history = [*prompt, _assistant_message(message)]
         reward = dialogue.rewards.get(self.agent.name, 1.0)  # without a reward: data to imitate, like a dataset's rows
         return self._build_trajectory(episode, reward, episode_id) if episode else None
+
+    def build_conversation(self, dialogue: Dialogue, ends_with_reply: bool = True) -> list[ChatMessage]:
+        """Returns the agent's conversation up to its last reply, or with the prompt of the reply after it.
+
+        Without a reply of the agent there is no conversation that ends with one: the list is empty.
+        """
+        if not ends_with_reply:
+            turns = [t for t in self.handler.turns_in_round(dialogue.round) if t[0] == self.agent.name]
+            return self.agent.build_messages(dialogue, self.handler, turns[0][1]) if turns else []
+        own = self._own_messages(dialogue)
+        return [*self._build_prompt(dialogue, own[-1]), _assistant_message(own[-1])] if own else []
 
     def build_last_reply(self, dialogue: Dialogue, reward: float, episode_id: str) -> Trajectory:
         """Returns a trajectory that trains only the agent's last reply; everything before it is context.
@@ -312,6 +376,10 @@ class ViewBuilder:
             agent_weight=self.agent_weight,
             model_group=self.model_group,
         )
+
+
+def _assistant_message(message: Message) -> ChatMessage:
+    return {"role": "assistant", "content": message.text}
 
 
 def _context_item(message: ChatMessage) -> EpisodeItem:

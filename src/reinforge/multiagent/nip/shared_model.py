@@ -27,6 +27,7 @@ from reinforge.multiagent.nip.parameters import (
     ExperimentSettings,
     HyperParameters,
     PureTextAgentParameters,
+    get_group_name,
     reject_unsupported_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
@@ -38,6 +39,8 @@ Rollouts = NestedArrayDict | Sequence[Trajectory]
 """Data of one agent: nested arrays, or trajectories."""
 
 ENDED_WITHOUT_MODEL = ("failed", "cancelled", "not_found")
+FROZEN_JOB_ID = "frozen_job_id"
+"""What creating a job returns for a group whose agents are all frozen, as in neural-interactive-proofs."""
 
 
 @dataclass
@@ -73,10 +76,12 @@ class PureTextSharedModelGroup(ABC):
         is_training: Set by `train` and `eval`.
 
     Raises:
-        ConfigError: Parameters are missing, not supported, or differ between agents that share a model.
+        ConfigError: Parameters are missing, not supported, or differ between agents that share a model; or an agent
+            is in another group, or belongs to a group of another name.
     """
 
     SHARED_FIELDS: ClassVar = ("model_name", "fine_tune_from_scratch", "lora_rank", "lora_alpha_factor")
+    """Parameters that are equal for all agents of a group, and part of a job's name."""
 
     def __init__(
         self,
@@ -100,10 +105,14 @@ class PureTextSharedModelGroup(ABC):
         self.is_training = True
         self.logger = settings.logger or logging.getLogger(__name__)
         self._loop = LoopThread(f"group-{group_name}")
+        for agent in self.agent_wholes.values():
+            agent.shared_model_group = self
 
     def _shared_params(self) -> PureTextAgentParameters:
         """Checks that the agents' parameters fit together and returns those of the first."""
         parameters, known, problems = self.hyper_params.agents, self.protocol_handler.agent_names, list[Problem]()
+        if self.settings.run_id is None:
+            problems.append(Problem("settings.run_id", "is None, but it names the folder of a group", "set it"))
         if not self.agent_names:
             problems.append(Problem(self.group_name, "the group has no agents", "give at least one"))
         for name in self.agent_names:
@@ -112,8 +121,10 @@ class PureTextSharedModelGroup(ABC):
                 problems.append(Problem(f"agent_wholes.{name}", message))
             if name not in parameters:
                 problems.append(Problem(f"hyper_params.agents.{name}", "its parameters are missing", "add them"))
+            else:
+                problems += self._find_group_problems(name)
         of_group = {name: parameters[name] for name in self.agent_names if name in parameters}
-        for field in self.SHARED_FIELDS:
+        for field in (*self.SHARED_FIELDS, "dpo_beta"):
             values = {name: getattr(params, field) for name, params in of_group.items()}
             if len(set(values.values())) > 1:
                 listing = ", ".join(f"{name} {value!r}" for name, value in values.items())
@@ -122,6 +133,24 @@ class PureTextSharedModelGroup(ABC):
         if problems:
             raise ConfigError(problems)
         return next(iter(of_group.values()))
+
+    def _find_group_problems(self, name: str) -> list[Problem]:
+        """Returns why an agent cannot be in this group: it is in another one, or belongs to one of another name."""
+        wanted, agent = get_group_name(name, self.hyper_params.agents[name]), self.agent_wholes[name]
+        problems = []
+        if wanted != self.group_name:
+            fix = f"set it to {self.group_name}, or name the group {wanted}"
+            message = f"the agent is in a group named {self.group_name}, but it belongs to the group {wanted}"
+            problems.append(Problem(f"hyper_params.agents.{name}.shared_model_group", message, fix))
+        if agent.shared_model_group is not None:
+            message = f"the agent is already in the group {agent.shared_model_group.group_name}"
+            problems.append(Problem(f"agent_wholes.{name}", message, "close that group, or call build_agents again"))
+        return problems
+
+    def _release_agents(self) -> None:
+        """Lets the agents join another group."""
+        for agent in self.agent_wholes.values():
+            agent.shared_model_group = None
 
     # Properties.
 
@@ -186,8 +215,8 @@ class PureTextSharedModelGroup(ABC):
         self,
         positive_examples_per_agent: dict[str, Rollouts],
         negative_examples_per_agent: dict[str, Rollouts],
-        job_name: str | None = None,
         *more: Any,
+        job_name: str | None = None,
         timesteps_per_agent: Any = None,
     ) -> str:
         """Starts a job that prefers some replies to others, and returns its id.
@@ -195,8 +224,8 @@ class PureTextSharedModelGroup(ABC):
         Args:
             positive_examples_per_agent: Preferred replies of each agent; batch size (timestep,).
             negative_examples_per_agent: The rejected replies to the same prompts, in the same order.
+            more: The job's name; or the rejected replies and the job's name, if the timesteps are passed first.
             job_name: A name by which to find the job.
-            more: The job's name, if `timesteps_per_agent` is passed first and shifts the other arguments.
             timesteps_per_agent: What they reply to; redundant, since the examples contain it.
         """
 

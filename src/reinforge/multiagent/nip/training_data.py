@@ -27,6 +27,53 @@ TRUTH = "truth"
 
 
 @dataclass(frozen=True, slots=True)
+class PreferenceArguments:
+    """The arguments of a DPO job, in either order in which they may be passed.
+
+    (positive, negative)              (positive, negative, name)
+    (timesteps, positive, negative)   (timesteps, positive, negative, name)
+
+    Attributes:
+        preferred: Preferred replies of each agent.
+        rejected: Rejected replies of each agent.
+        job_name: A name by which to find the job.
+        timesteps: What they answer.
+    """
+
+    preferred: DataByAgent
+    rejected: DataByAgent
+    job_name: str | None
+    timesteps: DataByAgent | None
+
+    @classmethod
+    def from_call(
+        cls, first: Any, second: Any, more: Sequence[Any], job_name: str | None, timesteps: Any
+    ) -> PreferenceArguments:
+        """Returns the arguments of a call.
+
+        Args:
+            first: The first positional argument.
+            second: The second one.
+            more: All further positional ones.
+            job_name: Passed by name.
+            timesteps: Passed by name.
+
+        Raises:
+            TypeError: There are too many arguments, or the name or the timesteps are passed twice.
+        """
+        rest = list(more)
+        if rest and isinstance(rest[0], Mapping):
+            if timesteps is not None:
+                raise TypeError("create_dpo_fine_tune_job: the timesteps are passed twice")
+            timesteps, first, second = first, second, rest.pop(0)
+        if rest and job_name is not None:
+            raise TypeError(f"create_dpo_fine_tune_job: job_name is passed twice, {rest[0]!r} and {job_name!r}")
+        if len(rest) > 1 or not isinstance(next(iter(rest), None), str | None):
+            raise TypeError(f"create_dpo_fine_tune_job: expected a job name as the last argument, not {rest[-1]!r}")
+        return cls(first, second, rest[0] if rest else job_name, timesteps)
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingData:
     """Builds groups of siblings from data by agent.
 
@@ -129,6 +176,8 @@ class TrainingData:
             return [self._correct_guess(self._assign_to_group(name, each, index)) for index, each in enumerate(data)]
         builder, views = self._view_builder(name), list[Trajectory]()
         for index, dialogue in enumerate(decode_dialogues(data, self.handler)):
+            if not any(message.agent == name for message in dialogue.messages):
+                continue  # it gave no valid reply, so there is no guess
             corrected = replace_guess_with_truth(dialogue, self.handler)
             if corrected is None:
                 raise TrajectoryError(f"{name}/{index}: y is unknown, so the guess cannot be replaced by the truth")

@@ -5,6 +5,9 @@ the verifier (Arthur) sees it as coming from "prover" and decides, or abstains w
 rewarded if the decision is its stance. Train and measure both: merlin's `agent_reward` is the completeness, and
 morgana's is 1 - soundness.
 
+If the agents are configured as `prover0` and `prover1`, as in neural-interactive-proofs, `prover0` argues for reject
+and `prover1` for accept, whatever the truth.
+
 Differs from the paper: messages are text, not features of the input; each prover speaks in half of the episodes.
 """
 
@@ -19,6 +22,7 @@ from pydantic import Field
 from reinforge.errors import EvaluationError
 from reinforge.multiagent.dialogue import Decision, Dialogue, DialogueProblem
 from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler, Turn
+from reinforge.multiagent.protocols.debate import NUMBERED_PROVERS, has_numbered_provers
 from reinforge.multiagent.registration import register_protocol
 
 
@@ -37,13 +41,21 @@ class MerlinArthur(ProtocolHandler):
     provers = ("merlin", "morgana")
     verifiers = ("verifier",)
     needs_truth = True
+    config: MerlinArthurConfig
+
+    def __init__(self, config: MerlinArthurConfig):
+        super().__init__(config)
+        if has_numbered_provers(config):
+            self.provers, self.needs_truth = NUMBERED_PROVERS, False
 
     def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
-        """Returns the truth for Merlin and the opposite for Morgana.
+        """Returns the truth for Merlin and the opposite for Morgana; numbered provers have fixed stances.
 
         Raises:
             EvaluationError: The example has no right decision.
         """
+        if self.provers == NUMBERED_PROVERS:
+            return {"prover0": "reject", "prover1": "accept"}
         if problem.truth is None:
             raise EvaluationError("merlin_arthur needs the right decision: give the example an answer")
         return {"merlin": problem.truth, "morgana": "reject" if problem.truth == "accept" else "accept"}

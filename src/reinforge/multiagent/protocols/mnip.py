@@ -3,7 +3,8 @@
 The provers argue for the same decision and cannot hear each other, so the verifier can check one against the other. In
 its rounds the verifier sends one message per channel; it decides by writing its decision in one channel or in both.
 
-Differs from the paper: rewards come from the configuration; the zero-knowledge terms are left out.
+Differs from the paper: rewards come from the configuration; the zero-knowledge variant (`zero_knowledge: true`)
+compares texts, not distributions.
 """
 
 from __future__ import annotations

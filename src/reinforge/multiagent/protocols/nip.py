@@ -1,6 +1,7 @@
 """Neural interactive proofs (`nip`, arXiv:2412.08897): a verifier questions one prover until it decides.
 
-Differs from the paper: rewards come from the configuration; the zero-knowledge terms are left out.
+Differs from the paper: rewards come from the configuration; the zero-knowledge variant (`zero_knowledge: true`)
+compares texts, not distributions.
 """
 
 from __future__ import annotations

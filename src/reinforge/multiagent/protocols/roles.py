@@ -106,7 +106,8 @@ class Roles(ProtocolHandler):
         Raises:
             EvaluationError: The evaluator returned no score, which makes the episode missing.
         """
-        assert self._evaluator is not None, "setup() was not called"
+        if self._evaluator is None:
+            raise EvaluationError(f"setup() was not called, so there is no evaluator {self.config.evaluator}")
         answered = item.copy_with_updates(output_obj=self.answer(dialogue))
         output = await score_item(self._evaluator, answered, self._timeout_s)
         if output.error is not None:

@@ -1,0 +1,231 @@
+"""`SequentialHyperparameterExperiment`: a script that runs an experiment for each point of a grid, one after the other.
+
+    experiment = SequentialHyperparameterExperiment(
+        param_grid={"trainer": ["pure_text_ei"], "max_message_rounds": [4, 8]},
+        experiment_fn=lambda arguments: run_experiment(build(arguments.combo), run_id=arguments.run_id),
+    )
+    experiment.parser.add_argument("--num-rollout-workers", type=int, default=4)
+    experiment.run()                                          # python script.py --run-infix first
+
+Without `param_grid` the script takes `--config-file FILE`, a JSON, JSON5 or YAML file:
+
+    {"kind": "single_experiment", "parameters": {"max_message_rounds": 8}}
+    {"kind": "grid", "parameters": {"max_message_rounds": [4, 8]}}
+
+Names and options are those of `nip.utils.experiments`. All points are validated before the first one runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.multiagent.nip.trainers import PreparedExperimentInfo
+
+logger = logging.getLogger(__name__)
+
+_JSON5_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""A string, which stays, or a comment."""
+
+Combination = dict[str, Any]
+
+
+class RunIdFunction(Protocol):
+    """Returns the name of a run, or for None what the names of all runs have in common."""
+
+    def __call__(self, combo_index: int | None, cmd_args: Namespace) -> str:
+        """Returns the name."""
+
+
+def list_unchanged(items: Iterable[Any], *arguments: Any, **keywords: Any) -> Iterable[Any]:
+    """Returns its items; stands where neural-interactive-proofs passes a progress bar, since a run has its own."""
+    return items
+
+
+def count_nothing() -> None:
+    """Does nothing; stands where neural-interactive-proofs counts the steps of all runs."""
+
+
+@dataclass
+class ExperimentFunctionArguments:
+    """What the function that runs one experiment gets.
+
+    Attributes:
+        combo: The point of the grid.
+        run_id: The run's name.
+        cmd_args: The parsed command line.
+        common_run_name: What the names of all runs have in common.
+        tqdm_func: Returns its items unchanged; a run has a progress display of its own.
+        global_tqdm_step_fn: Does nothing.
+        log_level: For `logging.Logger.setLevel`.
+        child_logger_adapter: A logger for the experiment.
+    """
+
+    combo: Combination
+    run_id: str
+    cmd_args: Namespace
+    common_run_name: str
+    tqdm_func: Callable[..., Iterable[Any]] = list_unchanged
+    global_tqdm_step_fn: Callable[[], None] = count_nothing
+    log_level: int = logging.INFO
+    child_logger_adapter: Any = logger
+
+
+class SequentialHyperparameterExperiment:
+    """Runs an experiment for each point of a grid.
+
+    A run that fails is logged, and the next one starts; at the end the script exits with status 1.
+
+    Args:
+        experiment_fn: Runs one experiment.
+        param_grid: Values to try, by name; None: `--config-file` names a file with them.
+        run_id_fn: Returns the name of a run; None: the experiment's name and the number of the point.
+        run_preparer_fn: Validates one experiment, see `prepare_experiment`; called with each point and the parsed
+            command line before the first run.
+        experiment_name: Name of the experiment.
+        arg_parser_description: Description in `--help`.
+        default_config_filename: Default of `--config-file`.
+        config_file_base_path: Folder that `--config-file` is relative to; None: the current one.
+        default_wandb_project: Default of `--wandb-project`, which nothing reads.
+        allow_resuming_wandb_run: Not read; an unfinished run of the same name is always resumed.
+        add_run_infix_argument: Add `--run-infix` to the command line.
+
+    Attributes:
+        parser: The command line's parser; add arguments of your own before `run`.
+        cmd_args: The parsed command line; None before `run`.
+    """
+
+    def __init__(
+        self,
+        experiment_fn: Callable[[ExperimentFunctionArguments], Any],
+        param_grid: Mapping[str, Sequence[Any]] | None = None,
+        run_id_fn: RunIdFunction | None = None,
+        run_preparer_fn: Callable[[Combination, Namespace], PreparedExperimentInfo] | None = None,
+        experiment_name: str = "EXPERIMENT",
+        arg_parser_description: str = "Run an experiment for each point of a grid",
+        default_config_filename: str | None = None,
+        config_file_base_path: str | Path | None = None,
+        default_wandb_project: str | None = None,
+        allow_resuming_wandb_run: bool = False,
+        add_run_infix_argument: bool = True,
+    ):
+        self.experiment_fn, self.param_grid, self.run_preparer_fn = experiment_fn, param_grid, run_preparer_fn
+        self.experiment_name = experiment_name
+        self.run_id_fn = run_id_fn or self._name_run
+        self.config_file_base_path = Path(config_file_base_path or Path.cwd())
+        self.cmd_args: Namespace | None = None
+        self.parser = _build_parser(arg_parser_description, default_wandb_project)
+        if param_grid is None:
+            text = f"JSON, JSON5 or YAML file with the grid, relative to {self.config_file_base_path}"
+            self.parser.add_argument("-c", "--config-file", default=default_config_filename, help=text)
+        if add_run_infix_argument:
+            self.parser.add_argument("--run-infix", default="a", help="Middle part of the run's name")
+
+    def _name_run(self, combo_index: int | None, cmd_args: Namespace) -> str:
+        name = self.experiment_name.lower()
+        return name if combo_index is None else f"{name}_{combo_index}"
+
+    @property
+    def combinations(self) -> Iterator[Combination]:
+        """The points of the grid; the value of the last name changes fastest, names in alphabetical order."""
+        assert self.param_grid is not None
+        names = sorted(self.param_grid)
+        return (
+            dict(zip(names, values, strict=True))
+            for values in itertools.product(*(self.param_grid[name] for name in names))
+        )
+
+    def run(self, arguments: Sequence[str] | None = None) -> None:
+        """Runs all points.
+
+        Args:
+            arguments: The command line; None: that of the process.
+
+        Raises:
+            ConfigError: The file with the grid, or a point of it, is not valid.
+            SystemExit: A run failed.
+        """
+        self.cmd_args = args = self.parser.parse_args(arguments)
+        if self.param_grid is None:
+            self.param_grid = read_grid(self.config_file_base_path, args.config_file)
+        level = logging.DEBUG if args.debug else logging.WARNING if args.quiet else logging.INFO
+        combinations = list(self.combinations)
+        if self.run_preparer_fn is not None:
+            for combo in combinations:
+                self.run_preparer_fn(combo, args)
+        failed = [run_id for run_id, combo in self._number(combinations) if not self._run_point(run_id, combo, level)]
+        if failed:
+            raise SystemExit(f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}")
+
+    def _number(self, combinations: Sequence[Combination]) -> Iterator[tuple[str, Combination]]:
+        assert self.cmd_args is not None
+        for index, combo in enumerate(combinations):
+            if index >= self.cmd_args.num_skip:
+                yield self.run_id_fn(index, self.cmd_args), combo
+
+    def _run_point(self, run_id: str, combo: Combination, level: int) -> bool:
+        """Returns False if the run failed."""
+        assert self.cmd_args is not None
+        common = self.run_id_fn(None, self.cmd_args)
+        arguments = ExperimentFunctionArguments(combo, run_id, self.cmd_args, common, log_level=level)
+        try:
+            self.experiment_fn(arguments)
+        except ReinforgeError as error:
+            logger.error("%s failed: %s", run_id, error)
+            return False
+        logger.info("%s finished", run_id)
+        return True
+
+
+def read_grid(folder: Path, name: str | None) -> dict[str, list[Any]]:
+    """Returns the grid in a file.
+
+    Raises:
+        ConfigError: There is no such file, or it has no grid.
+    """
+    if name is None:
+        raise ConfigError(Problem("--config-file", "is missing", "name a JSON, JSON5 or YAML file"))
+    path = folder / name
+    if path.suffix not in (".json", ".json5", ".yaml", ".yml"):
+        message = f"{path}: {path.suffix or 'no ending'} is not supported"
+        raise ConfigError(Problem("--config-file", message, "use .json, .json5, .yaml or .yml"))
+    if not path.is_file():
+        raise ConfigError(Problem("--config-file", f"file not found: {path}"))
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json5":
+        text = _JSON5_COMMENT.sub(lambda found: found[1] or "", text)  # what is left is a YAML mapping
+    try:
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(Problem("--config-file", f"{path}: {error}")) from error
+    kind, parameters = (data.get("kind"), data.get("parameters")) if isinstance(data, dict) else (None, None)
+    if kind not in ("single_experiment", "grid") or not isinstance(parameters, dict):
+        fix = "write kind, which is single_experiment or grid, and parameters, which is a mapping"
+        raise ConfigError(Problem("--config-file", f"{path} has no grid", fix))
+    if kind == "single_experiment":
+        return {key: [value] for key, value in parameters.items()}
+    if single := [key for key, value in parameters.items() if not isinstance(value, list)]:
+        raise ConfigError(Problem(f"parameters.{single[0]}", f"{path}: a grid needs a list of values", "write [value]"))
+    return dict(parameters)
+
+
+def _build_parser(description: str, wandb_project: str | None) -> ArgumentParser:
+    parser = ArgumentParser(description=description, formatter_class=ArgumentDefaultsHelpFormatter)
+    parser.add_argument("-d", "--debug", action="store_true", help="Log level DEBUG")
+    parser.add_argument("-q", "--quiet", action="store_true", help="Log level WARNING")
+    parser.add_argument("--num-skip", type=int, default=0, help="Number of points to skip")
+    parser.add_argument("--ignore-cache", action="store_true", help="Changes nothing: there is no cache")
+    parser.add_argument("--use-wandb", action="store_true", help="Not supported by run_experiment")
+    for name, default in (("--wandb-project", wandb_project or ""), ("--wandb-entity", ""), ("--tag", "")):
+        parser.add_argument(name, default=default, help="Changes nothing without --use-wandb")
+    return parser

@@ -1,0 +1,198 @@
+"""`HyperParameters` and `ExperimentSettings`, and the checks of a whole experiment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic.dataclasses import dataclass
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.multiagent.nip.parameters.agents import (
+    AgentsParameters,
+    PureTextAgentParameters,
+    parse_agents,
+)
+from reinforge.multiagent.nip.parameters.base import (
+    NONE_IS_DEFAULT,
+    STRICT,
+    ParameterBlock,
+    find_unsupported,
+    get_changed_fields,
+)
+from reinforge.multiagent.nip.parameters.protocols import (
+    BaseRunParameters,
+    CodeValidationParameters,
+    DatasetParameters,
+    DebateProtocolParameters,
+    MnipProtocolParameters,
+    NipProtocolParameters,
+    ProtocolCommonParameters,
+    ZkProtocolParameters,
+)
+from reinforge.multiagent.nip.parameters.trainers import (
+    PureTextEiParameters,
+    PureTextGrpoParameters,
+    PureTextMaltParameters,
+    RlParameters,
+    TextRlParameters,
+)
+
+logger = logging.getLogger(__name__)
+
+TrainerType = Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"]
+
+ScenarioType = str
+InteractionProtocolType = str
+"""The `_type` of a protocol, of which a user's own is one too."""
+
+EPISODES_PER_WORKER = 16
+"""Episodes that run at the same time, per rollout worker."""
+
+
+def _parse_agents(value: Any, info: ValidationInfo) -> Any:
+    return parse_agents(value or None, info.data.get("scenario", ""))
+
+
+Agents = Annotated[dict[str, PureTextAgentParameters], BeforeValidator(_parse_agents), AfterValidator(AgentsParameters)]
+
+
+@dataclass(config=STRICT)
+class HyperParameters(ParameterBlock):
+    """One experiment.
+
+    Attributes:
+        scenario: Description for readers; the agents have the role prompts.
+        trainer: `pure_text_ei` is expert iteration, `pure_text_malt` MALT, `pure_text_grpo` multi-agent GRPO.
+        dataset: A file of examples, as for `reinforge.finetune`.
+        interaction_protocol: The `_type` of a protocol.
+        seed: Every random choice derives from it.
+        test_size: Share of the examples for the verdict.
+        agents: Parameters of each agent of the protocol, by name.
+        test_dataset_split: Not read: the share `test_size` is held out of the one dataset, under either name.
+        dataset_options: See `DatasetParameters`.
+        code_validation: See `CodeValidationParameters`.
+        base_run: See `BaseRunParameters`.
+    """
+
+    scenario: str
+    trainer: TrainerType
+    dataset: str
+    interaction_protocol: str = "nip"
+    seed: int = 6198
+    test_size: float = Field(default=0.2, gt=0, lt=1)
+    agents: Agents = Field(default_factory=AgentsParameters, validate_default=True)
+    rl: Annotated[RlParameters, NONE_IS_DEFAULT] = Field(default_factory=RlParameters)
+    text_rl: Annotated[TextRlParameters, NONE_IS_DEFAULT] = Field(default_factory=TextRlParameters)
+    pure_text_ei: Annotated[PureTextEiParameters, NONE_IS_DEFAULT] = Field(default_factory=PureTextEiParameters)
+    pure_text_malt: Annotated[PureTextMaltParameters, NONE_IS_DEFAULT] = Field(default_factory=PureTextMaltParameters)
+    pure_text_grpo: Annotated[PureTextGrpoParameters, NONE_IS_DEFAULT] = Field(default_factory=PureTextGrpoParameters)
+    protocol_common: Annotated[ProtocolCommonParameters, NONE_IS_DEFAULT] = Field(
+        default_factory=ProtocolCommonParameters
+    )
+    nip_protocol: Annotated[NipProtocolParameters, NONE_IS_DEFAULT] = Field(default_factory=NipProtocolParameters)
+    debate_protocol: Annotated[DebateProtocolParameters, NONE_IS_DEFAULT] = Field(
+        default_factory=DebateProtocolParameters
+    )
+    mnip_protocol: Annotated[MnipProtocolParameters, NONE_IS_DEFAULT] = Field(default_factory=MnipProtocolParameters)
+    zk_protocol: Annotated[ZkProtocolParameters, NONE_IS_DEFAULT] = Field(default_factory=ZkProtocolParameters)
+    code_validation: Annotated[CodeValidationParameters, NONE_IS_DEFAULT] = Field(
+        default_factory=CodeValidationParameters
+    )
+    dataset_options: Annotated[DatasetParameters, NONE_IS_DEFAULT] = Field(default_factory=DatasetParameters)
+    base_run: Annotated[BaseRunParameters, NONE_IS_DEFAULT] = Field(default_factory=BaseRunParameters)
+    test_dataset_split: Literal["validation", "test"] = "test"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the experiment as nested dicts."""
+        return {**asdict(self), "agents": {name: asdict(params) for name, params in self.agents.items()}}
+
+    @classmethod
+    def from_dict(cls, params_dict: Mapping[str, Any]) -> HyperParameters:
+        """Returns the experiment that `to_dict` made a dict of."""
+        return cls(**params_dict)
+
+
+@dataclass(config=STRICT)
+class ExperimentSettings(ParameterBlock):
+    """How an experiment is run, without influence on its result.
+
+    Attributes:
+        run_id: Name of the run folder; an unfinished run of the same name is resumed. None: the date and a random
+            suffix. Groups that are used without a run need it.
+        num_rollout_workers: Each runs 16 episodes at the same time.
+        num_api_generation_timeouts: Not supported.
+        num_api_connection_errors: Retries of a call to a fine-tuning service.
+        logger: Logger for the jobs of a group; None: the module's own.
+        test_run: Run everything once, as small as possible.
+        device: Device of a model in this process, such as cpu or cuda; None: chosen.
+        output_dir: Folder of the run folders.
+        groups_dir: Folder for the jobs of shared-model groups that are used without a run.
+    """
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "num_api_generation_timeouts": "use finetuning.limits.episode_timeout_s and outcomes.retries"
+    }
+
+    run_id: str | None = None
+    num_rollout_workers: int = Field(default=4, ge=1)
+    num_api_generation_timeouts: int = 100
+    num_api_connection_errors: int = 10
+    logger: Any = None
+    test_run: bool = False
+    device: str | None = None
+    output_dir: Path = Path(".reinforge/runs")
+    groups_dir: Path = Path(".reinforge/groups")
+
+
+def reject_unsupported_fields(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:
+    """Checks that no unsupported field is set, and warns about blocks of another trainer or protocol.
+
+    Raises:
+        ConfigError: Names every unsupported field that is set.
+    """
+    problems = [*find_unsupported("hyper_params", hyper_params), *find_unsupported("settings", settings)]
+    if problems:
+        raise ConfigError(problems)
+    if unread := _list_unread_fields(hyper_params):
+        logger.warning("nothing reads %s: they are for another trainer or protocol", ", ".join(unread))
+
+
+def reject_service_chosen_fields(rl: RlParameters, agent: PureTextAgentParameters) -> None:
+    """Checks that no field is set that a fine-tuning service chooses itself.
+
+    Raises:
+        ConfigError: Names every such field that is set.
+    """
+    problems = []
+    if "lr" in get_changed_fields(rl):
+        fix = "remove it, or set learning_rate_multiplier of the adapter `_type: openai`"
+        message = f"is {rl.lr}, but the service chooses its own learning rate"
+        problems.append(Problem("hyper_params.rl.lr", message, fix))
+    for name in ("lora_rank", "lora_alpha_factor"):
+        if name in get_changed_fields(agent):
+            message = f"is {getattr(agent, name)}, but the service chooses how it trains"
+            problems.append(Problem(f"hyper_params.agents.*.{name}", message, "remove it"))
+    if problems:
+        raise ConfigError(problems)
+
+
+_TRAINER_BLOCKS = {name: name for name in ("pure_text_ei", "pure_text_malt", "pure_text_grpo")}
+_PROTOCOL_BLOCKS = {f"{name}_protocol": name for name in ("nip", "debate", "mnip")}
+
+
+def _list_unread_fields(hyper_params: HyperParameters) -> list[str]:
+    """Returns the fields that are set in the blocks of another trainer, protocol or scenario."""
+    owners = {name: hyper_params.trainer == owner for name, owner in _TRAINER_BLOCKS.items()}
+    owners |= {name: hyper_params.interaction_protocol == owner for name, owner in _PROTOCOL_BLOCKS.items()}
+    owners["zk_protocol"] = hyper_params.protocol_common.zero_knowledge
+    return [
+        f"{name}.{field}"
+        for name, is_read in owners.items()
+        if not is_read
+        for field in get_changed_fields(getattr(hyper_params, name))
+    ]

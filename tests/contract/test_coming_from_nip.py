@@ -1,0 +1,106 @@
+"""docs/coming-from-nip.md: every block runs as it is printed."""
+
+import json
+import re
+
+import pytest
+
+from reinforge.multiagent import (
+    EmbeddedSharedModelGroup,
+    ExperimentSettings,
+    HyperParameters,
+    build_agents,
+    build_protocol,
+    collect_rollouts,
+)
+from reinforge.multiagent.nip.parameters.base import get_changed_fields
+from reinforge.rollout.threads import LoopThread
+from tests.generated import DOCS
+
+PAGE = (DOCS / "coming-from-nip.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+RUN = {"experiment.py", "own_model.py", "ei_step.py", "malt_step.py", "await_step.py", "zero_knowledge.py"}
+
+
+def test_every_block_is_run():
+    assert set(BLOCKS) == RUN
+    assert PAGE.count("```") == 2 * len(RUN), "a block has no name"
+
+
+def execute(name, names=None, **replaced):
+    code = BLOCKS[name]
+    for old, new in replaced.items():
+        assert old.replace("_", "/") in code
+        code = code.replace(old.replace("_", "/"), new)
+    names = {} if names is None else names
+    exec(compile(code, f"docs/coming-from-nip.md {name}", "exec"), names)  # the page is ours
+    return names
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch, openai_service):
+    openai_service.words, openai_service.seconds = ("Decision: accept", "Decision: reject", "Decision: reject."), 0.0
+    monkeypatch.setenv("OPENAI_BASE_URL", openai_service.url)
+    monkeypatch.setenv("OPENAI_API_KEY", openai_service.key)
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"Add {n}.", "solution": f"x + {n + n % 2}", "answer": 1 - n % 2} for n in range(100)]
+    (tmp_path / "programs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_experiment(programs, capsys, openai_service):
+    execute("experiment.py")
+    assert capsys.readouterr().out.splitlines()[0] == "2"
+    assert [job["method"]["type"] for job in openai_service.jobs.values()] == ["dpo"] * 2
+
+
+def test_a_model_in_this_process(programs, tiny_model_dir):
+    names = execute("own_model.py", path_to_model=str(tiny_model_dir))
+    assert names["hyper_params"].agents["prover"].model_provider == "SelfHosted"
+
+
+def test_the_variant(programs, capsys):
+    execute("zero_knowledge.py")
+    assert capsys.readouterr().out.splitlines() == [
+        "('prover', 'verifier', 'adversarial_verifier', 'simulator')",
+        "('main_standard', 'main_adversarial', 'main_simulator')",
+    ]
+
+
+def test_the_steps_of_a_loop(tmp_path, tiny_model_dir):
+    """A job that imitates, its end, a job that prefers, its end; in that order, with one group."""
+    import tests.babble  # noqa: F401  in its protocol any reply of an untrained model is a decision
+
+    agent = {"model_name": str(tiny_model_dir), "max_tokens_per_message": 4, "shared_model_group": "both"}
+    agents = {name: {**agent, "prompt": f"{name} $question"} for name in ("prover", "verifier")}
+    params = HyperParameters("test", "pure_text_ei", "none", "babble", agents=agents)
+    group = EmbeddedSharedModelGroup(
+        params,
+        ExperimentSettings("page", groups_dir=tmp_path),
+        build_protocol(params),
+        build_agents(params).values(),
+        "both",
+        finetuning={"device": "cpu", "policy": {"batch": {"batch_size": 8}}},
+    )
+    rows = [{"id": str(n), "question": f"say {n}", "answer": "accept"} for n in range(24)]
+    loop = LoopThread("collect")
+    rollouts = loop.run(collect_rollouts([group], rows, num_dialogues=4))
+    loop.close()
+    models = [group.model_name]
+    for step in ("ei_step.py", "malt_step.py"):
+        execute(step, {"group": group, "rollouts": rollouts})
+        execute("await_step.py", {"group": group})
+        models.append(group.model_name)
+    group.sync.close()
+    assert len(set(models)) == 3, "each job makes a model, which is served"
+
+
+def test_the_fields_that_the_page_calls_refused_are():
+    for name in ("use_supervisor_message", "repetition_penalty", "use_dummy_api"):
+        assert (
+            name in HyperParameters("s", "pure_text_ei", "d", agents={"a": {"model_name": "m"}}).agents["a"].UNSUPPORTED
+        )
+    params = HyperParameters("s", "pure_text_ei", "d")
+    assert {"verifier_decision_spectrum", "force_guess"} <= set(params.protocol_common.UNSUPPORTED)
+    assert "num_initial_ei_iterations" in params.pure_text_malt.UNSUPPORTED
+    assert "apps_difficulty" in params.code_validation.UNSUPPORTED
+    assert get_changed_fields(params.rl) == {}
