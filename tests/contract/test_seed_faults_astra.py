@@ -175,12 +175,30 @@ def test_astra_17_evaluation_runs_between_experiences_and_a_checkpoint_is_never_
 
 
 def test_astra_18_a_missing_method_is_named():
-    class Old(System):
-        def get_auditor_logprobs(self, context, continuation):
-            """The name of an older version."""
+    class Incomplete(System):
+        """It has no method at all."""
 
     with pytest.raises(TypeError, match="get_tester_logprobs"):
-        Old(None)
+        Incomplete(None)
+
+
+def test_astra_18_the_earlier_names_of_methods_are_accepted_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="rename it") as warned:
+
+        class Old(ToySystem):
+            def get_auditor_logprobs(self, context, continuation):
+                return torch.full((len(context), 2), -1.0, requires_grad=True)
+
+            def rollout_prompt_with_auditor(self, x):
+                return ["red blue"] * len(x)
+
+    assert [str(each.message) for each in warned] == [
+        "Old.get_auditor_logprobs: rename it to get_tester_logprobs",
+        "Old.rollout_prompt_with_auditor: rename it to rollout_prompt_with_tester",
+    ]
+    assert {each.filename for each in warned} == {__file__}
+    assert Old().get_tester_logprobs(["x"], ["y"]).tolist() == [[-1.0, -1.0]]
+    assert Old().sample_probes(["x"], [0]) == ["red blue"]
 
 
 def test_astra_19_resuming_without_a_run_dir_is_rejected():

@@ -103,3 +103,32 @@ def test_a_resumed_attack_equals_an_uninterrupted_one(attack):
     assert resumed.exit_code == 0, resumed.output
     found = json.loads((attack.run / "summary.json").read_text())["policy_versions"]
     assert [row["fingerprint"] for row in found] == [row["fingerprint"] for row in expected]
+
+
+PLAIN_TARGET = """
+async def clerk(item, llm, context):
+    assert item.full_dataset_entry["messages"][-1]["content"] == item.input_obj
+    return f"{len(item.input_obj)} a"
+
+async def caller(item, llm, context):
+    return await llm.chat.completions.create(messages=[])
+"""
+
+
+def test_a_target_of_plain_code_needs_no_model(attack):
+    attack.write("target.py", PLAIN_TARGET)
+    del attack.settings["llms"]["target"], attack.settings["llms"]["baseline"]
+    attack.settings["functions"] = {"target": {"_type": "python", "function": "target:clerk"}}
+    attack.settings["workflow"] |= {"baseline": None, "ppl_weight": 0.0}
+    del attack.settings["eval"]["evaluators"]["naturalness"]
+    attack.set("finetuning.num_epochs", 1)
+    result = train(attack)
+    assert result.exit_code == 0, result.output
+    assert set(attack.summary["episodes"]) == {"ok"}
+    assert attack.summary["baseline"]["mean"] == 1.0, "the clerk says an `a` every time"
+
+    attack.settings["functions"]["target"]["function"] = "target:caller"
+    (attack.folder / "run.yml").unlink()
+    attack.write_files()
+    result = CliRunner().invoke(main, ["eval", "run.yml", "--limit", "1"])
+    assert "functions.target uses llm.chat, but llms has no entry for it; add one and set" in result.output

@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
+from reinforge.errors import EngineError
 from reinforge.redteam.algorithms import DPO, GRPO, IPO, PPO, DPOStep, GRPOStep, PPOStep
+from reinforge.redteam.algorithms.padding import pad_rows
 from reinforge.redteam.algorithms.ppo import TokenCredit
-from reinforge.redteam.core import Graph, Node, Scorer, ValueFunctionSystem
+from reinforge.redteam.core import Graph, Node, Scorer, System, ValueFunctionSystem
 
 TESTER = {"a": [-1.0, -0.5], "b": [-2.0], "c": [-0.3, -0.2, -1.5]}
 BASELINE = {"a": [-1.5, -1.0], "b": [-1.0], "c": [-0.3, -1.2, -1.0]}
@@ -56,6 +58,26 @@ class Fixed(ValueFunctionSystem):
     def reward(self, context, probe, response): ...
 
 
+CONTEXT = {"a": 3, "b": 1, "c": 4}
+"""Columns of the context before each probe."""
+
+
+class WithContext(Fixed):
+    """The same system in the layout of astra-rl's examples: rows over context and continuation, zeros first.
+
+    token_mask is the default one: it must find the tokens.
+    """
+
+    token_mask = System.token_mask
+
+    def _rows(self, rows, names):
+        whole = [torch.cat([torch.zeros(CONTEXT[name]), torch.as_tensor(rows[name])]) for name in names]
+        return torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
+
+
+LAYOUTS = pytest.mark.parametrize("layout", [Fixed, WithContext])
+
+
 def log_ratio(name):
     return sum(TESTER[name]) - sum(BASELINE[name])
 
@@ -64,14 +86,15 @@ PAIRS = [("a", "b"), ("b", "c")]
 MARGINS = [log_ratio(x) - log_ratio(y) for x, y in PAIRS]
 
 
-def preference(kind, beta):
-    algorithm = kind(Fixed(), beta=beta)
+def preference(kind, beta, layout=Fixed):
+    algorithm = kind(layout(), beta=beta)
     loss, metrics = algorithm.step(algorithm.collate_fn([DPOStep("x", *pair) for pair in PAIRS]))
     return algorithm.system, loss, metrics
 
 
-def test_dpo():
-    system, loss, metrics = preference(DPO, 0.3)
+@LAYOUTS
+def test_dpo(layout):
+    system, loss, metrics = preference(DPO, 0.3, layout)
     expected = sum(math.log1p(math.exp(-0.3 * h)) for h in MARGINS) / 2
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     assert metrics["margin"] == pytest.approx(sum(MARGINS) / 2, abs=1e-5)
@@ -81,11 +104,48 @@ def test_dpo():
     assert system.tester["b"].grad.tolist() == pytest.approx([-by_pair[0] + by_pair[1]], abs=1e-5)
 
 
-def test_ipo():
-    system, loss, _ = preference(IPO, 0.25)
+@LAYOUTS
+def test_ipo(layout):
+    system, loss, _ = preference(IPO, 0.25, layout)
     assert loss.item() == pytest.approx(sum((h - 2.0) ** 2 for h in MARGINS) / 2, abs=1e-5)
     loss.backward()
     assert system.tester["a"].grad.tolist() == pytest.approx([MARGINS[0] - 2.0] * 2, abs=1e-5)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("kind", [DPO, IPO])
+def test_metrics_of_preferences_have_astra_rls_names(kind, layout):
+    """a over b and b over c, beta 0.5; log p is -1.5, -2, -2 under the tester and -2.5, -1, -2.5 under the baseline."""
+    _, loss, metrics = preference(kind, 0.5, layout)
+    found = {name: metrics[name] for name in metrics if "/" in name}
+    assert found == pytest.approx({
+        "training/loss": loss.item(),
+        "reward/chosen_rewards": 0.5 * ((-1.5 + 2.5) + (-2 + 1)) / 2,
+        "reward/rejected_rewards": 0.5 * ((-2 + 1) + (-2 + 2.5)) / 2,
+        "reward/reward_accuracies": 0.5,
+        "reward/reward_margin": 0.5 * (2 - 1.5) / 2,
+        "policy/logprobs_chosen": (-1.5 - 2) / 2,
+        "policy/logprobs_rejected": (-2 - 2) / 2,
+        "ref/logprobs_chosen": (-2.5 - 1) / 2,
+        "ref/logprobs_rejected": (-1 - 2.5) / 2,
+    }, abs=1e-6)  # fmt: skip
+
+
+@LAYOUTS
+def test_metrics_of_ppo_have_astra_rls_names(layout):
+    algorithm = PPO(layout(), kl_coef=0.1, vf_loss_coef=0.5)
+    steps = [PPOStep("x", name, reward) for name, reward in (("a", 1.0), ("b", 0.0), ("c", 0.5))]
+    loss, metrics = algorithm.step(algorithm.collate_fn(steps))
+    assert metrics["training/loss"] == pytest.approx(loss.item())
+    parts = metrics["training/policy_loss"] + 0.5 * metrics["training/value_loss"] / 2
+    assert parts == pytest.approx(loss.item(), abs=1e-6)
+    assert metrics["training/value_loss"] == pytest.approx(metrics["value_error"])
+    assert (metrics["reward/mean_reward"], metrics["reward/std_reward"]) == (0.5, 0.5)
+    assert metrics["policy/logprobs"] == pytest.approx((-1.5 - 2 - 2) / 6)
+    assert metrics["ref/logprobs"] == pytest.approx((-2.5 - 1 - 2.5) / 6)
+    algorithm = PPO(layout())
+    _, metrics = algorithm.step(algorithm.collate_fn(steps[:1]))
+    assert (metrics["ref/logprobs"], metrics["reward/std_reward"]) == (None, None), "unknown is not a number"
 
 
 SAMPLING = {"a": [-1.1, -0.4], "b": [-1.5], "c": [-0.3, -0.5, -1.5]}
@@ -99,8 +159,8 @@ def gain(name, t, advantage, clip):
     return min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
 
 
-def proximal(**settings):
-    algorithm = PPO(Fixed(), normalize_advantages=False, **settings)
+def proximal(layout=Fixed, **settings):
+    algorithm = PPO(layout(), normalize_advantages=False, **settings)
     steps = [
         PPOStep("x", name, 0.0, TokenCredit(SAMPLING[name], VALUES[name], CREDIT[name], RETURNS[name]))
         for name in "abc"
@@ -111,8 +171,9 @@ def proximal(**settings):
 
 @pytest.mark.parametrize("clip", [0.01, 0.1, 0.9])
 @pytest.mark.parametrize("coef", [0.0, 1.0])
-def test_ppo(clip, coef):
-    system, loss, metrics = proximal(clip_range=clip, vf_loss_coef=coef)
+@LAYOUTS
+def test_ppo(clip, coef, layout):
+    system, loss, metrics = proximal(layout, clip_range=clip, vf_loss_coef=coef)
     policy = -sum(gain(name, t, CREDIT[name][t], clip) for name, t in TOKENS) / 6
     error = sum((VALUES[name][t] - RETURNS[name][t]) ** 2 for name, t in TOKENS) / 6
     assert loss.item() == pytest.approx(policy + coef * error / 2, abs=1e-5)
@@ -122,8 +183,9 @@ def test_ppo(clip, coef):
     assert found == pytest.approx([coef * (VALUES[n][t] - RETURNS[n][t]) / 6 for n, t in TOKENS], abs=1e-5)
 
 
-def test_ppo_normalizes_advantages_over_the_tokens_of_a_batch():
-    system = Fixed()
+@LAYOUTS
+def test_ppo_normalizes_advantages_over_the_tokens_of_a_batch(layout):
+    system = layout()
     algorithm = PPO(system, vf_loss_coef=0.0)
     steps = [
         PPOStep("x", name, 0.0, TokenCredit(SAMPLING[name], VALUES[name], CREDIT[name], RETURNS[name]))
@@ -137,18 +199,20 @@ def test_ppo_normalizes_advantages_over_the_tokens_of_a_batch():
     assert loss.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_ppo_of_a_step_without_credit():
+@LAYOUTS
+def test_ppo_of_a_step_without_credit(layout):
     """One turn sampled by the current policy: the ratio is 1, and A is the reward minus the value."""
-    algorithm = PPO(Fixed(), gae_lambda=1.0, normalize_advantages=False, vf_loss_coef=0.0)
+    algorithm = PPO(layout(), gae_lambda=1.0, normalize_advantages=False, vf_loss_coef=0.0)
     loss, metrics = algorithm.step(algorithm.collate_fn([PPOStep("x", "a", 1.0)]))
     assert metrics["ratio"] == pytest.approx(1.0)
     assert loss.item() == pytest.approx(-((1 - 0.2) + (1 - 0.4)) / 2, abs=1e-5)
 
 
-def test_ppo_credit_follows_the_path_and_averages_over_branches():
+@LAYOUTS
+def test_ppo_credit_follows_the_path_and_averages_over_branches(layout):
     """a, then b or c. By hand, from the leaves, gamma 0.9 and lambda 0.5; rewards 1, 2 and -1."""
     graph = Graph("x", [Node("x", "a", "", 1.0, [Node("xa", "b", "", 2.0), Node("xa", "c", "", -1.0)])])
-    a, b, c = PPO(Fixed(), gamma=0.9, gae_lambda=0.5).flatten(graph)
+    a, b, c = PPO(layout(), gamma=0.9, gae_lambda=0.5).flatten(graph)
     of_b = [2.0 - (-0.1)]
     last = -1.0 - 1.0
     middle = (0.9 * 1.0 - 0.5) + 0.45 * last
@@ -165,8 +229,9 @@ def test_ppo_credit_follows_the_path_and_averages_over_branches():
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.2])
-def test_grpo(kl_coef):
-    algorithm = GRPO(Fixed(), clip_range=0.1, kl_coef=kl_coef)
+@LAYOUTS
+def test_grpo(kl_coef, layout):
+    algorithm = GRPO(layout(), clip_range=0.1, kl_coef=kl_coef)
     advantages = {"a": 0.5, "b": -1.0, "c": 0.5}
     steps = [GRPOStep("x", name, advantages[name], SAMPLING[name]) for name in "abc"]
     loss, _ = algorithm.step(algorithm.collate_fn(steps))
@@ -175,6 +240,55 @@ def test_grpo(kl_coef):
         d = TESTER[name][t] - BASELINE[name][t]
         expected += -gain(name, t, advantages[name], 0.1) + kl_coef * (math.exp(-d) - 1 + d)
     assert loss.item() == pytest.approx(expected / 6, abs=1e-5)
+
+
+def count_the_context(system, context, continuation, logprobs):
+    """The mask of earlier versions: from column 0 to the last log-prob that is not 0."""
+    places = torch.arange(logprobs.shape[1])
+    return places <= torch.where(logprobs.detach() != 0, places, -1).amax(dim=1)[:, None]
+
+
+def test_a_mask_that_counts_the_context_trains_the_context(monkeypatch):
+    """Mutation: the credit of a one-token probe with one column of context."""
+    graph = Graph("x", [Node("x", "b", "", 1.0)])
+    [step] = PPO(WithContext()).flatten(graph)
+    assert (step.credit.logprobs, step.credit.begin) == ([-2.0], 1)
+    monkeypatch.setattr(WithContext, "token_mask", count_the_context)
+    [step] = PPO(WithContext()).flatten(graph)
+    assert (step.credit.logprobs, step.credit.begin) == ([0.0, -2.0], 0)
+
+
+def test_a_token_whose_probability_became_one_keeps_the_others_in_place():
+    """Row b c with context: the first log-prob of c was -0.3 when it was sampled, and is exactly 0 now."""
+    mask = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 1]]).bool()
+    rows = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+    found = pad_rows(rows, [1, 1], mask, torch.zeros(1))
+    assert found.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    with pytest.raises(EngineError, match="3 tokens from column 2 on when it was sampled, but now its row has 2"):
+        pad_rows(rows[:1], [2], mask[1:], torch.zeros(1))
+
+
+class OneColumnLate(WithContext):
+    """Values as in astra-rl's example: the mask of positions instead of that of log-probs."""
+
+    def value(self, context, continuation):
+        values = super().value(context, continuation)
+        return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], dim=1)
+
+
+def test_values_that_are_one_column_late_are_named_once(caplog):
+    graph = Graph("x", [Node("x", name, "", 1.0) for name in "ab"])
+    PPO(WithContext()).flatten(graph)
+    assert not caplog.records, "the values are where they belong"
+    algorithm = PPO(OneColumnLate())
+    algorithm.flatten(graph)
+    algorithm.flatten(graph)
+    [record] = caplog.records
+    assert "exactly 0 for the first token of all 2 probes" in record.getMessage()
+    still = OneColumnLate()
+    still.values = {name: torch.zeros(len(row)) for name, row in VALUES.items()}
+    PPO(still).flatten(graph)
+    assert len(caplog.records) == 1, "a critic that is 0 everywhere is only untrained"
 
 
 def test_grpo_compares_returns_of_siblings():

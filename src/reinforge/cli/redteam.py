@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from reinforge.cli import finetune
-from reinforge.cli.chat import escape_controls
 from reinforge.cli.eval import SPLITS
 from reinforge.cli.options import CONFIG_FILE, DATA, DEBUG, JSON, OUTPUT, OVERRIDE, GroupedCommand, option
-from reinforge.cli.report import INTERRUPTED, exit_on_error
+from reinforge.cli.output import say, say_json
+from reinforge.cli.report import exit_on_error
 from reinforge.runs.summary import RunSummary
 
 ARMS = {"confirm_base": "before", "confirm_tuned": "after"}
@@ -67,9 +65,7 @@ def write_attack_report(summary: RunSummary) -> list[str]:
     found = {name: build_attack_report(each.values()) for name, each in outputs.items() if each}
     if not found:
         return ["  attack       no report: the run did not reach its verdict"]
-    return [escape_controls(line) for line in write_report(summary.folder, found)] + [
-        f"report in {summary.folder / TEXT_FILE}"
-    ]
+    return [*write_report(summary.folder, found), f"report in {summary.folder / TEXT_FILE}"]
 
 
 @command.command(
@@ -113,18 +109,23 @@ def eval_command(
         from reinforge.redteam.report import build_attack_report, write_report
         from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+        from reinforge.trainer.guard import LiveRun
+        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.signals import run_interruptible
 
         progress = SilentProgress() if as_json else PlainProgress()
         options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)
-        try:
-            evaluation = asyncio.run(evaluate(load_config(file, overrides=overrides), options))
-        except KeyboardInterrupt:
-            raise SystemExit(INTERRUPTED) from None
+        loaded = load_config(file, overrides=overrides)
+        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
+        evaluation = run_interruptible(evaluate(loaded, options), RunOptions(live=live))
         report = build_attack_report(record.item.output_obj for record in evaluation.records if record.outcome == "ok")
         lines = [*report.lines(evaluation.model), *report.example_lines()]
         if output_dir is not None:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             write_report(Path(output_dir), {evaluation.model: report})
         result = {"model": evaluation.model, "split": evaluation.split, **report.as_dict()}
-        for line in [json.dumps(result, ensure_ascii=False)] if as_json else map(escape_controls, lines):
-            click.echo(line)
+        if as_json:
+            say_json(result)
+            return
+        for line in lines:
+            say(line)

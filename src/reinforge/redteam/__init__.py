@@ -10,6 +10,8 @@ algorithms/   DPO, IPO, PPO and GRPO on trees of conversations
 scorers/      what counts as a failure
 training/     the training loop
 ext/          the same classes for Hugging Face model ids and folders
+utils/        logging
+datasets.py   the prompts that astra-rl brings along, read from its files
 
 Names are imported on first use; torch is imported only by those that need it.
 """
@@ -25,6 +27,7 @@ _HOMES = {
         "Evaluator",
         "Graph",
         "GraphMetrics",
+        "JSONLike",
         "Node",
         "Sampler",
         "Scorer",
@@ -59,7 +62,9 @@ _HOMES = {
         "RegexScorer",
         "SchemaScorer",
         "WeightedScorer",
+        "WildguardScorer",
     ),
+    "reinforge.redteam.utils": ("logger",),
     "reinforge.redteam.ext.transformers": (
         "HFASTConfiguration",
         "HFASTSystem",
@@ -67,12 +72,15 @@ _HOMES = {
         "HFEvaluationSystem",
     ),
 }
+_SUBMODULES = ("datasets", "utils")
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

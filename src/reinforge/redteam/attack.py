@@ -85,6 +85,23 @@ class _AttackBranch:
     turns: list[Turn] = field(default_factory=list)
 
 
+class NoModel:
+    """What a target that is plain code gets as `llm`; the first use says how to give it a model.
+
+    Args:
+        target: The target's entry of functions.
+    """
+
+    def __init__(self, target: str):
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"functions.{self._target} uses llm.{name}, but llms has no entry for it; add one and set "
+            f"functions.{self._target}.llm to its name"
+        )
+
+
 class Attack:
     """The workflow: one episode is a tree of conversations with the same opening.
 
@@ -93,7 +110,8 @@ class Attack:
         scorer: Scores the target's responses.
         timeout_s: Time limit of one score, in seconds.
         agent: The target if it is a whole agent: an async workflow that gets the probe as its question and the
-            conversation so far as `messages` in its row. None: the target is an entry of llms.
+            conversation so far as `messages` in its row. Without an `llm` it is plain code. None: the target is an
+            entry of llms.
     """
 
     def __init__(
@@ -167,8 +185,9 @@ class Attack:
             example = item.copy_with_updates(
                 input_obj=messages[-1]["content"], full_dataset_entry={**item.full_dataset_entry, "messages": messages}
             )
+            llm = NoModel(self.config.target) if self.agent.llm is None else context.llm(self.agent.llm)
             with context.function(self.config.target):
-                return str(await self.agent.function(example, context.llm(self.agent.llm), context))
+                return str(await self.agent.function(example, llm, context))
         answer = await context.llm(self.config.target).chat.completions.create(
             messages=messages,
             max_tokens=self.config.target_max_tokens,
@@ -228,7 +247,7 @@ async def redteam(config: RedteamConfig, builder: Builder) -> AsyncIterator[Boun
 
 
 async def _build_agent(config: RedteamConfig, builder: Builder) -> BoundWorkflow:
-    """Returns the agent that is the target, bound to one entry of llms."""
+    """Returns the agent that is the target, bound to one entry of llms; plain code needs none."""
     function = await builder.get_function(config.target)
     agent = function if isinstance(function, BoundWorkflow) else bind_workflow(function)
     if not agent.is_async:
@@ -236,13 +255,11 @@ async def _build_agent(config: RedteamConfig, builder: Builder) -> BoundWorkflow
         raise ConfigError(Problem("target", message, "define it with `async def`"))
     if agent.llm is None:
         others = [name for name in builder.config.llms if name not in (config.attacker, config.baseline)]
-        if len(others) != 1:
+        if len(others) > 1:
             message = f"functions.{config.target} names no llm, and there is more than one choice"
-            if not others:
-                message = f"functions.{config.target} names no llm, and llms has no entry for it"
-            known = ", ".join(others) or "none"
-            raise ConfigError(Problem("target", message, f"set functions.{config.target}.llm; available: {known}"))
-        agent = replace(agent, llm=others[0])
+            fix = f"set functions.{config.target}.llm; available: {', '.join(others)}"
+            raise ConfigError(Problem("target", message, fix))
+        agent = replace(agent, llm=others[0] if others else None)
     return agent
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from reinforge.evaluation.statistics import compute_mean_interval, format_interval
 from reinforge.files import replace_file, to_json
+from reinforge.safe_text import escape_controls
 
 NUM_EXAMPLES = 10
 JSON_FILE, TEXT_FILE = "attack_report.json", "attack_report.txt"
@@ -144,7 +145,7 @@ def write_report(folder: Path, reports: Mapping[str, AttackReport]) -> list[str]
     if last.examples:
         lines += ["", f"the {len(last.examples)} most distinct successes:", *last.example_lines()]
     replace_file(folder / JSON_FILE, to_json({name: report.as_dict() for name, report in reports.items()}) + "\n")
-    replace_file(folder / TEXT_FILE, "\n".join(lines) + "\n")
+    replace_file(folder / TEXT_FILE, "\n".join(map(escape_controls, lines)) + "\n")
     return lines
 
 

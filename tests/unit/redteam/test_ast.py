@@ -11,13 +11,16 @@ import torch
 from reinforge import PolicyFailure
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, TrajectoryError
 from reinforge.redteam import (
+    PPO,
     ASTEvaluator,
     ASTSampler,
     ASTSystem,
     Conversation,
     GeneratedText,
     Graph,
+    Harness,
     KeywordScorer,
+    Node,
     WorkflowTarget,
 )
 from reinforge.redteam.methods.ast.problem import _target_view, _tester_view
@@ -65,6 +68,52 @@ class ToyAST(ASTSystem, ToySystem):
         super().__init__("green", **settings)
 
 
+class ContextFirst(ToyAST):
+    """Log-probs over context and continuation, zeros first; every word of a probe has the same probability."""
+
+    probability = 1 / 300
+
+    def get_baseline_logprobs(self, context, continuation):
+        rows = [
+            [0.0] * len(c.split()) + [math.log(self.probability)] * len(p.split())
+            for c, p in pairs(context, continuation)
+        ]
+        width = max(map(len, rows))
+        return torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
+
+
+def pairs(context, continuation):
+    return zip(context, continuation, strict=True)
+
+
+def count_the_context(system, context, continuation, logprobs):
+    """The mask of earlier versions: from column 0 to the last log-prob that is not 0."""
+    places = torch.arange(logprobs.shape[1])
+    return places <= torch.where(logprobs != 0, places, -1).amax(dim=1)[:, None]
+
+
+def test_log_probs_after_zeros_for_the_context_give_the_same_perplexity(monkeypatch):
+    """Two tokens of probability 1/300 have perplexity 300, after 8 words of context or after none."""
+    system, contexts = ContextFirst(ppl_weight=0.01), ["a b c d e f g h", "", "a b c d e f g h"]
+    probes = ["red blue", "red blue", "red blue red red"]
+    assert system.perplexities(contexts, probes) == pytest.approx([300.0] * 3, rel=1e-5)
+    assert system.reward(contexts, probes, [".", ".", "."]) == pytest.approx([-3.0] * 3, rel=1e-5)
+    mask = system.token_mask(contexts, probes, system.get_baseline_logprobs(contexts, probes))
+    assert mask.long().tolist() == [[0] * 8 + [1] * 2 + [0] * 2, [1] * 2 + [0] * 10, [0] * 8 + [1] * 4]
+
+    monkeypatch.setattr(ToyAST, "token_mask", count_the_context)  # mutation: exp(2 x 5.70 / 10) is 3.1
+    assert system.perplexities(contexts, probes) == pytest.approx([300 ** (2 / 10), 300.0, 300 ** (4 / 12)], rel=1e-5)
+
+
+def test_a_token_of_probability_one_inside_a_probe_is_a_token():
+    system = ToyAST()
+    assert system.token_mask(["x"], ["y"], torch.tensor([[0.0, -1.0, 0.0, -1.0, 0.0]])).tolist() == [
+        [False, True, True, True, False]
+    ]
+    assert system.token_mask(["x"], [""], torch.zeros(1, 3)).tolist() == [[False] * 3]
+    assert system.token_mask(["x"], [""], torch.zeros(1, 0)).shape == (1, 0)
+
+
 def test_a_users_system_gets_the_reward_and_level_by_level_trees():
     """Every probe is two words of probability 1/3, so its perplexity is 3."""
     system = ToyAST()
@@ -99,6 +148,34 @@ def test_likelihood_can_come_from_the_target():
 
 def probes(graph):
     return [(node.context, node.probe, node.response) for node in graph.nodes()]
+
+
+class Doubles(ASTSampler):
+    """A user's sampler that changes the trees after they are sampled, as one does to back rewards up."""
+
+    def rollout(self, seed=None):
+        return self._double(super().rollout(seed))
+
+    def eval_rollout(self, seed=None):
+        return self._double(super().eval_rollout(seed))
+
+    def _double(self, graph):
+        for node in graph.nodes():
+            node.reward = 2.0
+        return graph
+
+
+def test_a_sampler_that_overrides_rollout_is_called_for_every_tree():
+    system = ToyAST()
+    sampler = Doubles(system, ["open"], tree_depth=2)
+    harness = Harness(sampler, PPO(system), 3)
+    steps = [reward for batch in harness.experience(0) for reward in batch.reward]
+    assert steps == [2.0] * 3 * (2 + 4)
+    summary = ASTEvaluator(sampler, seeds=[0, "open"]).evaluate(progress=False)["summary"]
+    assert summary["avg_reward"] == 2.0
+    plain = ASTSampler(system, ["open"], tree_depth=2)
+    assert str(plain.rollout(7)) == str(plain.rollouts([7])[0])
+    assert str(plain.eval_rollout("open")) == str(plain.eval_rollouts(["open"])[0])
 
 
 def test_zero_is_a_seed_and_seeds_give_different_trees(make_problem):
@@ -337,6 +414,12 @@ def test_metrics_computed_by_hand():
     assert [row["target_toxicity"] for row in metrics.per_turn] == [0.0, 0.5]
     assert metrics.overall["reward"] == pytest.approx(0.075)
     assert metrics.overall["adversarial_toxicity"] == 0.25, "a mean, not 1/n for any score above 0"
+    names = ("avg_reward", "avg_adversarial_toxicity", "avg_target_toxicity")
+    assert [metrics.overall[name] for name in names] == [pytest.approx(0.075), 0.25, 0.25]
+    firsts = ("first_adversarial_toxicity_turn", "first_target_toxicity_turn")
+    assert [metrics.overall[name] for name in firsts] == [2, 2]
+    first = {name: metrics.per_turn[0][name] for name in ("turn", "context", "probe", "response")}
+    assert first == {"turn": 1, "context": "c", "probe": "red", "response": ".red"}, "of the first branch"
     aggregated = ASTEvaluator(sampler).aggregate_metrics([metrics])
     summary = aggregated["summary"]
     assert (summary["attack_success"]["mean"], summary["attack_success"]["count"]) == (0.5, 2)
@@ -344,7 +427,17 @@ def test_metrics_computed_by_hand():
     assert summary["attack_success_by_turn"][1]["mean"] == 0.5
     assert summary["perplexity"] == {"all": pytest.approx(3.0), "successful": pytest.approx(3.0)}
     assert (summary["num_probes"], summary["num_distinct"]) == (4, 3)
+    assert (summary["n_rollouts"], summary["avg_reward"]) == (1, pytest.approx(0.075))
+    assert summary["pct_rollouts_with_adversarial_toxicity"] == 1.0
+    assert summary["pct_rollouts_with_target_toxicity/attack_success_rate"] == 1.0
     assert aggregated["examples"][0]["probe"] == "green red"
+
+
+def test_a_plain_system_is_evaluated_without_perplexity():
+    system = ToySystem()
+    graph = Graph("open", [Node("c", "green", ".green", 1.0)])
+    overall = ASTEvaluator(ASTSampler(system, ["a"])).compute_metrics(graph).overall
+    assert (overall["turns"][0]["perplexity"], overall["first_target_toxicity_turn"]) == (None, 1)
 
 
 def test_success_has_a_wilson_interval():

@@ -1,10 +1,23 @@
 """Graphs, the defaults of a system, and the validation of what a system returns."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from reinforge.errors import ConfigError, EngineError
-from reinforge.redteam.core import Algorithm, Evaluator, Graph, GraphMetrics, Node, Sampler, Scorer, System
+from reinforge.redteam.core import (
+    ActionT,
+    Algorithm,
+    Evaluator,
+    Graph,
+    GraphMetrics,
+    Node,
+    Sampler,
+    Scorer,
+    StateT,
+    System,
+)
 from reinforge.redteam.core.system import check_logprobs, check_values
 from tests.unit.redteam.toy import ToySystem
 
@@ -88,6 +101,60 @@ def test_values_lose_a_last_axis_of_one():
         check_values(torch.ones(2, 4), logprobs)
 
 
+class Wrong(ToySystem):
+    """Returns too few rows and texts."""
+
+    def get_tester_logprobs(self, context, continuation):
+        return super().get_tester_logprobs(context[1:], continuation[1:])
+
+    def get_baseline_logprobs(self, context, continuation):
+        return self._logprobs(self.logits, continuation).exp()
+
+    def rollout_prompt_with_tester(self, x):
+        return super().rollout_prompt_with_tester(x)[1:]
+
+    def rollout_prompt_with_target(self, x):
+        return "one text"
+
+
+def test_what_a_system_returns_is_validated():
+    system, rows = ToySystem(), (["x", "y"], ["red", "blue red"])
+    assert system._get_tester_logprobs_and_validate(*rows).requires_grad
+    for whose in ("baseline", "target"):
+        validated = getattr(system, f"_get_{whose}_logprobs_and_validate")(*rows)
+        assert torch.equal(validated, getattr(system, f"get_{whose}_logprobs")(*rows))
+    assert len(system._rollout_prompt_with_tester_and_validate(["x", "y"])) == 2
+    assert system._rollout_prompt_with_target_and_validate(["x red", "y blue"]) == [".red", ".blue"]
+
+    class Tensors(ToySystem):
+        def rollout_prompt_with_tester(self, x):
+            return torch.zeros(len(x), 3)
+
+    assert len(Tensors()._rollout_prompt_with_tester_and_validate(["x", "y"])) == 2, "actions need not be texts"
+
+    class Trainable(ToySystem):
+        def get_target_logprobs(self, context, continuation):
+            return self.get_tester_logprobs(context, continuation)
+
+    assert not Trainable()._get_target_logprobs_and_validate(*rows).requires_grad, "only the tester is trained"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "why"),
+    [
+        ("_get_tester_logprobs_and_validate", (["x", "y"], ["red", "red"]), r"B = 2 rows, found \[1, 1\]"),
+        ("_get_baseline_logprobs_and_validate", (["x"], ["red"]), "get_baseline_logprobs: .* are these probabilities"),
+        ("_rollout_prompt_with_tester_and_validate", (["x", "y"],), "with_tester: expected 2, .* found 1"),
+        ("_rollout_prompt_with_target_and_validate", (["x", "y"],), "expected a list of 2, .*, found 'one text'"),
+        ("sample_probes", (["x", "y"], [0, 1]), "with_tester: expected 2, .* found 1"),
+        ("sample_responses", (["x", "y"], [0, 1]), "expected a list of 2, .*, found 'one text'"),
+    ],
+)
+def test_a_system_that_returns_something_else_is_named(method, arguments, why):
+    with pytest.raises(EngineError, match=why):
+        getattr(Wrong(), method)(*arguments)
+
+
 class Counts(Sampler):
     """Returns graphs whose context is their seed."""
 
@@ -108,6 +175,16 @@ def test_an_evaluator_uses_its_seeds_or_counts_from_zero(tmp_path):
     assert Contexts(Counts(None)).evaluate(2, progress=False) == ["seed 0", "seed 1"]
     Evaluator.write_json({"a": [1.5]}, tmp_path / "metrics.json")
     assert (tmp_path / "metrics.json").read_text() == '{\n "a": [\n  1.5\n ]\n}\n'
+
+
+def test_an_evaluator_takes_two_types_or_three():
+    assert Evaluator[str, str, int].__args__ == (str, str, int)
+    assert Evaluator[str, str].__args__ == (str, str, Any), "the type of seeds may be left out"
+
+    class Typed(Contexts, Evaluator[StateT, ActionT, str]):
+        """With type variables, as a generic evaluator of a user's own."""
+
+    assert Typed(Counts(None), seeds=["a"]).evaluate(progress=False) == ["seed a"]
 
 
 @pytest.mark.parametrize(("seeds", "count"), [(None, None), ([1], 2), (None, 0), ([], None), ([1], -1)])

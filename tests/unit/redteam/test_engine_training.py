@@ -22,6 +22,7 @@ from reinforge.redteam import (
     Trainer,
     TrainingConfiguration,
 )
+from tests.unit.redteam.test_ast import ToyAST
 
 SETTINGS = {"lr": 1e-3, "training_steps": 2, "num_episodes_per_experience": 3, "batch_size": 4}
 
@@ -107,6 +108,38 @@ def test_a_custom_loop(make_problem):
     assert problem.engine.fingerprint() != before
 
 
+def test_a_custom_loop_samples_from_the_weights_it_trained(make_problem, monkeypatch):
+    """After an optimizer step of the caller's own, the sampler's log-probs are those of the new weights."""
+    problem = make_problem()
+    context = ["hello the quick brown fox jumps over"]
+
+    def compare():
+        """Returns the largest difference between the sampler's log-probs and the learner's."""
+        probes = problem.sample_probes(context, [1])
+        return (
+            (problem.get_sampling_logprobs(context, probes) - problem.get_tester_logprobs(context, probes)).abs().max()
+        )
+
+    def change_weights(optimizer):
+        for parameter in problem.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    parameters = list(problem.parameters())
+    assert compare() < 1e-4
+    for version, optimizer in enumerate(
+        (torch.optim.SGD(parameters, 0.5), torch.optim.AdamW(parameters, 0.3, fused=True)), start=1
+    ):
+        change_weights(optimizer)
+        assert compare() < 1e-4
+        assert problem.engine.policy.version == version
+        problem.sample_probes(context, [2])
+        assert problem.engine.policy.version == version, "weights that did not change are not published again"
+    monkeypatch.setattr(type(problem), "_publish_changed_weights", lambda self: None)  # mutation
+    change_weights(optimizer)
+    assert compare() > 0.1
+
+
 @pytest.fixture
 def hf(tiny_model_dir, tiny_target_dir):
     made = []
@@ -162,3 +195,96 @@ def test_models_without_a_template_see_one_text(hf, tiny_model_dir, tiny_target_
     system = hf(HFASTSystem, tmp_path / "tester", tmp_path / "target", None, KeywordScorer("e"))
     node = ASTSampler(system, ["play at row"], 1, 1).rollout(0).children[0]
     assert system.tokenizer.decode(node.probe.tokens.prompt_token_ids) == "play at row"
+
+
+class Pretrained(ToyAST):
+    """A system of a user's own around a Hugging Face model, as in astra-rl's examples."""
+
+    def __init__(self, folder, **tokenizers):
+        super().__init__(ppl_weight=0.0)
+        self.tester = AutoModelForCausalLM.from_pretrained(folder)
+        vars(self).update(tokenizers)
+
+    def get_tester_logprobs(self, context, continuation):
+        logprobs = super().get_tester_logprobs(context, continuation)
+        return logprobs * (1 + sum(p.mean() for p in self.tester.parameters()).tanh() / 2)
+
+    def parameters(self):
+        return self.tester.parameters()
+
+
+class Interrupted(DPO):
+    """Ends the process's patience in the second experience."""
+
+    def flatten(self, graph):
+        if self.num_flattened == 4:
+            raise KeyboardInterrupt
+        self.num_flattened += 1
+        return super().flatten(graph)
+
+    num_flattened = 0
+
+
+def hf_trainer(system, folder, algorithm=DPO, **settings):
+    settings = {"training_steps": 2, "lr": 1e-3, "num_episodes_per_experience": 4, **settings}
+    sampler = ASTSampler(system, ["open"], 4, 1)
+    return HFASTTrainer(HFASTConfiguration(**settings), sampler, algorithm(system), ckpt_dir=folder, eval_every=1)
+
+
+def assert_same_weights(folder, module):
+    loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "tester_tokenizer"])
+def test_the_trained_tester_of_a_users_own_system_is_saved(name, tiny_model_dir, tmp_path, caplog):
+    """With the tokenizer, at whichever of its two names, loadable with `from_pretrained`."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    system = Pretrained(tiny_model_dir, **{name: tokenizer})
+    with torch.no_grad():
+        system.logits.copy_(torch.arange(6.0).view(2, 3) / 6)  # probes must differ in log-probs to train the model
+    before = [parameter.clone() for parameter in system.parameters()]
+    hf_trainer(system, tmp_path / "a" / "b").train()
+    assert not all(torch.equal(old, new) for old, new in zip(before, system.parameters(), strict=True))
+    assert_same_weights(tmp_path / "a/b/last", system.tester)
+    assert AutoTokenizer.from_pretrained(tmp_path / "a/b/last").get_vocab() == tokenizer.get_vocab()
+    assert "testers are written as" not in caplog.text
+
+
+def test_a_systems_own_save_is_called(tiny_model_dir, tmp_path):
+    saved = []
+    system = Pretrained(tiny_model_dir)
+    system.save = saved.append
+    hf_trainer(system, tmp_path).train()
+    assert saved == [tmp_path / "last"]
+
+
+def test_a_tester_that_is_no_hugging_face_model_is_written_as_parameters(tmp_path, caplog):
+    system = ToyAST()
+    trainer = hf_trainer(system, tmp_path)
+    assert "ToyAST has neither save(folder) nor a tester with save_pretrained" in caplog.text, "before training"
+    trainer.train()
+    again = ToyAST()
+    again.read(tmp_path / "last", hf_trainer(again, tmp_path / "other")._scheduled_optimizer, 0)
+    assert again.logits.any()
+    assert torch.equal(again.logits, system.logits)
+
+
+def test_an_interrupted_training_keeps_its_tester(tiny_model_dir, tmp_path, caplog, monkeypatch):
+    def train(folder):
+        system = ToyAST()
+        with pytest.raises(KeyboardInterrupt):
+            hf_trainer(system, folder, Interrupted).train()
+        return system
+
+    system = train(tmp_path / "first")
+    assert f"the tester trained so far is in {tmp_path / 'first' / 'last'}" in caplog.text
+    again = ToyAST()
+    again.read(tmp_path / "first/last", hf_trainer(again, tmp_path / "other")._scheduled_optimizer, 0)
+    assert torch.equal(again.logits, system.logits)
+    (tmp_path / "file").write_text("")
+    train(tmp_path / "file" / "folder")
+    assert "training stopped, and the tester could not be saved" in caplog.text, "and KeyboardInterrupt is raised"
+    monkeypatch.setattr(HFASTTrainer, "_save_what_was_trained", lambda self: None)  # mutation
+    train(tmp_path / "second")
+    assert not (tmp_path / "second").exists()

@@ -1,5 +1,6 @@
 """Scorers: scores checked by hand, caching and batching, rejected arguments."""
 
+import math
 import sys
 
 import pytest
@@ -22,7 +23,9 @@ from reinforge.redteam import (
     SchemaScorer,
     Scorer,
     WeightedScorer,
+    WildguardScorer,
 )
+from reinforge.redteam.scorers.wildguard import PROMPT
 from reinforge.types.request import ModelReply
 from tests.models import make_tokenizer
 
@@ -219,3 +222,48 @@ def test_the_guard_compares_two_whole_verdicts(tiny_model_dir):
         expected.append(torch.tensor(sums).softmax(0)[1].item())
     assert scorer.score(texts) == pytest.approx(expected, abs=1e-5)
     assert scorer.score([]) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "answers"),
+    [
+        ("harmful_request", ["Harmful request: yes"]),
+        ("response_refusal", [f"Harmful request: {a}\nResponse refusal: yes" for a in ("no", "yes")]),
+        (
+            "harmful_response",
+            [
+                f"Harmful request: {a}\nResponse refusal: {b}\nHarmful response: yes"
+                for a in ("no", "yes")
+                for b in ("no", "yes")
+            ],
+        ),
+    ],
+)
+def test_wildguard_sums_over_the_answers_before(target, answers, tiny_model_dir):
+    """Against the probabilities of the same answers from the module itself, one by one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    scorer = WildguardScorer(target, "cpu", model=tiny_model_dir, user_message="Hi.")
+    model, tokenizer = (kind.from_pretrained(tiny_model_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
+
+    def probability(request, response):
+        prompt = tokenizer.encode(PROMPT.format(request=request, response=response), add_special_tokens=False)
+        total = 0.0
+        for answer in answers:
+            ids = tokenizer.encode(answer, add_special_tokens=False)
+            logprobs = model(torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
+            total += math.exp(sum(logprobs[len(prompt) + i - 1, token].item() for i, token in enumerate(ids)))
+        return total
+
+    talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "No."}]
+    expected = [probability("Hi.", "the dog"), probability("Why?", "No.")]
+    assert [scorer.score([each])[0] for each in ("the dog", talk)] == pytest.approx(expected, rel=1e-3)
+    assert scorer.score(["the dog", "yes"])[0] == pytest.approx(expected[0], rel=1e-3)
+    assert scorer.score([]) == []
+    with pytest.raises(ConfigError, match="must end with a user's and an assistant's message, found: user"):
+        scorer.score([talk[:1]])
+
+
+def test_wildguard_has_three_targets():
+    with pytest.raises(ConfigError, match="'harmful_respons', did you mean \"harmful_response\""):
+        WildguardScorer("harmful_respons")

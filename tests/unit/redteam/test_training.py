@@ -1,11 +1,14 @@
 """Harness and trainer with a user's own torch system, in the loop that the bundled systems use too."""
 
 import json
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
+from reinforge import redteam
 from reinforge.errors import ConfigError, JobFailed
 from reinforge.redteam import (
     DPO,
@@ -20,6 +23,7 @@ from reinforge.redteam import (
     Trainer,
     TrainingConfiguration,
 )
+from reinforge.redteam.training.harness import ListDataset
 from tests.unit.redteam.toy import ToySystem
 
 
@@ -101,6 +105,23 @@ def test_batches_have_the_configured_size_and_the_last_is_not_dropped():
     assert metrics == {"size": 8}
 
 
+def test_an_experience_knows_its_number_of_batches():
+    harness = Harness(Toy(ToySystem()), Count(ToySystem()), 5, dataloader_kwargs={"batch_size": 8})
+    batches = harness.experience(0)
+    assert (len(batches), len(harness.graphs)) == (3, 5), "sampled before the first batch is taken"
+    assert len(list(batches)) == 3
+    dataset = ListDataset(["a", "b"])
+    assert (len(dataset), dataset[1], list(dataset)) == (2, "b", ["a", "b"])
+
+
+def test_an_experience_without_signal_has_no_batches():
+    """Also with arguments that torch refuses for an empty dataset."""
+    system = ToySystem("nothing")
+    harness = Harness(Toy(system), DPO(system), 2, dataloader_kwargs={"shuffle": True, "batch_size": 2})
+    batches = harness.experience(0)
+    assert (len(batches), list(batches)) == (0, [])
+
+
 def test_dataloader_arguments_are_passed_on():
     kwargs = {"batch_size": 3, "shuffle": True, "drop_last": True}
     harness = Harness(Toy(ToySystem()), Count(ToySystem()), 2, dataloader_kwargs=kwargs)
@@ -115,6 +136,87 @@ def test_each_episode_has_its_own_seed_and_experiences_differ():
     seeds_by_experience = [sampler.seeds[i : i + 4] for i in range(0, 20, 4)]
     assert seeds_by_experience[0] == seeds_by_experience[1]
     assert len({seed for row in seeds_by_experience[1:] for seed in row}) == 16
+
+
+def test_samplers_get_seeds_that_numpy_takes():
+    """40 seeds of the harness and the trainer; of 63 bits, one in 2**31 would be small enough by chance."""
+
+    class UsesNumpy(Toy):
+        def rollout(self, seed=None):
+            np.random.seed(seed)
+            return super().rollout(seed)
+
+    sampler = UsesNumpy(ToySystem())
+    for seed in (None, 3):
+        list(Harness(sampler, Count(sampler.system), 16).experience(seed))
+    Trainer(
+        TrainingConfiguration(training_steps=2, num_episodes_per_experience=4), sampler, Count(sampler.system)
+    ).train()
+    assert len(sampler.seeds) == 40
+    assert max(sampler.seeds) > 2**30, "all 32 bits are used"
+
+
+def test_metrics_of_a_step_reach_the_logger(caplog):
+    harness = Harness(Toy(ToySystem()), Count(ToySystem()), 2)
+    with caplog.at_level("INFO", logger="reinforge.redteam"):
+        harness.log_current_step({"loss": 0.5})
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [("reinforge.redteam", "{'loss': 0.5}")]
+    assert caplog.records[0].name == redteam.logger.name == redteam.utils.logger.name
+
+
+def test_the_logging_of_programs_shows_the_metrics():
+    """In a process of its own, because it configures the root logger."""
+    code = (
+        "from reinforge.redteam.utils import config_logging, logger\nconfig_logging()\nlogger.debug('loss %.1f', 0.5)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stderr.rstrip().endswith("reinforge.redteam DEBUG loss 0.5")
+
+
+class OwnLoop(Trainer):
+    """A training loop of a user's own, as in astra-rl's guide to trainers."""
+
+    def train(self):
+        for _ in range(self.config.training_steps):
+            for batch in self.harness.experience():
+                loss, _ = self.harness.step(batch)
+                loss.backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_loop_of_a_users_own_changes_the_weights(dtype):
+    """SGD at rate 1e-2 on a gradient of 4, twice, from 0: bfloat16 weights are trained through float32 copies."""
+    system = ToySystem()
+    system.logits.data = system.logits.data.to(dtype)
+    config = TrainingConfiguration(lr=1e-2, optimizer="sgd", training_steps=2, num_episodes_per_experience=1)
+    OwnLoop(config, Toy(system), Count(system)).train()
+    assert system.logits.dtype == dtype
+    assert system.logits.flatten().tolist() == pytest.approx([-1e-2 * 4 * 2] * 6, rel=1e-2)
+
+    bare = type("Bare", (OwnLoop,), {"optimizer": property(lambda self: self._scheduled_optimizer.optimizer)})
+    untrained = ToySystem()
+    untrained.logits.data = untrained.logits.data.to(dtype)
+    bare(config, Toy(untrained), Count(untrained)).train()  # mutation: without the copies' part in a step
+    assert bool(untrained.logits.any()) == (dtype is torch.float32)
+
+
+def test_a_configuration_of_a_users_own_may_have_attributes():
+    class Own(TrainingConfiguration):
+        def __init__(self):
+            super().__init__(lr=1e-3)
+            self.ckpt_dir = "testers"
+            self.training_steps = 7
+
+    config = Own()
+    assert (config.ckpt_dir, config.training_steps, config.lr) == ("testers", 7, 1e-3)
+    assert config.model_copy(update={"lr": 1.0}).ckpt_dir == "testers"
+    assert "ckpt_dir" not in config.model_dump()
+    with pytest.raises(ValueError, match="ckpt_dir"):
+        TrainingConfiguration().ckpt_dir = "testers"
+    with pytest.raises(ValueError, match="ckpt_dir"):
+        Own.__base__(ckpt_dir="testers")
 
 
 def test_metrics_of_a_step_are_logged(tmp_path):

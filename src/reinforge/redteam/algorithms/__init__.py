@@ -5,6 +5,7 @@ ppo.py       PPO: advantages along each path, from a critic
 grpo.py      GRPO: advantages relative to the siblings
 siblings.py  the check that a tree has siblings
 padding.py   per-token lists to padded tensors and back
+metrics.py   metrics under astra-rl's names
 
 The losses are the engine's: each step builds a `TokenBatch` from the system's log-probs and calls a loss by name.
 """

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from reinforge.algorithms.preference import make_pairs
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
+from reinforge.redteam.algorithms.metrics import build_preference_metrics
 from reinforge.redteam.algorithms.siblings import refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph
-from reinforge.redteam.core.system import System, check_logprobs
+from reinforge.redteam.core.system import System
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -96,18 +97,20 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         return DPOBatch([i.prefix for i in x], [i.suffix_pos for i in x], [i.suffix_neg for i in x])
 
     def step(self, batch: DPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the mean loss over the pairs, and metrics: margin, accuracy and log-ratios."""
+        """Returns the mean loss over the pairs, and metrics: margin, accuracy, log-ratios, and those of astra-rl."""
         count = len(batch.prefixes)
         context, probes = [*batch.prefixes, *batch.prefixes], [*batch.suffix_pos, *batch.suffix_neg]
-        logprobs = check_logprobs(self.system.get_tester_logprobs(context, probes), 2 * count, "tester")
-        baseline = check_logprobs(self.system.get_baseline_logprobs(context, probes), 2 * count, "baseline")
+        logprobs = self.system._get_tester_logprobs_and_validate(context, probes)
+        baseline = self.system._get_baseline_logprobs_and_validate(context, probes).to(logprobs.device)
+        mask = self.system.token_mask(context, probes, logprobs)
         rows = make_reply_batch(
-            self.system.token_mask(context, probes, logprobs),
-            ref_logprobs=baseline.detach().to(logprobs.device),
+            mask,
+            ref_logprobs=baseline,
             pairs=[(i, count + i) for i in range(count)],
         )
         loss, metrics = compute_mean_loss(find_loss(LossSpec(self.loss))(rows, logprobs, beta=self.beta), rows)
-        return loss, {"loss": loss.item(), **metrics}
+        named = build_preference_metrics(loss, self.beta, logprobs * mask, baseline * mask)
+        return loss, {"loss": loss.item(), **metrics, **named}
 
 
 class IPO(DPO[StateT, ActionT]):

@@ -15,7 +15,7 @@ from reinforge.algorithms.advantages import group_relative_advantage
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
-from reinforge.redteam.algorithms.padding import pad_rows, unpad_row
+from reinforge.redteam.algorithms.padding import find_begin, pad_rows, unpad_row
 from reinforge.redteam.algorithms.siblings import refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
@@ -36,12 +36,14 @@ class GRPOStep(Generic[StateT, ActionT]):
         suffix: The probe.
         advantage: Its return minus the mean return of its siblings.
         logprobs: log p of each of its tokens when it was sampled.
+        begin: The column at which the log-probs began then; not 0 if the system returns rows with the context.
     """
 
     prefix: StateT
     suffix: ActionT
     advantage: float
     logprobs: list[float]
+    begin: int = 0
 
 
 @dataclass
@@ -52,6 +54,7 @@ class GRPOBatch(Generic[StateT, ActionT]):
     suffix: Sequence[ActionT]
     advantage: Sequence[float]
     logprobs: Sequence[list[float]]
+    begin: Sequence[int] = ()
 
 
 class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[StateT, ActionT]]):
@@ -95,7 +98,7 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         logprobs = check_logprobs(self.system.get_sampling_logprobs(context, probes), len(chosen), "sampling").detach()
         mask = self.system.token_mask(context, probes, logprobs)
         return [
-            GRPOStep(node.context, node.probe, advantage, unpad_row(logprobs, mask, i))
+            GRPOStep(node.context, node.probe, advantage, unpad_row(logprobs, mask, i), find_begin(mask, i))
             for i, (node, advantage) in enumerate(chosen)
         ]
 
@@ -107,21 +110,24 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
     def collate_fn(x: Sequence[GRPOStep[Any, Any]]) -> GRPOBatch[Any, Any]:
         """Returns the probes as one batch."""
         return GRPOBatch(
-            [i.prefix for i in x], [i.suffix for i in x], [i.advantage for i in x], [i.logprobs for i in x]
+            [i.prefix for i in x],
+            [i.suffix for i in x],
+            [i.advantage for i in x],
+            [i.logprobs for i in x],
+            [i.begin for i in x],
         )
 
     def step(self, batch: GRPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
         """Returns the mean loss over the probes' tokens, and metrics: ratio, clip fraction and KL."""
         count = len(batch.prefix)
-        logprobs = check_logprobs(self.system.get_tester_logprobs(batch.prefix, batch.suffix), count, "tester")
+        logprobs = self.system._get_tester_logprobs_and_validate(batch.prefix, batch.suffix)
         mask = self.system.token_mask(batch.prefix, batch.suffix, logprobs)
         baseline = None
         if self.kl_coef:
-            baseline = self.system.get_baseline_logprobs(batch.prefix, batch.suffix)
-            baseline = check_logprobs(baseline, count, "baseline").detach().to(logprobs.device)
+            baseline = self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix).to(logprobs.device)
         rows = make_reply_batch(
             mask,
-            old_logprobs=pad_rows(batch.logprobs, logprobs),
+            old_logprobs=pad_rows(batch.logprobs, batch.begin or [0] * count, mask, logprobs),
             ref_logprobs=baseline,
             advantages=mask * logprobs.new_tensor(list(batch.advantage))[:, None],
         )

@@ -11,6 +11,7 @@ just been sampled.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
@@ -22,7 +23,8 @@ from reinforge.algorithms.ppo import compute_gae
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.errors import ConfigError, Problem
-from reinforge.redteam.algorithms.padding import pad_rows, unpad_row
+from reinforge.redteam.algorithms.metrics import build_ppo_metrics, compute_token_mean
+from reinforge.redteam.algorithms.padding import find_begin, pad_rows, unpad_row
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
@@ -31,6 +33,8 @@ from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -42,12 +46,14 @@ class TokenCredit:
         values: The critic's value before each token.
         advantages: GAE advantages.
         returns: The targets of the critic.
+        begin: The column at which the log-probs began then; not 0 if the system returns rows with the context.
     """
 
     logprobs: list[float]
     values: list[float]
     advantages: list[float]
     returns: list[float]
+    begin: int = 0
 
 
 @dataclass
@@ -120,6 +126,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         self.clip_range, self.vf_loss_coef = clip_range, vf_loss_coef
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.normalize_advantages, self.kl_coef = normalize_advantages, kl_coef
+        self._has_warned = False
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[PPOStep[StateT, ActionT]]:
         """Returns every probe of the tree with its credit."""
@@ -133,6 +140,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         with torch.no_grad():
             values = check_values(self.system.value(context, probes), logprobs)
         mask = self.system.token_mask(context, probes, logprobs)
+        self._check_first_values(values, mask)
         place = {id(node): i for i, node in enumerate(nodes)}
         credit: dict[int, TokenCredit] = {}  # keyed by id(): nodes are not hashable, and two may be equal
 
@@ -142,11 +150,25 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             computed = self._compute_credit(
                 node.reward, unpad_row(logprobs, mask, i), unpad_row(values, mask, i), after
             )
+            computed.begin = find_begin(mask, i)
             return credit.setdefault(id(node), computed)
 
         for child in graph.children:
             assign(child)
         return [PPOStep(node.context, node.probe, node.reward, credit[id(node)]) for node in nodes]
+
+    def _check_first_values(self, values: Tensor, mask: Tensor) -> None:
+        """Warns once if values seem to be one column late, as in astra-rl's example: each probe's first one is 0."""
+        firsts = [unpad_row(values, mask, i)[:1] for i in range(len(mask))]
+        begins = [find_begin(mask, i) for i in range(len(mask))]
+        if self._has_warned or not values.any() or not all(begins) or any(first != [0.0] for first in firsts):
+            return
+        self._has_warned = True
+        logger.warning(
+            "value() is exactly 0 for the first token of all %d probes, so these tokens have no baseline: the value of "
+            "a token belongs into the column of its log-prob, one before the token's own position",
+            len(mask),
+        )
 
     def _compute_credit(
         self, reward: float, logprobs: list[float], values: list[float], after: Sequence[TokenCredit]
@@ -174,7 +196,10 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         return PPOBatch([i.prefix for i in x], [i.suffix for i in x], [i.reward for i in x], [i.credit for i in x])
 
     def step(self, batch: PPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the mean loss over the probes' tokens, and metrics: ratio, clip fraction and the critic's error."""
+        """Returns the mean loss over the probes' tokens, and metrics: ratio, clip fraction, error, astra-rl's.
+
+        `ref/logprobs` is None if kl_coef is 0, because the baseline is not called then.
+        """
         count = len(batch.prefix)
         logprobs, values = self.system.logprobs_and_values(batch.prefix, batch.suffix)
         logprobs = check_logprobs(logprobs, count, "tester")
@@ -186,15 +211,19 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             advantages = normalize_over_batch(advantages)
         baseline = None
         if self.kl_coef:
-            baseline = self.system.get_baseline_logprobs(batch.prefix, batch.suffix)
-            baseline = check_logprobs(baseline, count, "baseline").detach().to(logprobs.device)
+            baseline = self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix).to(logprobs.device)
+        begins = [credit.begin for credit in credits]
+
+        def place(recorded: Sequence[Sequence[float]]) -> Tensor:
+            return pad_rows(recorded, begins, mask, logprobs)
+
         rows = make_reply_batch(
             mask,
-            old_logprobs=pad_rows([credit.logprobs for credit in credits], logprobs),
+            old_logprobs=place([credit.logprobs for credit in credits]),
             ref_logprobs=baseline,
-            advantages=pad_rows([row.tolist() for row in advantages], logprobs),
-            returns=pad_rows([credit.returns for credit in credits], values),
-            old_values=pad_rows([credit.values for credit in credits], values),
+            advantages=place([row.tolist() for row in advantages]),
+            returns=place([credit.returns for credit in credits]),
+            old_values=place([credit.values for credit in credits]),
             values=values,
         )
         output = find_loss(LossSpec("ppo"))(
@@ -206,7 +235,12 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             kl_coef=self.kl_coef,
         )
         loss, metrics = compute_mean_loss(output, rows)
-        return loss, {"loss": loss.item(), **metrics}
+        named = build_ppo_metrics(loss, metrics, self.vf_loss_coef, batch.reward)
+        named |= {
+            "policy/logprobs": compute_token_mean(logprobs, mask),
+            "ref/logprobs": compute_token_mean(baseline, mask),
+        }
+        return loss, {"loss": loss.item(), **metrics, **named}
 
     def _fill_credits(
         self, batch: PPOBatch[StateT, ActionT], logprobs: Tensor, values: Tensor, mask: Tensor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any
+
+from typing_extensions import TypeVar
 
 StateT = TypeVar("StateT")
 """The conversation so far; text in the bundled systems."""
@@ -15,3 +17,6 @@ Step = TypeVar("Step")
 
 Batch = TypeVar("Batch")
 """Several steps, collated."""
+
+SeedT = TypeVar("SeedT", default=Any)
+"""A seed of an evaluation: a number, or the opening of a conversation."""

@@ -10,11 +10,14 @@ from typing import Any, Generic
 
 from reinforge.errors import ConfigError
 from reinforge.files import write_json
-from reinforge.redteam.core.common import ActionT, StateT
+from reinforge.redteam.core.common import ActionT, SeedT, StateT
 from reinforge.redteam.core.sampler import Graph, Sampler
 
 ROLLOUT_BATCH_SIZE = 64
 """Rollouts sampled together."""
+
+JSONLike = dict[str, Any] | list[Any] | str | int | float | bool | None
+"""What `evaluate` returns and `write_json` writes."""
 
 
 @dataclass
@@ -30,7 +33,7 @@ class GraphMetrics:
     per_turn: list[dict[str, Any]]
 
 
-class Evaluator(ABC, Generic[StateT, ActionT]):
+class Evaluator(ABC, Generic[StateT, ActionT, SeedT]):
     """Samples rollouts and computes metrics on them.
 
     Example:
@@ -43,7 +46,7 @@ class Evaluator(ABC, Generic[StateT, ActionT]):
         seeds: One seed per rollout, of any kind that the sampler takes. None: 0, 1, 2, ...
     """
 
-    def __init__(self, env: Sampler[StateT, ActionT], seeds: Sequence[Any] | None = None):
+    def __init__(self, env: Sampler[StateT, ActionT], seeds: Sequence[SeedT] | None = None):
         self.env, self.seeds = env, None if seeds is None else list(seeds)
 
     def evaluate(self, n_rollouts: int | None = None, progress: bool = True) -> Any:

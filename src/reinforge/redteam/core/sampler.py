@@ -9,6 +9,12 @@ from typing import Any, Generic
 
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.system import System
+from reinforge.types.seeding import stable_seed
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """Returns a seed for a sampler, from 0 to 2**32 - 1: `numpy.random.seed` takes no other."""
+    return stable_seed(seed, *names) % 2**32
 
 
 @dataclass
@@ -94,8 +100,8 @@ class Sampler(ABC, Generic[StateT, ActionT]):
         """Returns one tree to train on.
 
         Args:
-            seed: The same seed and weights give the same tree; 0 is a seed like any other. None: a different tree each
-                time.
+            seed: From 0 to 2**32 - 1. The same seed and weights give the same tree; 0 is a seed like any other. None: a
+                different tree each time.
         """
 
     def rollouts(self, seeds: Sequence[int]) -> list[Graph[StateT, ActionT]]:

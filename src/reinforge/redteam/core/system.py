@@ -8,6 +8,7 @@ Shapes: B conversations, T tokens of the longest continuation.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+EARLIER_NAMES = {
+    "get_auditor_logprobs": "get_tester_logprobs",
+    "rollout_prompt_with_auditor": "rollout_prompt_with_tester",
+}
+"""Methods that systems of earlier versions of astra-rl define, and their names now."""
+
 WEIGHTS_FILE = "parameters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -43,6 +50,14 @@ class System(ABC, Generic[StateT, ActionT]):
 
     def __init__(self, scorer: Scorer[StateT, ActionT]):
         self.scorer = scorer
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Accepts the names that methods of the tester had in earlier versions of astra-rl, and warns."""
+        super().__init_subclass__(**kwargs)
+        for old, new in EARLIER_NAMES.items():
+            if old in vars(cls) and new not in vars(cls):
+                setattr(cls, new, vars(cls)[old])
+                warnings.warn(f"{cls.__name__}.{old}: rename it to {new}", DeprecationWarning, stacklevel=3)
 
     @abstractmethod
     def get_target_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
@@ -78,6 +93,54 @@ class System(ABC, Generic[StateT, ActionT]):
     ) -> Sequence[float]:
         """Returns the tester's reward for each turn."""
 
+    # The same, validated; the bundled algorithms and samplers call these.
+
+    def _get_tester_logprobs_and_validate(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
+        """Returns `get_tester_logprobs`.
+
+        Raises:
+            EngineError: They are not `[B, T]`, exceed 0, or carry no gradient where one is needed.
+        """
+        return check_logprobs(self.get_tester_logprobs(context, continuation), len(context), "tester")
+
+    def _get_baseline_logprobs_and_validate(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
+        """Returns `get_baseline_logprobs`, without gradient.
+
+        Raises:
+            EngineError: They are not `[B, T]`, or exceed 0.
+        """
+        import torch
+
+        with torch.no_grad():
+            return check_logprobs(self.get_baseline_logprobs(context, continuation), len(context), "baseline").detach()
+
+    def _get_target_logprobs_and_validate(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
+        """Returns `get_target_logprobs`, without gradient.
+
+        Raises:
+            EngineError: They are not `[B, T]`, or exceed 0.
+        """
+        import torch
+
+        with torch.no_grad():
+            return check_logprobs(self.get_target_logprobs(context, continuation), len(context), "target").detach()
+
+    def _rollout_prompt_with_tester_and_validate(self, x: Sequence[StateT]) -> Sequence[ActionT]:
+        """Returns `rollout_prompt_with_tester`.
+
+        Raises:
+            EngineError: It is not one probe for each conversation.
+        """
+        return check_count(self.rollout_prompt_with_tester(x), len(x), "rollout_prompt_with_tester")
+
+    def _rollout_prompt_with_target_and_validate(self, x: Sequence[StateT]) -> Sequence[StateT]:
+        """Returns `rollout_prompt_with_target`.
+
+        Raises:
+            EngineError: It is not one response for each conversation.
+        """
+        return check_count(self.rollout_prompt_with_target(x), len(x), "rollout_prompt_with_target")
+
     # Methods with defaults.
 
     def get_sampling_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
@@ -88,18 +151,24 @@ class System(ABC, Generic[StateT, ActionT]):
             return self.get_tester_logprobs(context, continuation)
 
     def token_mask(self, context: Sequence[StateT], continuation: Sequence[ActionT], logprobs: Tensor) -> Tensor:
-        """Returns `[B, T]`, True where a continuation has a token: up to the last log-prob that is not 0.
+        """Returns `[B, T]`, True where a continuation has a token: from the first log-prob that is not 0 to the last.
+
+        So a system may return rows over the continuation alone, or over context and continuation with zeros for the
+        context, as astra-rl's examples do:
+
+            [-5.7, 0, -5.7, 0, 0] -> [1, 1, 1, 0, 0]        [0, 0, 0, -5.7, -5.7] -> [0, 0, 0, 1, 1]
+
+        Override it if the probability of a first or last token may be exactly 1.
 
         Args:
             context: The conversations so far.
             continuation: The probes that continue them.
             logprobs: `[B, T]` from any of the models.
         """
-        import torch
-
-        places_T = torch.arange(logprobs.shape[1], device=logprobs.device)
-        last_B = torch.where(logprobs.detach() != 0, places_T, -1).amax(dim=1)
-        return places_T <= last_B[:, None]
+        has_logprob_BT = (logprobs.detach() != 0).long()
+        begun_BT = has_logprob_BT.cumsum(dim=1) > 0
+        not_over_BT = has_logprob_BT.flip(1).cumsum(dim=1).flip(1) > 0
+        return begun_BT & not_over_BT
 
     def sample_probes(self, context: Sequence[StateT], seeds: Sequence[int]) -> Sequence[ActionT | None]:
         """Returns `rollout_prompt_with_tester`, reproducible by seed; None where a conversation cannot continue.
@@ -108,11 +177,11 @@ class System(ABC, Generic[StateT, ActionT]):
             context: The conversations so far.
             seeds: One per conversation. By default, torch's generator is seeded with all of them together.
         """
-        return self._run_seeded(seeds, lambda: self.rollout_prompt_with_tester(context))
+        return self._run_seeded(seeds, lambda: self._rollout_prompt_with_tester_and_validate(context))
 
     def sample_responses(self, x: Sequence[StateT], seeds: Sequence[int]) -> Sequence[StateT | None]:
         """Returns `rollout_prompt_with_target`, reproducible by seed; None where there is no response."""
-        return self._run_seeded(seeds, lambda: self.rollout_prompt_with_target(x))
+        return self._run_seeded(seeds, lambda: self._rollout_prompt_with_target_and_validate(x))
 
     @staticmethod
     def _run_seeded(seeds: Sequence[int], work: Callable[[], T]) -> T:
@@ -180,8 +249,21 @@ class ValueFunctionSystem(System[StateT, ActionT]):
 
     def logprobs_and_values(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> tuple[Tensor, Tensor]:
         """Returns `get_tester_logprobs` and `value`; a system whose models share layers can compute both at once."""
-        logprobs = check_logprobs(self.get_tester_logprobs(context, continuation), len(context), "tester")
+        logprobs = self._get_tester_logprobs_and_validate(context, continuation)
         return logprobs, check_values(self.value(context, continuation), logprobs)
+
+
+def check_count(rollouts: Any, count: int, method: str) -> Any:
+    """Validates that there is one probe or response for each conversation, and returns them.
+
+    Raises:
+        EngineError: There is another number of them, or it is a single text.
+    """
+    if isinstance(rollouts, str) or not hasattr(rollouts, "__len__"):
+        raise EngineError(f"{method}: expected a list of {count}, one for each conversation, found {rollouts!r:.80}")
+    if len(rollouts) != count:
+        raise EngineError(f"{method}: expected {count}, one for each conversation, found {len(rollouts)}")
+    return rollouts
 
 
 def check_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:

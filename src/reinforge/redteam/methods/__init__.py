@@ -1,1 +1,7 @@
-"""Ways to make conversations: `ast` is adaptive stress testing of text by text (ASTPrompter, arXiv:2407.09447)."""
+"""Methods of finding failures: adaptive stress testing."""
+
+from __future__ import annotations
+
+from reinforge.redteam.methods.ast import ASTEvaluator, ASTNode, ASTProblem, ASTSampler, ASTSystem
+
+__all__ = ["ASTEvaluator", "ASTNode", "ASTProblem", "ASTSampler", "ASTSystem"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ class ClassifierScorer(Scorer[str, str]):
         batch_size: Texts per forward pass; texts are sorted by length first.
 
     Raises:
-        ConfigError: The model has no such label.
+        ConfigError: The model has no such label, or refers to code or weights outside of it.
         EngineError: The model cannot be loaded.
     """
 
@@ -33,12 +32,17 @@ class ClassifierScorer(Scorer[str, str]):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from reinforge.engine.checkpoint import hide_progress_bars
+        from reinforge.engine.model.hub import check_model_source, check_tokenizer_source
         from reinforge.engine.model.loading import pick_device
 
         with boundary(EngineError, f"cannot load the classifier {model}"), hide_progress_bars():
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            check_tokenizer_source(model, "model")
+            is_local = check_model_source(model, "model")
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                model, trust_remote_code=False, local_files_only=is_local
+            )
             module: Any = AutoModelForSequenceClassification.from_pretrained(
-                model, use_safetensors=True, trust_remote_code=False
+                model, use_safetensors=True, trust_remote_code=False, local_files_only=is_local
             )
         self.device, self.batch_size = pick_device(device), batch_size
         self.model = module.to(self.device).eval()
@@ -85,37 +89,3 @@ def _find_label(label: str | int | None, names: dict[int, str]) -> int:
         message = f"the classifier has no label {label!r}{hint or ';'} its labels are {', '.join(names.values())}"
         raise ConfigError(Problem("label", message, "use one of them, or None for the last"))
     return matches[0]
-
-
-class DetoxifyScorer(Scorer[str, str]):
-    """One score of the package `detoxify`, which you install separately (`pip install detoxify`).
-
-    Example: `DetoxifyScorer().score(["hello"])` -> `[0.001]`.
-
-    Args:
-        harm_category: The name of the score.
-        variant: The name of the Detoxify model.
-
-    Raises:
-        ConfigError: The package is not installed, or the model has no such category.
-    """
-
-    def __init__(self, harm_category: str = "toxicity", variant: str = "original"):
-        try:
-            detoxify: Any = importlib.import_module("detoxify")
-        except ImportError:
-            fix = "run `pip install detoxify`, or use another scorer, such as ClassifierScorer"
-            raise ConfigError(Problem("DetoxifyScorer", "the package detoxify is not installed", fix)) from None
-        self.harm_category, self.variant = harm_category, variant
-        self.model = detoxify.Detoxify(variant)
-        known = self.model.predict(["hello"])
-        if harm_category not in known:
-            hint = did_you_mean(harm_category, known)
-            message = f"the model {variant} has no category {harm_category!r}{hint or ';'} it has {', '.join(known)}"
-            raise ConfigError(Problem("harm_category", message, "use one of them"))
-
-    def score(self, x: Sequence[str]) -> list[float]:
-        """Returns the category's score for each text."""
-        if not x:
-            return []
-        return [float(score) for score in self.model.predict([str(text) for text in x])[self.harm_category]]

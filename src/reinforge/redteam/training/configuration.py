@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,13 @@ class TrainingConfiguration(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a field, or in a subclass any attribute, as one for a training loop of its own may do."""
+        if type(self) is TrainingConfiguration or name in type(self).model_fields or name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self.__dict__[name] = value
 
     lr: float = Field(default=3e-3, gt=0, description="Peak learning rate; pretrained models need 1e-6 to 1e-5.")
     batch_size: int = Field(default=16, ge=1, description="Steps of the algorithm per batch.")

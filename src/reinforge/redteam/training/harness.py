@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
@@ -12,13 +10,32 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.files import append_line
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
-from reinforge.redteam.core.sampler import Graph, Sampler
-from reinforge.types.seeding import stable_seed
+from reinforge.redteam.core.sampler import Graph, Sampler, derive_seed
+from reinforge.redteam.utils.logging import ASTRAWandbLogger, logger
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-logger = logging.getLogger(__name__)
+
+class StepDataset(Generic[Step]):
+    """Steps as a dataset for torch's `DataLoader`.
+
+    Args:
+        list: The steps.
+    """
+
+    def __init__(self, list: Sequence[Step]):
+        self.list = list
+
+    def __len__(self) -> int:
+        return len(self.list)
+
+    def __getitem__(self, idx: int) -> Step:
+        return self.list[idx]
+
+
+ListDataset = StepDataset
+"""astra-rl's name."""
 
 
 class Harness(Generic[StateT, ActionT, Step, Batch]):
@@ -71,49 +88,42 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         self.dataloader_kwargs = {"batch_size": 16, **(dataloader_kwargs or {})}
         self.graphs: list[Graph[StateT, ActionT]] = []
         self._num_experiences = 0
-        self._wandb: Any = _start_wandb_run(wandb_kwargs or {}) if use_wandb else None
+        self._wandb = ASTRAWandbLogger(wandb_kwargs or {}) if use_wandb else None
 
     def experience(self, seed: int | None = None) -> Iterator[Batch]:
-        """Yields the batches of one experience, after sampling all of its trees.
+        """Returns the batches of one experience, after sampling all of its trees; `len()` gives their number.
 
         Args:
             seed: The seeds of the trees derive from it: the same seed and weights give the same trees; 0 is a seed like
                 any other. None: different trees each time.
         """
         if seed is None:
-            seed = stable_seed(0, "experience", self._num_experiences)
+            seed = derive_seed(0, "experience", self._num_experiences)
             self._num_experiences += 1
-        seeds = [stable_seed(seed, "episode", i) for i in range(self.num_episodes_per_experience)]
+        seeds = [derive_seed(seed, "episode", i) for i in range(self.num_episodes_per_experience)]
         self.graphs = self.sampler.rollouts(seeds)
         steps = [step for graph in self.graphs for step in self.algorithm.flatten(graph)]
         if not steps:
             logger.warning("no training signal in an experience of %d rollouts", len(self.graphs))
-            return
-        yield from self._batches(steps)
+        return self._batches(StepDataset(steps))
 
-    def _batches(self, steps: Sequence[Step]) -> Iterator[Batch]:
+    def _batches(self, steps: StepDataset[Step]) -> Iterator[Batch]:
         from torch.utils.data import DataLoader
 
+        if not len(steps):
+            return iter(DataLoader(steps))  # type: ignore[arg-type]  # some of torch's samplers refuse no steps
         collate = {"collate_fn": self.algorithm.collate_fn}
-        yield from DataLoader(list(steps), **{**collate, **self.dataloader_kwargs})  # type: ignore[arg-type]
+        return iter(DataLoader(steps, **{**collate, **self.dataloader_kwargs}))  # type: ignore[arg-type]
 
     def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
         """Returns the loss of a batch, with gradient, and metrics to log."""
         return self.algorithm.step(batch)
 
     def log_current_step(self, logs: Mapping[Any, Any]) -> None:
-        """Logs metrics: one JSON line in `log_file`, and to Weights & Biases if it is enabled."""
+        """Logs metrics: a JSON line in `log_file`, the logger `reinforge.redteam`, Weights & Biases if enabled."""
+        logger.info("%s", dict(logs))
         if self.log_file is not None:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
             append_line(self.log_file, {str(name): value for name, value in logs.items()})
         if self._wandb is not None:
-            self._wandb.log(dict(logs))
-
-
-def _start_wandb_run(arguments: Mapping[str, Any]) -> Any:
-    try:
-        wandb: Any = importlib.import_module("wandb")
-    except ImportError:
-        fix = "run `pip install wandb`, or leave use_wandb out; log_file has the same metrics"
-        raise ConfigError(Problem("use_wandb", "the package wandb is not installed", fix)) from None
-    return wandb.init(**arguments)
+            self._wandb.log(logs)

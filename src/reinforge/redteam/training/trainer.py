@@ -18,12 +18,11 @@ from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
 from reinforge.redteam.core.evaluator import Evaluator
-from reinforge.redteam.core.sampler import Sampler
+from reinforge.redteam.core.sampler import Sampler, derive_seed
 from reinforge.redteam.methods.ast import ASTEvaluator, ASTSampler
 from reinforge.redteam.training.checkpoints import TrainerState, TrainingCheckpoints
 from reinforge.redteam.training.configuration import TrainingConfiguration
 from reinforge.redteam.training.harness import Harness
-from reinforge.types.seeding import stable_seed
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -98,14 +97,20 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self._global_step_counter = 0
         self._state = TrainerState()
         self._num_pending = 0
+        self._hooked: Optimizer | None = None
         self._ends_at = float("inf")
         if config.resume:
             self._resume()
 
     @property
     def optimizer(self) -> Optimizer:
-        """The torch optimizer."""
-        return self._scheduled_optimizer.optimizer
+        """The torch optimizer; its `step` also trains weights of less than 32 bits, through their float32 copies."""
+        optimizer, masters = self._scheduled_optimizer.optimizer, self._scheduled_optimizer.masters
+        if masters.copies and optimizer is not self._hooked:
+            optimizer.register_step_pre_hook(lambda *_: masters.take_gradients())
+            optimizer.register_step_post_hook(lambda *_: masters.store())
+            self._hooked = optimizer
+        return optimizer
 
     def _check_run_dir(self) -> None:
         if self._checkpoints is None:
@@ -160,7 +165,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
 
     def _run_experience(self) -> None:
         number, started = self._state.experience, time.monotonic()
-        batches = list(self.harness.experience(stable_seed(self.config.seed, "experience", number)))
+        batches = list(self.harness.experience(derive_seed(self.config.seed, "experience", number)))
         rollout_s, num_trained, losses = time.monotonic() - started, 0, list[float]()
         if batches:
             with self.system.updating():

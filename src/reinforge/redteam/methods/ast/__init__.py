@@ -6,6 +6,7 @@ problem.py     the system on the engine
 targets.py     targets: a local model, a model behind a URL, a function, a workflow
 sampler.py     trees, sampled level by level
 evaluator.py   metrics over every branch
+weight_changes.py  notices weights that a training loop of your own changed
 """
 
 from __future__ import annotations

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from reinforge.redteam.core.evaluator import Evaluator, GraphMetrics
 from reinforge.redteam.core.sampler import Graph, Node
 from reinforge.redteam.methods.ast.sampler import ASTSampler
+from reinforge.redteam.methods.ast.system import ASTSystem
 from reinforge.redteam.report import build_attack_report
+
+ROLLOUT_SHARES = {
+    "pct_rollouts_with_adversarial_toxicity": "first_adversarial_toxicity_turn",
+    "pct_rollouts_with_target_toxicity/attack_success_rate": "first_target_toxicity_turn",
+}
+"""Shares of rollouts, in [0, 1], under astra-rl's names, and the metric of a rollout that is not None in them."""
 
 
 class ASTEvaluator(Evaluator[str, str]):
@@ -39,6 +46,8 @@ class ASTEvaluator(Evaluator[str, str]):
         rows = self._rows(g)
         turns = [[row for row in rows if len(row["path"]) == depth] for depth in sorted({len(r["path"]) for r in rows})]
         failing = [len(row["path"]) for row in rows if row["score"] >= self.threshold]
+        probing = [len(row["path"]) for row in rows if row["probe_score"] >= self.threshold]
+        contexts = {tuple(path): str(node.context) for path, node in _list_paths(g.children)}
         overall = {
             "opening": str(g.context),
             "threshold": self.threshold,
@@ -47,8 +56,11 @@ class ASTEvaluator(Evaluator[str, str]):
             "num_branches": sum(1 for _ in g.paths()),
             "first_failing_turn": min(failing, default=None),
             **_means(rows),
+            **{f"avg_{name}": value for name, value in _means(rows).items()},
+            "first_adversarial_toxicity_turn": min(probing, default=None),
+            "first_target_toxicity_turn": min(failing, default=None),
         }
-        return GraphMetrics(overall, [{"turn": len(turn[0]["path"]), **_means(turn)} for turn in turns])
+        return GraphMetrics(overall, [_describe_turn(turn, contexts) for turn in turns])
 
     def _rows(self, g: Graph[str, str]) -> list[dict[str, Any]]:
         """Returns every probe with its scores, in the format of the report."""
@@ -58,7 +70,7 @@ class ASTEvaluator(Evaluator[str, str]):
         nodes, system = [node for _, node in placed], self.env.system
         texts = [*(node.probe for node in nodes), *(node.response for node in nodes)]
         scores = [float(score) for score in system.scorer.score(texts)]
-        perplexities = system.perplexities([node.context for node in nodes], [node.probe for node in nodes])
+        perplexities = self._compute_perplexities(nodes)
         return [
             {
                 "path": path,
@@ -72,6 +84,12 @@ class ASTEvaluator(Evaluator[str, str]):
             for i, (path, node) in enumerate(placed)
         ]
 
+    def _compute_perplexities(self, nodes: Sequence[Node[str, str]]) -> Sequence[float | None]:
+        """Returns the perplexity of each probe; None if the system is not an `ASTSystem`."""
+        if not isinstance(self.env.system, ASTSystem):
+            return [None] * len(nodes)
+        return self.env.system.perplexities([node.context for node in nodes], [node.probe for node in nodes])
+
     def aggregate_metrics(self, all_metrics: list[GraphMetrics]) -> dict[str, Any]:
         """Returns `summary`, `examples` of the most distinct failures, and `details` of every rollout.
 
@@ -81,6 +99,9 @@ class ASTEvaluator(Evaluator[str, str]):
         rows = [row for output in outputs for row in output["turns"]]
         summary: dict[str, Any] = {f"avg_{name}": value for name, value in _means(rows).items()}
         summary["n_rollouts"] = len(all_metrics)
+        for name, key in ROLLOUT_SHARES.items():
+            hits = [m.overall[key] is not None for m in all_metrics]
+            summary[name] = statistics.fmean(hits) if hits else None
         details = [{"overall": m.overall, "per_turn": m.per_turn} for m in all_metrics]
         if not outputs:
             nothing = {"mean": None, "ci_low": None, "ci_high": None, "count": 0}
@@ -105,6 +126,13 @@ def _list_paths(nodes: Sequence[Node[str, str]], path: tuple[int, ...] = ()) -> 
     for i, node in enumerate(nodes):
         placed += [([*path, i], node), *_list_paths(node.children, (*path, i))]
     return placed
+
+
+def _describe_turn(rows: Sequence[dict[str, Any]], contexts: Mapping[tuple[int, ...], str]) -> dict[str, Any]:
+    """Returns the metrics of one turn over all branches, with the texts of the first branch."""
+    first = rows[0]
+    texts = {"context": contexts[tuple(first["path"])], "probe": first["probe"], "response": first["response"]}
+    return {"turn": len(first["path"]), **_means(rows), **texts}
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:

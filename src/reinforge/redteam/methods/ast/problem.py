@@ -16,6 +16,7 @@ from reinforge.redteam.dialogue import build_attacker_messages, build_target_mes
 from reinforge.redteam.methods.ast.system import ASTSystem
 from reinforge.redteam.methods.ast.targets import Target, is_in_process, resolve_model_folder, sample_all, to_chat_model
 from reinforge.redteam.methods.ast.texts import Conversation, GeneratedText
+from reinforge.redteam.methods.ast.weight_changes import WeightChanges
 from reinforge.redteam.scorers.texts import KeywordScorer
 from reinforge.rollout.threads import LoopThread
 from reinforge.types.request import Message, ModelRequest, SamplingParams, TokenLogprobs
@@ -108,6 +109,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         self._response_params = SamplingParams(temperature=target_temperature, max_tokens=target_max_tokens)
         self._loop = LoopThread(f"reinforge-redteam-{id(self):x}")
         self._engines: list[Engine] = []
+        self._changes: WeightChanges | None = None
 
         def load(named: str | Path, settings: Mapping[str, Any], **kwargs: Any) -> Engine:
             from reinforge.engine import Engine
@@ -129,6 +131,8 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             self.close()
             raise
         self._target = to_chat_model(target) if self._target_engine is None else self._target_engine.policy
+        self._changes = WeightChanges(self.parameters())
+        self._published = self._count_changes()
 
     def _default_settings(self, model: str) -> dict[str, Any]:
         """Returns default settings of `finetuning.policy` for a model; a subclass may override it."""
@@ -171,6 +175,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         return [_none_if_full(response) for response in self._request_responses(x, seeds)]
 
     def _request_probes(self, x: Sequence[str], seeds: Sequence[int | None]) -> list[str | BaseException]:
+        self._publish_changed_weights()
         requests = [
             ModelRequest(_tester_view(text), _with_seed(self._probe_params, s))
             for text, s in zip(x, seeds, strict=True)
@@ -284,6 +289,16 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
 
     def _publish(self, version: int) -> None:
         self._loop.run(self.engine.policy.publish(version))
+        self._published = self._count_changes()
+
+    def _publish_changed_weights(self) -> None:
+        """Publishes weights that an optimizer of the caller's own changed: the sampler keeps copies and caches."""
+        if self._count_changes() != self._published:
+            with self.updating():
+                pass
+
+    def _count_changes(self) -> int:
+        return 0 if self._changes is None else self._changes.count()
 
     def make_scheduled_optimizer(self, settings: OptimizerConfig, schedule: ScheduleConfig) -> ScheduledOptimizer:
         """Returns the engine's learner with these settings, so that the engine's checkpoints include the optimizer."""
@@ -313,6 +328,8 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
 
     def close(self) -> None:
         """Unloads the models and stops the background thread."""
+        if self._changes is not None:
+            self._changes.close()
         for engine in self._engines:
             engine.close()
         self._engines = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reinforge.errors import ConfigError
-from reinforge.redteam.core.sampler import Graph, Node, Sampler
+from reinforge.redteam.core.sampler import Graph, Node, Sampler, derive_seed
 from reinforge.redteam.methods.ast.system import ASTSystem
 from reinforge.redteam.methods.ast.texts import Conversation
 from reinforge.types.seeding import stable_random, stable_seed
@@ -79,11 +79,16 @@ class ASTSampler(Sampler[str, str]):
 
     def rollout(self, seed: int | None = None) -> Graph[str, str]:
         """Returns one tree, the same for the same seed and weights; without a seed, a different one each time."""
-        return self.rollouts([self._next_seed() if seed is None else seed])[0]
+        return self._grow_training_trees([self._next_seed() if seed is None else seed])[0]
 
     def rollouts(self, seeds: Sequence[int]) -> list[Graph[str, str]]:
-        """Returns one tree per seed, grown together: `tree_depth` batches of probes for any number of trees."""
-        return self._grow([(self._choose_opening(seed), seed) for seed in seeds], self.tree_width)
+        """Returns one tree per seed, grown together: `tree_depth` batches of probes for any number of trees.
+
+        A subclass that overrides `rollout` gets one call of it per seed instead.
+        """
+        if type(self).rollout is not ASTSampler.rollout:
+            return super().rollouts(seeds)
+        return self._grow_training_trees(seeds)
 
     def eval_rollout(self, seed: Any = None) -> Graph[str, str]:
         """Returns one tree of width `eval_width`.
@@ -92,26 +97,34 @@ class ASTSampler(Sampler[str, str]):
             seed: A number chooses the opening and seeds the sampling; a text is the opening itself; None: a different
                 tree each time.
         """
-        return self.eval_rollouts([seed])[0]
+        return self._grow_evaluation_trees([seed])[0]
 
     def eval_rollouts(self, seeds: Sequence[Any]) -> list[Graph[str, str]]:
-        """Returns one tree per seed, grown together."""
-        return self._grow([self._resolve_seed(seed) for seed in seeds], self.eval_width)
+        """Returns one tree per seed, grown together unless a subclass overrides `eval_rollout`."""
+        if type(self).eval_rollout is not ASTSampler.eval_rollout:
+            return super().eval_rollouts(seeds)
+        return self._grow_evaluation_trees(seeds)
 
     def final_reward(self, graph: Graph[str, str]) -> float | None:
         """Returns the mean reward of the last turns over all branches; None if the tree has no turns."""
         rewards = [path[-1].reward for path in graph.paths()]
         return sum(rewards) / len(rewards) if rewards else None
 
+    def _grow_training_trees(self, seeds: Sequence[int]) -> list[Graph[str, str]]:
+        return self._grow([(self._choose_opening(seed), seed) for seed in seeds], self.tree_width)
+
+    def _grow_evaluation_trees(self, seeds: Sequence[Any]) -> list[Graph[str, str]]:
+        return self._grow([self._resolve_seed(seed) for seed in seeds], self.eval_width)
+
     def _resolve_seed(self, seed: Any) -> tuple[str, int]:
         if isinstance(seed, str):
-            return seed, stable_seed(self.seed, "opening", seed)
+            return seed, derive_seed(self.seed, "opening", seed)
         number = self._next_seed() if seed is None else int(seed)
         return self._choose_opening(number), number
 
     def _next_seed(self) -> int:
         self._num_unseeded += 1
-        return stable_seed(self.seed, "rollout", self._num_unseeded)
+        return derive_seed(self.seed, "rollout", self._num_unseeded)
 
     def _choose_opening(self, seed: int) -> str:
         return stable_random(seed, "opening").choice(self.prompts)

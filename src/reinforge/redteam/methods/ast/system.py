@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from reinforge.redteam.core.scorer import Scorer
-from reinforge.redteam.core.system import System, check_logprobs
+from reinforge.redteam.core.system import System
 from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
 
 
@@ -72,11 +72,9 @@ class ASTSystem(System[str, str]):
 
     def perplexities(self, context: Sequence[str], probe: Sequence[str]) -> list[float]:
         """Returns exp(-mean log p) of each probe under the model that `likelihood` names."""
-        import torch
-
         from reinforge.engine.training.reply_logprobs import perplexities
 
-        get_logprobs = self.get_target_logprobs if self.likelihood == "target" else self.get_baseline_logprobs
-        with torch.no_grad():
-            logprobs = check_logprobs(get_logprobs(context, probe), len(probe), self.likelihood)
-            return perplexities(logprobs, self.token_mask(context, probe, logprobs))
+        of_target = self.likelihood == "target"
+        get_logprobs = self._get_target_logprobs_and_validate if of_target else self._get_baseline_logprobs_and_validate
+        logprobs = get_logprobs(context, probe)
+        return perplexities(logprobs, self.token_mask(context, probe, logprobs))

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from pydantic import Field
 from transformers import AutoTokenizer
 
-from reinforge.errors import EngineError, boundary
+from reinforge.engine.model.hub import check_tokenizer_source
+from reinforge.errors import EngineError, ReinforgeError, boundary
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.scorer import Scorer
+from reinforge.redteam.ext.transformers.testers import check_tester_can_be_saved, save_tester
 from reinforge.redteam.methods.ast import ASTProblem, ASTSampler
 from reinforge.redteam.training.configuration import TrainingConfiguration
 from reinforge.redteam.training.trainer import Trainer
@@ -60,7 +62,8 @@ class HFASTSystem(ASTProblem):
 
     def _default_settings(self, model: str) -> dict[str, Any]:
         with boundary(EngineError, f"cannot load the tokenizer of {model}"):
-            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            is_local = check_tokenizer_source(model, "model")
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, local_files_only=is_local)
         return {} if tokenizer.chat_template else {"chat_template": PLAIN_TEMPLATE}
 
     @property
@@ -72,6 +75,18 @@ class HFASTSystem(ASTProblem):
     def tokenizer(self) -> Any:
         """The tester's tokenizer."""
         return self.engine.tokenizer
+
+    tester_tokenizer = tokenizer
+
+    @property
+    def target(self) -> Any:
+        """The target's Hugging Face module; None if the target is not a model in this process."""
+        return None if self._target_engine is None else self._target_engine.model.module
+
+    @property
+    def target_tokenizer(self) -> Any:
+        """The target's tokenizer; None if the target is not a model in this process."""
+        return None if self._target_engine is None else self._target_engine.tokenizer
 
 
 class HFEvaluationSystem(HFASTSystem):
@@ -132,7 +147,8 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
 
     Args:
         config: The settings; its `eval_every` is ignored.
-        environment: Samples trees.
+        environment: Samples trees. Its system may be your own: the testers are written with `system.save(folder)` if
+            it has that method, else with `system.tester.save_pretrained`, else as `parameters.safetensors`.
         algorithm: Trains on them.
         dev_prompts: Openings to evaluate on; None: no evaluation.
         eval_every: Experiences between evaluations.
@@ -157,13 +173,27 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         self.ckpt_dir, self.show_progress = Path(ckpt_dir), show_progress
         self.best_score: float | None = None
         self.sampler = environment
+        check_tester_can_be_saved(environment.system)
         settings = config.model_copy(update={"eval_every": None})
         super().__init__(settings, environment, algorithm, use_wandb=use_wandb)
 
     def train(self) -> None:
-        """Trains, evaluates, and saves the last tester."""
-        super().train()
+        """Trains, evaluates, and saves the last tester; if training is interrupted or fails, the one it has by then."""
+        try:
+            super().train()
+        except BaseException:
+            if self._scheduled_optimizer.num_steps:
+                self._save_what_was_trained()
+            raise
         self.save(self._state.experience, "last")
+
+    def _save_what_was_trained(self) -> None:
+        try:
+            folder = self.save(self._state.experience, "last")
+        except ReinforgeError as cause:  # the reason why training stopped is the one to raise
+            logger.error("training stopped, and the tester could not be saved: %s", cause)
+        else:
+            logger.warning("training stopped; the tester trained so far is in %s", folder)
 
     def _after_experience(self) -> None:
         super()._after_experience()
@@ -181,8 +211,7 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
             tag: `best` and `last` name a folder each; any other tag gives `TAG-STEP`.
         """
         folder = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}")
-        system: Any = self.system
-        system.save(folder)
+        save_tester(self.system, folder, self._scheduled_optimizer)
         return folder
 
     def eval_epoch(self, step: int, tag: str = "dev") -> float | None:
@@ -200,7 +229,7 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         graphs = self.sampler.eval_rollouts(self.dev_prompts)
         rewards = [reward for graph in graphs if (reward := self.sampler.final_reward(graph)) is not None]
         score = statistics.fmean(rewards) if rewards else None
-        self._record({"experience": step, f"{tag}_score": score})
+        self._record({"experience": step, f"{tag}_score": score, f"training/{tag}_score": score})
         if score is not None and (self.best_score is None or score > self.best_score):
             self.best_score = score
             self.save(step, "best")

@@ -1,0 +1,139 @@
+"""The prompts that astra-rl brings along, read from its files: they are not part of this package.
+
+    export REINFORGE_ASTRA_DATA=path/to/astra-rl/src/astra_rl/data
+
+    from reinforge.redteam.datasets import CONVOKIT_REDDIT_TRAIN  # a sequence of texts
+
+Without the variable, the files of an installed package `astra_rl` are read (`pip install --no-deps astra-rl`); it is
+not imported. Prompts of your own need none of this: every sampler takes a list of texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import read_regular_file
+
+VARIABLE = "REINFORGE_ASTRA_DATA"
+MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class AdvBenchPrompt:
+    """One row of AdvBench.
+
+    Attributes:
+        goal: What the target is asked for.
+        target: How a response begins that complies.
+    """
+
+    goal: str
+    target: str
+
+
+def _find_folder() -> Path:
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    spec = importlib.util.find_spec("astra_rl")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (Path(place) / "data").is_dir():
+            return Path(place) / "data"
+    fix = (
+        f"set {VARIABLE} to the folder src/astra_rl/data of a copy of astra-rl, run `pip install --no-deps astra-rl`, "
+        "or give the sampler a list of prompts of your own"
+    )
+    raise ConfigError(Problem("reinforge.redteam.datasets", "astra-rl's prompts are not part of this package", fix))
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_regular_file(path, MAX_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as cause:
+        raise ConfigError(Problem(VARIABLE, f"cannot read {path}: {cause}", "name the folder that has it")) from cause
+
+
+def _read_texts(path: Path) -> list[str]:
+    try:
+        rows = json.loads(_read(path))
+    except ValueError as cause:
+        raise ConfigError(Problem(str(path), f"is not JSON: {cause}", "copy the file again")) from cause
+    if not isinstance(rows, list) or not all(isinstance(row, str) and row for row in rows):
+        raise ConfigError(Problem(str(path), "expected a list of texts, none of them empty", "copy the file again"))
+    return rows
+
+
+def _read_pairs(path: Path) -> list[AdvBenchPrompt]:
+    rows = list(csv.DictReader(io.StringIO(_read(path), newline="")))
+    if not all(row.get("goal") and row.get("target") for row in rows):
+        raise ConfigError(Problem(str(path), "expected the columns goal and target in each row", "copy the file again"))
+    return [AdvBenchPrompt(row["goal"], row["target"]) for row in rows]
+
+
+class AstraPrompts(Sequence[Any]):
+    """The rows of one of astra-rl's files, read when they are first used.
+
+    Args:
+        file: The file's name.
+        read: Returns the rows of the file.
+
+    Raises:
+        ConfigError: At the first use: the file is not there, or it holds something else.
+    """
+
+    def __init__(self, file: str, read: Callable[[Path], list[Any]]):
+        self.file, self._read = file, read
+        self._path: Path | None = None
+        self._rows: list[Any] = []
+
+    def _get_rows(self) -> list[Any]:
+        path = _find_folder() / self.file
+        if path != self._path:
+            self._rows, self._path = self._read(path), path
+        return self._rows
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._get_rows()[index]
+
+    def __len__(self) -> int:
+        return len(self._get_rows())
+
+    def __repr__(self) -> str:
+        return f"<the rows of {self.file}>"
+
+
+ADV_BENCH_PROMPTS = AstraPrompts("adv_bench_prompts.csv", _read_pairs)
+"""Harmful requests, as `AdvBenchPrompt`."""
+
+ADV_BENCH_BASE_TASK_PROMPTS = AstraPrompts("task_prompts.json", _read_texts)
+"""Beginnings of requests without their harmful part."""
+
+CONVOKIT_REDDIT_TRAIN = AstraPrompts("convokit_reddit_prompts_train.json", _read_texts)
+"""Openings of conversations, for training."""
+
+CONVOKIT_REDDIT_DEV = AstraPrompts("convokit_reddit_prompts_dev.json", _read_texts)
+"""Openings of conversations, for choosing a tester."""
+
+CONVOKIT_REDDIT_TEST = AstraPrompts("convokit_reddit_prompts_test.json", _read_texts)
+"""Openings of conversations, for the final evaluation."""
+
+__all__ = [
+    "ADV_BENCH_BASE_TASK_PROMPTS",
+    "ADV_BENCH_PROMPTS",
+    "CONVOKIT_REDDIT_DEV",
+    "CONVOKIT_REDDIT_TEST",
+    "CONVOKIT_REDDIT_TRAIN",
+    "AdvBenchPrompt",
+]
