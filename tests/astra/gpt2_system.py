@@ -52,8 +52,7 @@ class GPT2System(ASTSystem):
             do_sample=True,
             top_k=50,
         )
-        texts = self.tokenizer.batch_decode(output[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
-        return [text or "." for text in texts]
+        return self.tokenizer.batch_decode(output[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
 
     def __score(self, model, context, continuation):
         before, after = (self.tokenizer(texts).input_ids for texts in (context, continuation))

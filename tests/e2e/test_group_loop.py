@@ -17,7 +17,7 @@ from reinforge.multiagent import (
 ROWS = [{"id": str(number), "question": f"say {number}", "answer": "accept"} for number in range(16)]
 
 
-def make_group(model, folder, agents=("prover", "verifier"), **fields):
+def make_group(model, folder, agents=("prover", "verifier"), *, kind=EmbeddedSharedModelGroup, prover=None, **fields):
     params = {
         "model_name": str(model),
         "shared_model_group": "both",
@@ -26,20 +26,38 @@ def make_group(model, folder, agents=("prover", "verifier"), **fields):
         "fine_tune_from_scratch": False,
     }
     given = {name: {**params, "prompt": f"{name}: $question"} for name in ("prover", "verifier")}
+    given["prover"] |= prover or {}
     hyper_params = HyperParameters(
         "vowels", "pure_text_ei", "unused", "babble", agents=given, rl={"lr": 0.01}, text_rl={"num_epochs": 8}, **fields
     )
     wholes = [agent for agent in build_agents(hyper_params).values() if agent.name in agents]
     settings = ExperimentSettings("r", groups_dir=folder)
     finetuning = {"device": "cpu", "policy": {"batch": {"batch_size": 8}, "schedule": {"warmup_steps": 0}}}
-    return EmbeddedSharedModelGroup(
-        hyper_params, settings, build_protocol(hyper_params), wholes, "both", finetuning=finetuning
-    )
+    return kind(hyper_params, settings, build_protocol(hyper_params), wholes, "both", finetuning=finetuning)
 
 
 def earned(rollouts):
     """Returns the rewards, [dialogue, agent]."""
     return rollouts["next", "agents", "reward"].sum(1)
+
+
+class Recorded(EmbeddedSharedModelGroup):
+    """Keeps the sampling settings of the requests."""
+
+    async def sample(self, request):
+        self.seen.add(
+            (request.messages[0]["content"].split(":")[0], request.sampling.temperature, request.sampling.top_p)
+        )
+        return await super().sample(request)
+
+
+async def test_each_agent_samples_with_its_own_settings(tmp_path, tiny_model_dir):
+    """Of trained agents too, which in a run have the run's settings; without one, the default is 1."""
+    group = make_group(tiny_model_dir, tmp_path, kind=Recorded, prover={"temperature": 0.25, "top_p": 0.5})
+    group.seen = set()
+    await collect_rollouts([group], ROWS[:2])
+    assert group.seen == {("prover", 0.25, 0.5), ("verifier", 1.0, 1.0)}
+    await group.close()
 
 
 async def test_a_verifier_trained_on_the_truth_decides_rightly(tmp_path, tiny_model_dir):

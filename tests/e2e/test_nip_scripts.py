@@ -21,6 +21,7 @@ from tests.babble import Babble
 SCRIPTS = Path(__file__).parents[1] / "nip_scripts"
 IMPORTS = {
     "from nip import": "from reinforge.multiagent import",
+    "from nip.utils.env import": "from reinforge.multiagent import",
     "from nip.utils.experiments import": "from reinforge.multiagent import",
 }
 ADDRESSES = {

@@ -23,6 +23,7 @@ from nip import (
     prepare_experiment,
     run_experiment,
 )
+from nip.utils.env import get_env_var
 from nip.utils.experiments import ExperimentFunctionArguments, SequentialHyperparameterExperiment
 
 
@@ -105,7 +106,7 @@ experiment = SequentialHyperparameterExperiment(
     arg_parser_description="Code validation from a file of parameters",
     default_config_filename="single_experiment.json",
     config_file_base_path=Path(__file__).parent,
-    default_wandb_project="",
+    default_wandb_project=get_env_var("WANDB_CV_PROJECT", ""),
     allow_resuming_wandb_run=True,
     add_run_infix_argument=False,
 )

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from reinforge.errors import ConfigError, EvaluationError
-from reinforge.multiagent import ExperimentFunctionArguments, SequentialHyperparameterExperiment
+from reinforge.multiagent import ExperimentFunctionArguments, SequentialHyperparameterExperiment, get_env_var
 from reinforge.multiagent.nip.experiment_grid import read_grid
 
 
@@ -88,7 +88,7 @@ def test_the_grid_may_be_in_a_file(tmp_path, ending):
     [
         (None, "", "--config-file: is missing"),
         ("none.json", None, "file not found"),
-        ("a.json5", "{a: 1 // only a comment", "while parsing a flow mapping"),
+        ("a.json5", "{a: 1 // only a comment", r"a\.json5:1:8: .*while parsing a flow mapping"),
         ("a.txt", "{}", r"\.txt is not supported"),
         ("a.json", "{", "Expecting property name"),
         ("a.yaml", "[1]", "has no grid"),
@@ -100,6 +100,50 @@ def test_a_file_without_a_grid_is_refused(tmp_path, name, text, message):
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_grid(tmp_path, name)
+
+
+def test_several_grids_and_names_below_names():
+    """Both are taken there: a list of grids runs one after the other, and names are joined by dots."""
+    experiment, seen = script([{"rl": {"lr": [1, 2]}}, {"a": (3,), "b": range(2)}])
+    experiment.run([])
+    assert [each.combo for each in seen] == [{"rl.lr": 1}, {"rl.lr": 2}, {"a": 3, "b": 0}, {"a": 3, "b": 1}]
+    assert [each.run_id for each in seen] == ["ei_0", "ei_1", "ei_2", "ei_3"]
+
+
+@pytest.mark.parametrize("value", ["text", 3])
+def test_a_value_that_is_no_list_is_refused(value):
+    experiment, seen = script({"a": value})
+    with pytest.raises(ConfigError, match=r"param_grid\.a: is .*, not a list of values"):
+        experiment.run([])
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "grid"),
+    [
+        ("A.YAML", "kind: grid\nparameters: {rl: {lr: [1, 2]}}", {"rl.lr": [1, 2]}),
+        ("a.yml", "kind: single_experiment\nparameters: {frozen: no}", {"frozen": [False]}),
+        ("a.json", '{"kind": "single_experiment", "parameters": {"rl": {"lr": 1e-5}}}', {"rl.lr": [1e-5]}),
+        ("a.json5", "{kind:'grid',\n\tparameters:{\n\t\tlr:[1e-5, .5],},\n}", {"lr": [1e-5, 0.5]}),
+        (
+            "a.json5",
+            "{kind: 'single_experiment', parameters: {a: 'it\\'s \"so\"', b: \"x: 'y'\\t\", c: 0x10}}",
+            {"a": ['it\'s "so"'], "b": ["x: 'y'\t"], "c": [16]},
+        ),
+    ],
+)
+def test_files_are_read_as_there(tmp_path, name, text, grid):
+    (tmp_path / name).write_text(text)
+    assert read_grid(tmp_path, name) == grid
+
+
+def test_environment_variables(monkeypatch):
+    monkeypatch.setenv("TEST_PROJECT", "mine")
+    assert get_env_var("TEST_PROJECT") == get_env_var("TEST_PROJECT", "other") == "mine"
+    monkeypatch.delenv("TEST_PROJECT")
+    assert (get_env_var("TEST_PROJECT", ""), get_env_var("TEST_PROJECT", None)) == ("", None)
+    with pytest.raises(ConfigError, match="TEST_PROJECT: the environment variable is not set"):
+        get_env_var("TEST_PROJECT")
 
 
 def test_a_file_in_json5(tmp_path):

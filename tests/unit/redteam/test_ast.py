@@ -5,28 +5,34 @@ import copy
 import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from reinforge import PolicyFailure
-from reinforge.errors import BackendError, BackendUnavailable, ConfigError, TrajectoryError
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, EngineError, TrajectoryError
 from reinforge.redteam import (
+    DPO,
+    GRPO,
     PPO,
     ASTEvaluator,
     ASTSampler,
     ASTSystem,
     Conversation,
+    DPOStep,
     GeneratedText,
     Graph,
+    GraphMetrics,
     Harness,
     KeywordScorer,
     Node,
     WorkflowTarget,
 )
+from reinforge.redteam.algorithms.siblings import find_trainable
 from reinforge.redteam.methods.ast.problem import _target_view, _tester_view
 from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
 from reinforge.types.request import ModelReply, TokenLogprobs
-from tests.unit.redteam.toy import ToySystem
+from tests.unit.redteam.toy import Likes, ToySystem
 
 
 def test_a_conversation_is_a_string_with_turns():
@@ -112,6 +118,83 @@ def test_a_token_of_probability_one_inside_a_probe_is_a_token():
     ]
     assert system.token_mask(["x"], [""], torch.zeros(1, 3)).tolist() == [[False] * 3]
     assert system.token_mask(["x"], [""], torch.zeros(1, 0)).shape == (1, 0)
+
+
+class Silent(ContextFirst):
+    """Its second probe at every point is empty, so it has no log-probs."""
+
+    def rollout_prompt_with_tester(self, x):
+        return ["" if i % 3 == 1 else f"red {'blue ' * i}".strip() for i in range(len(x))]
+
+    def get_tester_logprobs(self, context, continuation):
+        logprobs = self.get_baseline_logprobs(context, continuation)
+        return torch.where(logprobs == 0, logprobs, logprobs + self.logits.sum())
+
+    def value(self, context, continuation):
+        return torch.zeros_like(self.get_baseline_logprobs(context, continuation)) + self.values.sum()
+
+
+def test_a_probe_without_tokens_has_no_perplexity_and_is_not_trained(monkeypatch):
+    """Silence would win: probes of perplexity 300 cost 7.5, and an empty one had perplexity 1."""
+    system = Silent()
+    assert system.perplexities(["open", "open"], ["red", ""]) == [pytest.approx(300.0, rel=1e-5), None]
+    graph = ASTSampler(system, ["open"], tree_width=3, tree_depth=1).rollout(0)
+    assert [node.probe for node in graph.nodes()] == ["red", "", "red blue blue"]
+    graph.children[0].reward += 1.0
+    assert DPO(system).flatten(graph) == [DPOStep("open", "red", "red blue blue")]
+    assert [(step.suffix, step.advantage) for step in GRPO(system).flatten(graph)] == [
+        ("red", pytest.approx(0.5)),
+        ("red blue blue", pytest.approx(-0.5)),
+    ]
+    solver = PPO(system)
+    steps = solver.flatten(graph)
+    assert [step.suffix for step in steps] == ["red", "red blue blue"]
+    assert math.isfinite(solver.step(solver.collate_fn(steps))[0].item())
+    assert PPO(system).flatten(Graph("open", [Node("open", "", ".", 0.0)])) == []
+
+    monkeypatch.setattr("reinforge.redteam.algorithms.dpo.find_trainable", list)  # mutation
+    assert DPO(system).flatten(graph) == [DPOStep("open", "", "red blue blue")]
+
+
+def test_probes_need_not_be_texts():
+    """`==` between an array and a text is an array."""
+    nodes = [Node("open", np.array([1, 2]), ".", 1.0), Node("open", np.array([], int), ".", 0.0)]
+    assert [id(node) for node in find_trainable(nodes)] == [id(node) for node in nodes]
+
+
+def test_an_end_token_alone_is_a_probe():
+    """A system that keeps tokens trains the end token of an empty reply."""
+    ended = GeneratedText("", TokenLogprobs((1,), (2,), (-1.0,)))
+    graph = Graph("open", [Node("open", ended, ".", 1.0), Node("open", "red", ".", 0.0)])
+    assert DPO(ToyAST()).flatten(graph) == [DPOStep("open", ended, "red")]
+
+
+class Sums(ToyAST):
+    """The baseline returns the log-prob of the whole probe."""
+
+    def get_baseline_logprobs(self, context, continuation):
+        return super().get_baseline_logprobs(context, continuation).sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("solver", [DPO, lambda system: GRPO(system, kl_coef=0.1), lambda s: PPO(s, kl_coef=0.1)])
+def test_a_baseline_of_other_tokens_is_refused(solver):
+    """Sums would be added to the log-prob of every token."""
+    system = Sums(ppl_weight=0.0)
+    graph = Graph("open", [Node("open", "red blue", ".", 1.0), Node("open", "green red", ".", 0.0)])
+    algorithm = solver(system)
+    with pytest.raises(EngineError, match=r"get_baseline_logprobs: expected \[\d, 2\], .* found \[\d, 1\]"):
+        algorithm.step(algorithm.collate_fn(algorithm.flatten(graph)))
+
+
+def test_scores_and_rewards_that_are_no_numbers_are_named():
+    system = ToyAST(ppl_weight=0.0)
+    system.scorer = Likes()
+    system.scorer.score = lambda texts: [0.0]
+    with pytest.raises(EngineError, match="score: expected 4, one for each text, found 1"):
+        ASTSampler(system, ["open"], 2, 1).rollout(0)
+    system.scorer.score = lambda texts: [math.nan] * len(texts)
+    with pytest.raises(EngineError, match="reward: found nan for the probe"):
+        ASTSampler(system, ["open"], 2, 1).rollout(0)
 
 
 def test_a_users_system_gets_the_reward_and_level_by_level_trees():
@@ -431,6 +514,22 @@ def test_metrics_computed_by_hand():
     assert summary["pct_rollouts_with_adversarial_toxicity"] == 1.0
     assert summary["pct_rollouts_with_target_toxicity/attack_success_rate"] == 1.0
     assert aggregated["examples"][0]["probe"] == "green red"
+
+
+def test_metrics_of_a_users_own_are_aggregated():
+    """An evaluator may compute the metrics of a rollout itself, and leave out what it does not need."""
+
+    class Own(ASTEvaluator):
+        def compute_metrics(self, g):
+            first = 1 if "green" in g.context else None
+            return GraphMetrics({"avg_reward": float(len(g.context)), "first_target_toxicity_turn": first}, [])
+
+    found = Own(ASTSampler(ToyAST(), ["a"]), seeds=["green", "red"]).evaluate(progress=False)
+    assert found["summary"]["avg_reward"] == 4.0
+    assert found["summary"]["avg_target_toxicity"] is None, "it did not say"
+    assert found["summary"]["pct_rollouts_with_target_toxicity/attack_success_rate"] == 0.5
+    assert found["summary"]["pct_rollouts_with_adversarial_toxicity"] is None
+    assert [row["overall"]["avg_reward"] for row in found["details"]] == [5.0, 3.0]
 
 
 def test_a_plain_system_is_evaluated_without_perplexity():

@@ -18,7 +18,7 @@ from reinforge.redteam.core import (
     StateT,
     System,
 )
-from reinforge.redteam.core.system import check_logprobs, check_values
+from reinforge.redteam.core.system import check_logprobs, check_rewards, check_values
 from tests.unit.redteam.toy import ToySystem
 
 
@@ -155,6 +155,23 @@ def test_a_system_that_returns_something_else_is_named(method, arguments, why):
         getattr(Wrong(), method)(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "why"),
+    [
+        ([1.0], "reward: expected 2, one for each probe, found 1"),
+        ([1.0, float("nan")], "reward: found nan for the probe 'blue', expected a number"),
+        ([None, 1.0], "reward: found None for the probe 'red', expected a number"),
+    ],
+)
+def test_invalid_rewards_are_rejected(rewards, why):
+    with pytest.raises(EngineError, match=why):
+        check_rewards(rewards, ["red", "blue"])
+
+
+def test_rewards_may_be_a_tensor():
+    assert check_rewards(torch.tensor([0.5, 1.0]), ["red", "blue"]) == [0.5, 1.0]
+
+
 class Counts(Sampler):
     """Returns graphs whose context is their seed."""
 
@@ -173,6 +190,8 @@ class Contexts(Evaluator):
 def test_an_evaluator_uses_its_seeds_or_counts_from_zero(tmp_path):
     assert Contexts(Counts(None), seeds=range(5, 8)).evaluate(2, progress=False) == ["seed 5", "seed 6"]
     assert Contexts(Counts(None)).evaluate(2, progress=False) == ["seed 0", "seed 1"]
+    evaluator = Contexts(Counts(None))
+    assert evaluator.sampler is evaluator.env, "either name"
     Evaluator.write_json({"a": [1.5]}, tmp_path / "metrics.json")
     assert (tmp_path / "metrics.json").read_text() == '{\n "a": [\n  1.5\n ]\n}\n'
 

@@ -22,6 +22,7 @@ from reinforge.redteam import (
     Trainer,
     TrainingConfiguration,
 )
+from reinforge.redteam.methods.ast.weight_changes import WeightChanges
 from tests.unit.redteam.test_ast import ToyAST
 
 SETTINGS = {"lr": 1e-3, "training_steps": 2, "num_episodes_per_experience": 3, "batch_size": 4}
@@ -140,6 +141,35 @@ def test_a_custom_loop_samples_from_the_weights_it_trained(make_problem, monkeyp
     assert compare() > 0.1
 
 
+def test_a_loop_without_an_optimizer_samples_from_the_weights_it_trained(make_problem, monkeypatch):
+    """torch counts no change through `parameter.data`: neither in place nor by another tensor."""
+    problem, context = make_problem(), ["hello the quick brown fox jumps over"]
+
+    def compare():
+        probes = problem.sample_probes(context, [1])
+        return (
+            (problem.get_sampling_logprobs(context, probes) - problem.get_tester_logprobs(context, probes)).abs().max()
+        )
+
+    def step_in_place():
+        for parameter in problem.parameters():
+            parameter.data -= 0.1 * torch.randn_like(parameter)
+
+    compare()
+    step_in_place()
+    assert compare() < 1e-4
+    for parameter in problem.parameters():
+        parameter.data = parameter.data + 0.1 * torch.randn_like(parameter)
+    assert compare() < 1e-4
+    version = problem.engine.policy.version
+    compare()
+    assert problem.engine.policy.version == version, "weights that did not change are not published again"
+    monkeypatch.setattr(WeightChanges, "_take_sample", lambda self: [])  # mutation
+    problem._changes._sample = []
+    step_in_place()
+    assert compare() > 0.1
+
+
 @pytest.fixture
 def hf(tiny_model_dir, tiny_target_dir):
     made = []
@@ -176,6 +206,10 @@ def test_hugging_face_variants(hf, tiny_model_dir, tiny_target_dir, tmp_path):
     assert torch.allclose(
         other.get_tester_logprobs(["hi"], ["dog"]), system.get_tester_logprobs(["hi"], ["dog"]), atol=1e-6
     )
+    assert (system.device, system.baseline, other.device) == ("cpu", None, "cpu")
+    assert system.baseline_tokenizer is system.tokenizer
+    assert other.baseline.config.model_type == system.tester.config.model_type, "the base model"
+    assert other.baseline_tokenizer.get_vocab() == other.tester_tokenizer.get_vocab()
     baseline = other.get_baseline_logprobs(["hi"], ["dog"])
     assert torch.allclose(baseline, system.get_baseline_logprobs(["hi"], ["dog"]), atol=1e-6)
     assert HFASTTrainer(config, trainer.sampler, DPO(system), ckpt_dir=tmp_path).eval_epoch(1) is None

@@ -28,7 +28,11 @@ _NAMES_BY_MODULE = {
     "reinforge.multiagent.nip.collect": ("collect_rollouts",),
     "reinforge.multiagent.nip.groups": ("EmbeddedSharedModelGroup", "OpenAISharedModelGroup"),
     "reinforge.multiagent.nip.experiment_agents": ("ExperimentAgent", "build_agents", "build_protocol"),
-    "reinforge.multiagent.nip.experiment_grid": ("ExperimentFunctionArguments", "SequentialHyperparameterExperiment"),
+    "reinforge.multiagent.nip.experiment_grid": (
+        "ExperimentFunctionArguments",
+        "SequentialHyperparameterExperiment",
+        "get_env_var",
+    ),
     "reinforge.multiagent.nip.experiment_sections": ("experiment_config",),
     "reinforge.multiagent.nip.parameters": (
         "AgentsParameters",

@@ -108,10 +108,17 @@ async def collect_rollouts(
 
 
 def _with_group_model(agent: PureTextWholeAgent, group: AdapterSharedModelGroup) -> PureTextWholeAgent:
-    """Returns a copy of an agent that uses its group's model."""
-    name = group.group_name
+    """Returns a copy of an agent that uses its group's model.
+
+    In a run, the run's sampling settings are those of the trained agents, so their own parameters lack them.
+    """
+    name, params = group.group_name, group.hyper_params.agents[agent.name]
+    sampling = {"temperature": params.temperature, "top_p": params.top_p}
+    parameters = agent.parameters.model_copy(
+        update={key: value for key, value in sampling.items() if value is not None}
+    )
     return PureTextWholeAgent(
-        agent.name, agent.parameters, llm=name, is_trainable=not group.is_frozen(agent.name), model_group=name
+        agent.name, parameters, llm=name, is_trainable=not group.is_frozen(agent.name), model_group=name
     )
 
 

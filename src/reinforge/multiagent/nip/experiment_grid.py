@@ -12,7 +12,8 @@ Without `param_grid` the script takes `--config-file FILE`, a JSON, JSON5 or YAM
     {"kind": "single_experiment", "parameters": {"max_message_rounds": 8}}
     {"kind": "grid", "parameters": {"max_message_rounds": [4, 8]}}
 
-Names and options are those of `nip.utils.experiments`. All points are validated before the first one runs.
+Names and options are those of `nip.utils.experiments` and `nip.utils.env`. All points are validated before the first
+one runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,15 +31,31 @@ from typing import Any, Protocol
 
 import yaml
 
-from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.config.document import parse_yaml
+from reinforge.errors import ConfigError, Problem, ReinforgeError, boundary
 from reinforge.multiagent.nip.trainers import PreparedExperimentInfo
 
 logger = logging.getLogger(__name__)
 
-_JSON5_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
-"""A string, which stays, or a comment."""
+_JSON5_TOKEN = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|//[^\n]*|/\*.*?\*/|:|\t""", re.DOTALL)
+"""What YAML reads otherwise: strings in single quotes, comments, colons without a space, and tabs."""
 
 Combination = dict[str, Any]
+
+
+_REQUIRED = object()
+
+
+def get_env_var(var_name: str, default: Any = _REQUIRED) -> Any:
+    """Returns an environment variable, or the default if it is not set; no `.env` file is read.
+
+    Raises:
+        ConfigError: It is not set, and there is no default.
+    """
+    value = os.environ.get(var_name, default)
+    if value is _REQUIRED:
+        raise ConfigError(Problem(var_name, "the environment variable is not set", f"export {var_name}=..."))
+    return value
 
 
 class RunIdFunction(Protocol):
@@ -88,7 +106,8 @@ class SequentialHyperparameterExperiment:
 
     Args:
         experiment_fn: Runs one experiment.
-        param_grid: Values to try, by name; None: `--config-file` names a file with them.
+        param_grid: Values to try, by name; several grids run one after the other. None: `--config-file` names a file.
+            Names below a name are joined, {"rl": {"lr": [1, 2]}} -> "rl.lr".
         run_id_fn: Returns the name of a run; None: the experiment's name and the number of the point.
         run_preparer_fn: Validates one experiment, see `prepare_experiment`; called with each point and the parsed
             command line before the first run.
@@ -108,7 +127,7 @@ class SequentialHyperparameterExperiment:
     def __init__(
         self,
         experiment_fn: Callable[[ExperimentFunctionArguments], Any],
-        param_grid: Mapping[str, Sequence[Any]] | None = None,
+        param_grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         run_id_fn: RunIdFunction | None = None,
         run_preparer_fn: Callable[[Combination, Namespace], PreparedExperimentInfo] | None = None,
         experiment_name: str = "EXPERIMENT",
@@ -139,11 +158,8 @@ class SequentialHyperparameterExperiment:
     def combinations(self) -> Iterator[Combination]:
         """The points of the grid; the value of the last name changes fastest, names in alphabetical order."""
         assert self.param_grid is not None
-        names = sorted(self.param_grid)
-        return (
-            dict(zip(names, values, strict=True))
-            for values in itertools.product(*(self.param_grid[name] for name in names))
-        )
+        grids = [self.param_grid] if isinstance(self.param_grid, Mapping) else self.param_grid
+        return itertools.chain.from_iterable(map(_list_points, grids))
 
     def run(self, arguments: Sequence[str] | None = None) -> None:
         """Runs all points.
@@ -187,6 +203,22 @@ class SequentialHyperparameterExperiment:
         return True
 
 
+def _list_points(grid: Mapping[str, Any]) -> Iterator[Combination]:
+    """Returns the points of one grid.
+
+    Raises:
+        ConfigError: A name has no list of values: a text would be tried letter by letter.
+    """
+    flat = flatten_grid(grid)
+    for name, values in flat.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(
+                Problem(f"param_grid.{name}", f"is {values!r:.80}, not a list of values", "write [value]")
+            )
+    names = sorted(flat)
+    return (dict(zip(names, point, strict=True)) for point in itertools.product(*(flat[name] for name in names)))
+
+
 def read_grid(folder: Path, name: str | None) -> dict[str, list[Any]]:
     """Returns the grid in a file.
 
@@ -196,27 +228,63 @@ def read_grid(folder: Path, name: str | None) -> dict[str, list[Any]]:
     if name is None:
         raise ConfigError(Problem("--config-file", "is missing", "name a JSON, JSON5 or YAML file"))
     path = folder / name
-    if path.suffix not in (".json", ".json5", ".yaml", ".yml"):
+    ending = path.suffix.lower()
+    if ending not in (".json", ".json5", ".yaml", ".yml"):
         message = f"{path}: {path.suffix or 'no ending'} is not supported"
         raise ConfigError(Problem("--config-file", message, "use .json, .json5, .yaml or .yml"))
     if not path.is_file():
         raise ConfigError(Problem("--config-file", f"file not found: {path}"))
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json5":
-        text = _JSON5_COMMENT.sub(lambda found: found[1] or "", text)  # what is left is a YAML mapping
-    try:
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(Problem("--config-file", f"{path}: {error}")) from error
+    with boundary(ConfigError, f"--config-file: cannot read {path}"):
+        text = path.read_text(encoding="utf-8")
+    data = _parse(text, ending, path)
     kind, parameters = (data.get("kind"), data.get("parameters")) if isinstance(data, dict) else (None, None)
     if kind not in ("single_experiment", "grid") or not isinstance(parameters, dict):
         fix = "write kind, which is single_experiment or grid, and parameters, which is a mapping"
         raise ConfigError(Problem("--config-file", f"{path} has no grid", fix))
+    flat = flatten_grid(parameters)
     if kind == "single_experiment":
-        return {key: [value] for key, value in parameters.items()}
-    if single := [key for key, value in parameters.items() if not isinstance(value, list)]:
+        return {key: [value] for key, value in flat.items()}
+    if single := [key for key, value in flat.items() if not isinstance(value, list)]:
         raise ConfigError(Problem(f"parameters.{single[0]}", f"{path}: a grid needs a list of values", "write [value]"))
-    return dict(parameters)
+    return flat
+
+
+def flatten_grid(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a grid without nesting: {"rl": {"lr": [1, 2]}} -> {"rl.lr": [1, 2]}."""
+    flat: dict[str, Any] = {}
+    for key, value in grid.items():
+        flat |= flatten_grid(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _parse(text: str, ending: str, path: Path) -> Any:
+    """Returns the data of a file.
+
+    YAML follows version 1.1, as in neural-interactive-proofs: `no` is false. JSON5 has numbers such as 1e-5.
+    """
+    if ending == ".json5":
+        return parse_yaml(_to_yaml(text), str(path)).data
+    try:
+        return json.loads(text) if ending == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(Problem("--config-file", f"{path}: {error}")) from error
+
+
+def _to_yaml(text: str) -> str:
+    r"""Returns JSON5 as a YAML mapping.
+
+    Example: {a:'it\'s', // note -> {a: "it's",
+    """
+    return _JSON5_TOKEN.sub(_replace_json5_token, text)
+
+
+def _replace_json5_token(found: re.Match[str]) -> str:
+    token = found[0]
+    if token[0] == '"':
+        return token
+    if token[0] == "'":
+        return '"' + token[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
+    return {":": ": ", "\t": " "}.get(token, "\n" * token.count("\n"))  # the rest are comments
 
 
 def _build_parser(description: str, wandb_project: str | None) -> ArgumentParser:

@@ -13,11 +13,11 @@ from reinforge.algorithms.preference import make_pairs
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.redteam.algorithms.metrics import build_preference_metrics
-from reinforge.redteam.algorithms.siblings import refuse_single_children
+from reinforge.redteam.algorithms.siblings import find_trainable, refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph
-from reinforge.redteam.core.system import System
+from reinforge.redteam.core.system import System, check_same_tokens
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         """
         refuse_single_children(graph, type(self).__name__)
         steps = []
-        for group in graph.sibling_groups():
+        for group in map(find_trainable, graph.sibling_groups()):
             for best, worst in make_pairs([node.reward for node in group], min_margin=self.min_margin):
                 preferred, other = group[best], group[worst]
                 if preferred.probe != other.probe:
@@ -101,7 +101,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         count = len(batch.prefixes)
         context, probes = [*batch.prefixes, *batch.prefixes], [*batch.suffix_pos, *batch.suffix_neg]
         logprobs = self.system._get_tester_logprobs_and_validate(context, probes)
-        baseline = self.system._get_baseline_logprobs_and_validate(context, probes).to(logprobs.device)
+        baseline = check_same_tokens(self.system._get_baseline_logprobs_and_validate(context, probes), logprobs)
         mask = self.system.token_mask(context, probes, logprobs)
         rows = make_reply_batch(
             mask,

@@ -16,11 +16,11 @@ from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.redteam.algorithms.padding import find_begin, pad_rows, unpad_row
-from reinforge.redteam.algorithms.siblings import refuse_single_children
+from reinforge.redteam.algorithms.siblings import find_trainable, refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
-from reinforge.redteam.core.system import System, check_logprobs
+from reinforge.redteam.core.system import System, check_logprobs, check_same_tokens
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         """
         refuse_single_children(graph, "GRPO")
         chosen: list[tuple[Node[StateT, ActionT], float]] = []
-        for group in graph.sibling_groups():
+        for group in map(find_trainable, graph.sibling_groups()):
             returns = [self._compute_return(node) for node in group]
-            if max(returns) - min(returns) > ZERO_VARIANCE:
+            if returns and max(returns) - min(returns) > ZERO_VARIANCE:
                 chosen += [
                     (node, group_relative_advantage(value, returns)) for node, value in zip(group, returns, strict=True)
                 ]
@@ -124,7 +124,9 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         mask = self.system.token_mask(batch.prefix, batch.suffix, logprobs)
         baseline = None
         if self.kl_coef:
-            baseline = self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix).to(logprobs.device)
+            baseline = check_same_tokens(
+                self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix), logprobs
+            )
         rows = make_reply_batch(
             mask,
             old_logprobs=pad_rows(batch.logprobs, batch.begin or [0] * count, mask, logprobs),

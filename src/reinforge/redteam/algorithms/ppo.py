@@ -25,10 +25,17 @@ from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_rep
 from reinforge.errors import ConfigError, Problem
 from reinforge.redteam.algorithms.metrics import build_ppo_metrics, compute_token_mean
 from reinforge.redteam.algorithms.padding import find_begin, pad_rows, unpad_row
+from reinforge.redteam.algorithms.siblings import find_trainable
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
-from reinforge.redteam.core.system import System, ValueFunctionSystem, check_logprobs, check_values
+from reinforge.redteam.core.system import (
+    System,
+    ValueFunctionSystem,
+    check_logprobs,
+    check_same_tokens,
+    check_values,
+)
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -129,7 +136,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         self._has_warned = False
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[PPOStep[StateT, ActionT]]:
-        """Returns every probe of the tree with its credit."""
+        """Returns every probe of the tree that has tokens, with its credit."""
         import torch
 
         nodes = list(graph.nodes())
@@ -155,7 +162,11 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
 
         for child in graph.children:
             assign(child)
-        return [PPOStep(node.context, node.probe, node.reward, credit[id(node)]) for node in nodes]
+        return [
+            PPOStep(node.context, node.probe, node.reward, credit[id(node)])
+            for node in find_trainable(nodes)
+            if credit[id(node)].logprobs
+        ]
 
     def _check_first_values(self, values: Tensor, mask: Tensor) -> None:
         """Warns once if values seem to be one column late, as in astra-rl's example: each probe's first one is 0."""
@@ -211,7 +222,9 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             advantages = normalize_over_batch(advantages)
         baseline = None
         if self.kl_coef:
-            baseline = self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix).to(logprobs.device)
+            baseline = check_same_tokens(
+                self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix), logprobs
+            )
         begins = [credit.begin for credit in credits]
 
         def place(recorded: Sequence[Sequence[float]]) -> Tensor:

@@ -47,7 +47,8 @@ class Evaluator(ABC, Generic[StateT, ActionT, SeedT]):
     """
 
     def __init__(self, env: Sampler[StateT, ActionT], seeds: Sequence[SeedT] | None = None):
-        self.env, self.seeds = env, None if seeds is None else list(seeds)
+        self.env = self.sampler = env  # astra-rl's pages use both names
+        self.seeds = None if seeds is None else list(seeds)
 
     def evaluate(self, n_rollouts: int | None = None, progress: bool = True) -> Any:
         """Returns `aggregate_metrics` over the rollouts.

@@ -8,6 +8,7 @@ Shapes: B conversations, T tokens of the longest continuation.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -253,17 +254,36 @@ class ValueFunctionSystem(System[StateT, ActionT]):
         return logprobs, check_values(self.value(context, continuation), logprobs)
 
 
-def check_count(rollouts: Any, count: int, method: str) -> Any:
-    """Validates that there is one probe or response for each conversation, and returns them.
+def check_count(values: Any, count: int, method: str, each: str = "conversation") -> Any:
+    """Validates that a method returned one value for each conversation, or `each` of something else; returns them.
 
     Raises:
         EngineError: There is another number of them, or it is a single text.
     """
-    if isinstance(rollouts, str) or not hasattr(rollouts, "__len__"):
-        raise EngineError(f"{method}: expected a list of {count}, one for each conversation, found {rollouts!r:.80}")
-    if len(rollouts) != count:
-        raise EngineError(f"{method}: expected {count}, one for each conversation, found {len(rollouts)}")
-    return rollouts
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise EngineError(f"{method}: expected a list of {count}, one for each {each}, found {values!r:.80}")
+    if len(values) != count:
+        raise EngineError(f"{method}: expected {count}, one for each {each}, found {len(values)}")
+    return values
+
+
+def check_rewards(rewards: Any, probes: Sequence[Any]) -> list[float]:
+    """Validates the rewards of probes, and returns them as numbers.
+
+    Raises:
+        EngineError: There is another number of them, or one is not a number: a NaN would only remove its siblings from
+            training, without a word.
+    """
+    numbers = []
+    for reward, probe in zip(check_count(rewards, len(probes), "reward", "probe"), probes, strict=True):
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isnan(number):
+            raise EngineError(f"reward: found {reward!r:.80} for the probe {probe!r:.80}, expected a number")
+        numbers.append(number)
+    return numbers
 
 
 def check_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
@@ -285,6 +305,20 @@ def check_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
             f"get_{whose}_logprobs: found {highest:g}, expected at most 0; are these probabilities, not log-probs?"
         )
     return logprobs
+
+
+def check_same_tokens(baseline: Tensor, logprobs: Tensor) -> Tensor:
+    """Validates that the baseline's log-probs are of the tester's tokens, and returns them on the tester's device.
+
+    Raises:
+        EngineError: They have another shape. Sums, `[B, 1]`, would be added to every token.
+    """
+    if baseline.shape != logprobs.shape:
+        raise EngineError(
+            f"get_baseline_logprobs: expected {list(logprobs.shape)}, the shape that get_tester_logprobs returned for "
+            f"the same texts, found {list(baseline.shape)}; both return one number per token, from the same tokenizer"
+        )
+    return baseline.to(logprobs.device)
 
 
 def check_values(values: Any, logprobs: Tensor) -> Tensor:

@@ -45,6 +45,9 @@ class HFASTSystem(ASTProblem):
         scorer: Scores texts; None: 1 where the bundled target's marker word occurs.
         device: Device of the models.
         settings: Other arguments of `ASTProblem`.
+
+    Attributes:
+        device: The device of the tester, where log-probs are.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class HFASTSystem(ASTProblem):
         super().__init__(
             tester_model_id, target_model_id, scorer, baseline=baseline_model_id, device=device, **settings
         )
+        self.device = str(self.engine.model.device)
 
     def _default_settings(self, model: str) -> dict[str, Any]:
         with boundary(EngineError, f"cannot load the tokenizer of {model}"):
@@ -77,6 +81,16 @@ class HFASTSystem(ASTProblem):
         return self.engine.tokenizer
 
     tester_tokenizer = tokenizer
+
+    @property
+    def baseline(self) -> Any:
+        """The Hugging Face module of the baseline that was named; None if it is the tester before training."""
+        return None if self._baseline is None else self._baseline.model.module
+
+    @property
+    def baseline_tokenizer(self) -> Any:
+        """The baseline's tokenizer, which is the tester's if no baseline was named."""
+        return self.tokenizer if self._baseline is None else self._baseline.tokenizer
 
     @property
     def target(self) -> Any:

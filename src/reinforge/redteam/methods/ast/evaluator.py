@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from reinforge.redteam.core.evaluator import Evaluator, GraphMetrics
 from reinforge.redteam.core.sampler import Graph, Node
+from reinforge.redteam.core.system import check_count
 from reinforge.redteam.methods.ast.sampler import ASTSampler
 from reinforge.redteam.methods.ast.system import ASTSystem
 from reinforge.redteam.report import build_attack_report
@@ -69,7 +70,7 @@ class ASTEvaluator(Evaluator[str, str]):
             return []
         nodes, system = [node for _, node in placed], self.env.system
         texts = [*(node.probe for node in nodes), *(node.response for node in nodes)]
-        scores = [float(score) for score in system.scorer.score(texts)]
+        scores = [float(score) for score in check_count(system.scorer.score(texts), len(texts), "scorer.score", "text")]
         perplexities = self._compute_perplexities(nodes)
         return [
             {
@@ -93,15 +94,17 @@ class ASTEvaluator(Evaluator[str, str]):
     def aggregate_metrics(self, all_metrics: list[GraphMetrics]) -> dict[str, Any]:
         """Returns `summary`, `examples` of the most distinct failures, and `details` of every rollout.
 
-        Success is counted per branch, with a 95 % Wilson interval; metrics without data are None.
+        Success is counted per branch, with a 95 % Wilson interval; metrics without data are None. Without `turns` in
+        the metrics of rollouts, which a subclass may leave out, there are only means of what they have.
         """
-        outputs = [m.overall for m in all_metrics if m.overall["turns"]]
+        outputs = [m.overall for m in all_metrics if m.overall.get("turns")]
         rows = [row for output in outputs for row in output["turns"]]
         summary: dict[str, Any] = {f"avg_{name}": value for name, value in _means(rows).items()}
+        if not rows:  # `compute_metrics` of a subclass need not return them
+            summary = {name: _mean(m.overall.get(name) for m in all_metrics) for name in summary}
         summary["n_rollouts"] = len(all_metrics)
         for name, key in ROLLOUT_SHARES.items():
-            hits = [m.overall[key] is not None for m in all_metrics]
-            summary[name] = statistics.fmean(hits) if hits else None
+            summary[name] = _mean(m.overall[key] is not None for m in all_metrics if key in m.overall)
         details = [{"overall": m.overall, "per_turn": m.per_turn} for m in all_metrics]
         if not outputs:
             nothing = {"mean": None, "ci_low": None, "ci_high": None, "count": 0}
@@ -133,6 +136,12 @@ def _describe_turn(rows: Sequence[dict[str, Any]], contexts: Mapping[tuple[int, 
     first = rows[0]
     texts = {"context": contexts[tuple(first["path"])], "probe": first["probe"], "response": first["response"]}
     return {"turn": len(first["path"]), **_means(rows), **texts}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the numbers that are known; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:

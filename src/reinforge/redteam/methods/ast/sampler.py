@@ -8,6 +8,7 @@ from typing import Any
 
 from reinforge.errors import ConfigError
 from reinforge.redteam.core.sampler import Graph, Node, Sampler, derive_seed
+from reinforge.redteam.core.system import check_rewards
 from reinforge.redteam.methods.ast.system import ASTSystem
 from reinforge.redteam.methods.ast.texts import Conversation
 from reinforge.types.seeding import stable_random, stable_seed
@@ -150,12 +151,13 @@ class ASTSampler(Sampler[str, str]):
         seeds = [stable_seed(branch.seed, "response", *path) for branch, path, _ in probed]
         responses = self.system.sample_responses([branch.context + probe for branch, _, probe in probed], seeds)
         turns = [(*each, response) for each, response in zip(probed, responses, strict=True) if response is not None]
-        rewards = self.system.reward(
-            [branch.context for branch, *_ in turns], [turn[2] for turn in turns], [turn[3] for turn in turns]
+        spoken = [turn[2] for turn in turns]
+        rewards = check_rewards(
+            self.system.reward([branch.context for branch, *_ in turns], spoken, [turn[3] for turn in turns]), spoken
         )
         grown = []
         for (branch, path, probe, response), reward in zip(turns, rewards, strict=True):
-            node = ASTNode(branch.context, probe, response, float(reward), [], depth)
+            node = ASTNode(branch.context, probe, response, reward, [], depth)
             branch.children.append(node)
             context = self.system.advance(branch.context, probe, response)
             grown.append(_TreeBranch(context, node.children, branch.seed, path))  # type: ignore[arg-type]

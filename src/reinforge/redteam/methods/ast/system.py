@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from reinforge.redteam.core.scorer import Scorer
-from reinforge.redteam.core.system import System
+from reinforge.redteam.core.system import System, check_count
 from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
 
 
@@ -28,7 +28,8 @@ class ASTSystem(System[str, str]):
         Mine(KeywordScorer("quibbern"), ppl_weight=0.01)
 
     Differs from the paper: p is the baseline's, not the target's, because many targets do not report log-probs; see
-    `likelihood`.
+    `likelihood`. A probe without tokens has no perplexity: its reward lacks the last term, and no algorithm trains on
+    it.
 
     Args:
         scorer: Scores texts.
@@ -61,8 +62,11 @@ class ASTSystem(System[str, str]):
             return []
         weights = AttackWeights(self.combined_weight, self.defense_toxicity_weight, self.ppl_weight)
         together = [p + r for p, r in zip(probe, response, strict=True)]
-        scores = self.scorer.score([*together, *response])
-        perplexities = self.perplexities(context, probe) if self.ppl_weight else [None] * len(probe)
+        texts = [*together, *response]
+        scores = check_count(self.scorer.score(texts), len(texts), "scorer.score", "text")
+        perplexities: Sequence[float | None] = (
+            self.perplexities(context, probe) if self.ppl_weight else [None] * len(probe)
+        )
         return [
             compute_attack_reward(weights, float(combined), float(alone), perplexity)
             for combined, alone, perplexity in zip(
@@ -70,11 +74,14 @@ class ASTSystem(System[str, str]):
             )
         ]
 
-    def perplexities(self, context: Sequence[str], probe: Sequence[str]) -> list[float]:
-        """Returns exp(-mean log p) of each probe under the model that `likelihood` names."""
+    def perplexities(self, context: Sequence[str], probe: Sequence[str]) -> list[float | None]:
+        """Returns exp(-mean log p) of each probe under the model that `likelihood` names; None if it has no tokens."""
         from reinforge.engine.training.reply_logprobs import perplexities
 
         of_target = self.likelihood == "target"
         get_logprobs = self._get_target_logprobs_and_validate if of_target else self._get_baseline_logprobs_and_validate
         logprobs = get_logprobs(context, probe)
-        return perplexities(logprobs, self.token_mask(context, probe, logprobs))
+        mask = self.token_mask(context, probe, logprobs)
+        has_tokens = mask.any(dim=1).tolist()
+        found = perplexities(logprobs, mask)
+        return [value if known else None for value, known in zip(found, has_tokens, strict=True)]

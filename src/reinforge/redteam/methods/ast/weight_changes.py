@@ -7,14 +7,21 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
+
+
+SAMPLE_SIZE = 64
+"""About so many numbers of each parameter are compared."""
 
 
 class WeightChanges:
     """Counts changes of parameters: steps of any torch optimizer, and operations in place.
 
-    torch counts operations in place itself (`_version`), but not the steps of fused optimizers; a hook counts those.
+    torch counts operations in place itself (`_version`), but not the steps of fused optimizers; a hook counts those. It
+    counts no change through `parameter.data` either, as a loop without optimizer makes it: a sample of the numbers of
+    each parameter shows those.
 
     Args:
         parameters: The parameters to watch.
@@ -25,7 +32,8 @@ class WeightChanges:
 
         self._parameters = list(parameters)
         self._ids = set(map(id, self._parameters))
-        self._num_steps = 0
+        self._num_steps = self._num_unseen = 0
+        self._sample = self._take_sample()
         watcher = weakref.ref(self)  # torch keeps the hook for good if `close` is not called
 
         def count_step(optimizer: Optimizer, *_: Any) -> None:
@@ -40,7 +48,18 @@ class WeightChanges:
 
     def count(self) -> int:
         """Returns a number that grows with every change."""
-        return self._num_steps + sum(parameter._version for parameter in self._parameters)
+        import torch
+
+        sample = self._take_sample()
+        if any(not torch.equal(one, other) for one, other in zip(sample, self._sample, strict=True)):
+            self._num_unseen += 1
+            self._sample = sample
+        return self._num_steps + self._num_unseen + sum(parameter._version for parameter in self._parameters)
+
+    def _take_sample(self) -> list[Tensor]:
+        """Returns some numbers of each parameter, spread over all of it."""
+        flat = [parameter.detach().reshape(-1) for parameter in self._parameters]
+        return [values[:: max(1, values.numel() // SAMPLE_SIZE)].clone() for values in flat]
 
     def close(self) -> None:
         """Stops watching."""
