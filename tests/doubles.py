@@ -46,7 +46,7 @@ class ScriptedPolicy(PolicyServer):
 
 
 def ids_of(text):
-    return tuple(text.encode())
+    return tuple(text.encode(errors="surrogatepass"))  # a server may return half a character
 
 
 class PolicyModel:

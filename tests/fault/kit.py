@@ -124,6 +124,7 @@ def _run(folder, arguments, crash_at, mutation, output):
     """Runs in the child, where everything is imported already: calls the command line."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup ignore it
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
