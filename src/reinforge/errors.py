@@ -144,6 +144,18 @@ class ContextOverflow(Exception):
     """A prompt is longer than the policy's context; the runner records the episode as `context_overflow`."""
 
 
+class InvalidCall(TypeError):
+    """An agent's model call has an argument that cannot be honoured; the message names it and says what to do.
+
+    Attributes:
+        param: The argument, such as `tool_choice` or `messages[2].content[0]`.
+    """
+
+    def __init__(self, message: str, param: str):
+        super().__init__(message)
+        self.param = param
+
+
 class PolicyFailure(Exception):
     """Raise this in a workflow if the model's answer is unusable: an invalid action, a reply that cannot be parsed.
 

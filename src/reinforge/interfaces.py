@@ -447,6 +447,10 @@ class Algorithm(ABC):
     needs_groups: bool = False
     offline: bool = False
 
+    def for_epoch(self, epoch: int | None) -> Algorithm:
+        """Returns the algorithm that an epoch trains with; None: a job outside a run. By default always this one."""
+        return self
+
     def has_signal(self, group: TrajectoryGroup) -> bool:
         """Returns False for a group that would contribute nothing; an epoch of such groups is skipped, not failed."""
         return True
@@ -487,6 +491,11 @@ class PolicyServer(ABC):
     """
 
     tolerance: float = 1e-4
+
+    @property
+    def history(self) -> str:
+        """How earlier replies reach the model: `template`, or `splice` for one that reads `ModelRequest.continued`."""
+        return "template"
 
     @property
     @abstractmethod

@@ -6,6 +6,8 @@ replies form pairs, from the first round on.
 
     replies of value [0.75, 0.25]  ->  the first is preferred, even if both are above a fixed threshold
 
+The first `num_initial_ei_epochs` epochs are expert iteration: single dialogues, of which the good ones are imitated.
+
 Differs from the paper: labels come from comparing siblings, not from a threshold; supervised training on the preferred
 replies is a term of the DPO loss (`sft_coef`) instead of a stage before it; all agents may share one model, each with
 the same weight.
@@ -18,7 +20,8 @@ from collections.abc import AsyncIterator
 from pydantic import Field
 
 from reinforge.algorithms.dpo import DPO, DPOConfig
-from reinforge.interfaces import Builder
+from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
+from reinforge.interfaces import Algorithm, Builder
 from reinforge.registry import register_algorithm
 
 
@@ -31,16 +34,34 @@ class MALTConfig(DPOConfig, name="malt"):
     drop_duplicates: bool = Field(
         default=True, description="Train identical pairs of an agent (equal to the token) only once."
     )
+    num_initial_ei_epochs: int = Field(
+        default=0, ge=0, description="Epochs of expert iteration on single dialogues before the first epoch with trees."
+    )
+    initial_ei: ExpertIterationConfig | None = Field(
+        default=None, description="Settings of these epochs, as of expert_iteration; null: its defaults."
+    )
 
 
 class MALT(DPO):
-    """DPO between the branches of dialogues."""
+    """DPO between the branches of dialogues, after epochs of expert iteration if the configuration asks for them.
 
-    def __init__(self, config: MALTConfig | None = None):
+    Args:
+        config: The settings.
+        seed: The run's seed.
+    """
+
+    config: MALTConfig
+
+    def __init__(self, config: MALTConfig | None = None, seed: int = 0):
         super().__init__(config or MALTConfig())
+        self._initial = ExpertIteration(self.config.initial_ei, seed)
+
+    def for_epoch(self, epoch: int | None) -> Algorithm:
+        """Returns expert iteration for the first epochs, and this algorithm for the others."""
+        return self if epoch is None or epoch >= self.config.num_initial_ei_epochs else self._initial
 
 
 @register_algorithm(config_type=MALTConfig)
 async def malt(config: MALTConfig, builder: Builder) -> AsyncIterator[MALT]:
     """Yields MALT."""
-    yield MALT(config)
+    yield MALT(config, builder.config.finetuning.seed)

@@ -3,9 +3,10 @@
     prompt [1,2] -> [4]; prompt [1,2,4,8] -> [5]   =>  token_ids [1,2,4,8,5], loss_mask [0,0,1,0,1]
     prompt [9]   -> [7]  (history rewritten)       =>  a second sample [9,7], [0,1]
 
-Nothing is tokenised here: the ids are the sampler's own. A token sampled with a filter (top-p, top-k, min-p) is trained
-over the tokens that the filter kept. If those were not recorded, the token becomes context and counts as untrainable:
-greedy decoding, more than `MAX_SUPPORT` kept tokens, or a policy server that does not report them.
+Nothing is tokenised here: the ids are the sampler's own. A token sampled with a filter (top-p, top-k, min-p) or under a
+grammar is trained over the tokens that it was sampled from. If those were not recorded, the token becomes context and
+counts as untrainable: greedy decoding, a filter that keeps more than `MAX_SUPPORT` tokens, penalties and logit biases,
+which change the distribution itself, or a policy server that does not report them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, TrainingSample
 from reinforge.types.seeding import stable_random
-from reinforge.types.supports import Supports
+from reinforge.types.supports import Support, Supports
 from reinforge.types.trajectory import OTHER_CHOICES, Trajectory, TrajectoryGroup
 
 COMPARED_FIELDS = {"role", "content", "prompt", "chosen_response", "rejected_response"}
@@ -36,7 +36,7 @@ class _Row:
     temperatures: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
-    supports: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    supports: dict[int, Support] = field(default_factory=dict)
 
     def extends_to(self, prompt: Sequence[int]) -> bool:
         """Returns True if the prompt begins with all tokens of the row."""
@@ -82,7 +82,7 @@ class _Row:
         self.turns += [turn] * count
 
     def build_sample(self) -> TrainingSample:
-        whole_vocabulary = np.zeros(0, np.int32)
+        whole_vocabulary: Support = np.zeros(0, np.int32)
         kept = (self.supports.get(position, whole_vocabulary) for position in range(len(self.token_ids)))
         supports = Supports.from_sets(kept) if self.supports else None
         return TrainingSample(

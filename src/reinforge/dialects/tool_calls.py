@@ -1,7 +1,8 @@
-"""Parses tool calls from the text formats of model families into OpenAI's format.
+"""Parses tool calls and reasoning from the text formats of model families into OpenAI's format.
 
     hermes (Qwen, Hermes)   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>, any number of times
     llama3                  {"name": "add", "parameters": {"a": 1}}, optionally after <|python_tag|>; separated by ;
+    ...                     one module a family or group in `families`
 
 A reply that looks like a call but cannot be parsed stays text: the agent may ask the model again. If the agent fails on
 it instead, the episode is the policy's failure, with the reason that `find_bad_call` gives.
@@ -9,23 +10,38 @@ it instead, the episode is the policy's failure, with the reason that `find_bad_
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from reinforge.dialects.strict_json import decode_json, decode_json_prefix
-from reinforge.types.request import Message, ModelReply, ModelRequest
+from reinforge.dialects.answer_grammar import build_answer_grammar
+from reinforge.dialects.families.detection import (
+    find_family,
+    find_thinking,
+    get_family,
+    may_think,
+    opens_thinking,
+    split_thinking,
+)
+from reinforge.dialects.families.family import Family, ParsedReply, ToolFormat
+from reinforge.dialects.families.grammar import GrammarText
+from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.strict_json import decode_json
+from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest
 
-_HERMES_START, _HERMES_END = "<tool_call>", "</tool_call>"
-_PYTHON_TAG = "<|python_tag|>"
-
-
-class ToolFormat(StrEnum):
-    """The text format of a model family's tool calls."""
-
-    HERMES = "hermes"
-    LLAMA3 = "llama3"
+__all__ = [
+    "ParsedReply",
+    "ToolFormat",
+    "build_tool_grammar",
+    "detect_tool_format",
+    "find_bad_call",
+    "parse_reply",
+    "parse_tool_calls",
+    "prepare_request",
+    "read_tool_calls",
+    "write_calls",
+]
 
 
 def detect_tool_format(chat_template: str) -> ToolFormat | None:
@@ -34,66 +50,55 @@ def detect_tool_format(chat_template: str) -> ToolFormat | None:
     Args:
         chat_template: The Jinja text; how it writes tool calls identifies the family.
     """
-    if "<tool_call>" in chat_template:
-        return ToolFormat.HERMES
-    if _PYTHON_TAG in chat_template or ("tools" in chat_template and '"parameters"' in chat_template):
-        return ToolFormat.LLAMA3
-    return None
+    family = find_family(chat_template)
+    return None if family is None else family.tool_format
 
 
-def add_tool_calls(reply: ModelReply, request: ModelRequest, chat_template: str | None) -> ModelReply:
-    """Returns a reply with the tool calls in its text parsed, if the request had tools and the template a tool format.
+def parse_reply(reply: ModelReply, request: ModelRequest, chat_template: str | None) -> ModelReply:
+    """Returns a reply with its reasoning in `reasoning_content` and its tool calls in `tool_calls`.
+
+    Calls are read if the request has tools that the reply may call. What cannot be parsed stays text; `failure` says
+    why.
 
     Args:
-        reply: The model's reply.
+        reply: The model's reply; `raw_text` has the special tokens that mark calls.
         request: The request that it answers.
-        chat_template: The model's template, as Jinja text.
+        chat_template: The model's template, as Jinja text; it identifies the family.
     """
-    tool_format = detect_tool_format(chat_template or "") if request.tools else None
-    if tool_format is None:
+    if request.prompt is not None or not isinstance(reply.message.get("content"), str):
         return reply
-    parsed = read_tool_calls(str(reply.message["content"]), tool_format)
+    family, tags = find_family(chat_template), find_thinking(chat_template)
+    text = str(reply.message["content"]) if reply.raw_text is None else reply.raw_text
+    reasoning, rest = None, text
+    if tags is not None:
+        is_open = opens_thinking(chat_template, request.template_kwargs)
+        reasoning, rest = split_thinking(
+            text, tags, is_open=is_open, call_start=None if family is None else family.start
+        )
+    parsed = ParsedReply(rest)
+    may_call = bool(request.tools) and request.tool_choice != "none"
+    if family is not None and (may_call or family.reads_channels):
+        parsed = _read(family, rest, ToolSchemas.from_tools(request.tools))
+        if not may_call and (parsed.calls or parsed.failure):
+            parsed = ParsedReply(rest)
+    if reasoning is not None:
+        parsed = replace(parsed, reasoning=reasoning)
     if parsed.failure is not None:
-        return replace(reply, failure=f"the model wrote a tool call that cannot be parsed: {parsed.failure}")
-    if not parsed.calls:
+        failure = f"the model wrote a tool call that cannot be parsed: {parsed.failure}"
+        return replace(reply, message=parsed.build_message(""), failure=failure)
+    if parsed == ParsedReply(text):
         return reply
-    return replace(
-        reply,
-        message=parsed.build_message(f"call-{request.sampling.seed or 0:x}"),
-        finish_reason="tool_calls",
-    )
+    ids = _build_call_ids(request, family, len(parsed.calls))
+    finish_reason = "tool_calls" if parsed.calls else reply.finish_reason
+    return replace(reply, message=parsed.build_message_with(ids), finish_reason=finish_reason)
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedReply:
-    """The text and the tool calls of a model's reply.
-
-    Attributes:
-        content: The text around the calls; the whole reply if there are none.
-        calls: Name and arguments of each call.
-        failure: Why what looks like a call cannot be parsed; None: it can, or nothing looks like a call.
-    """
-
-    content: str
-    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    failure: str | None = None
-
-    def build_message(self, call_id: str) -> Message:
-        """Returns the assistant message in OpenAI's format; the number of each call is appended to `call_id`."""
-        if not self.calls:
-            return {"role": "assistant", "content": self.content}
-        return {
-            "role": "assistant",
-            "content": self.content or None,
-            "tool_calls": [
-                {
-                    "id": f"{call_id}-{number}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
-                }
-                for number, (name, arguments) in enumerate(self.calls)
-            ],
-        }
+def _build_call_ids(request: ModelRequest, family: Family | None, count: int) -> list[str]:
+    # counted over the conversation: a frozen model may get the same seed with every call
+    first = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+    ids = [f"call-{request.sampling.seed or 0:x}-{number}" for number in range(first, first + count)]
+    length = None if family is None else family.call_id_length
+    return ids if length is None else [hashlib.sha256(each.encode()).hexdigest()[:length] for each in ids]
 
 
 def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Message:
@@ -104,25 +109,134 @@ def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Messag
     "arguments": "{}"}}]}`.
 
     Args:
-        text: The whole reply, without special tokens.
+        text: The whole reply.
         tool_format: The format of the model family.
         call_id: Prefix of the call ids; the number of the call is appended.
     """
     return read_tool_calls(text, tool_format).build_message(call_id)
 
 
-def read_tool_calls(text: str, tool_format: ToolFormat) -> ParsedReply:
+def read_tool_calls(
+    text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] | None = None
+) -> ParsedReply:
     """Returns the text and the tool calls of a reply.
 
     Args:
-        text: The whole reply, without special tokens.
+        text: The whole reply.
         tool_format: The format of the model family.
+        tools: Function definitions, which say whether a value without quotes is a number or a text; None: unknown.
     """
-    read = _read_hermes if tool_format is ToolFormat.HERMES else _read_llama3
+    return _read(get_family(tool_format), text, ToolSchemas.from_tools(tools))
+
+
+def _read(family: Family, text: str, tools: ToolSchemas) -> ParsedReply:
     try:
-        return read(text)
+        parsed = family.read(text, tools)
+        if not text.isascii() or "\\" in text:
+            for name, arguments in parsed.calls:
+                f"{name}{dump(arguments)}".encode()
+    except UnicodeEncodeError:
+        return ParsedReply(text, failure="a lone surrogate")
     except ValueError as error:
         return ParsedReply(text, failure=str(error))
+    return parsed
+
+
+def prepare_request(request: ModelRequest, chat_template: str | None) -> ModelRequest:
+    """Returns a request as the model gets it: with the grammar of its `tool_choice`.
+
+    A template that ignores `tool_calls` would show the model empty replies; there the calls become text, in the
+    family's own format.
+
+    Raises:
+        ValueError: This model family cannot be made to follow `tool_choice`.
+    """
+    if request.prompt is not None:
+        return request
+    if request.grammar is not None:
+        request = replace(request, grammar=build_answer_grammar(request, chat_template))
+    elif request.tools:
+        grammar = build_tool_grammar(
+            chat_template,
+            request.tools,
+            request.tool_choice,
+            request.parallel_tool_calls,
+            template_kwargs=request.template_kwargs,
+        )
+        request = request if grammar is None else replace(request, grammar=grammar)
+    messages = write_calls(request.messages, chat_template)
+    return request if messages is request.messages else replace(request, messages=messages)
+
+
+def write_calls(messages: list[Message], chat_template: str | None) -> list[Message]:
+    """Returns a conversation as its template can show it: a template that ignores `tool_calls` gets them as text.
+
+    Args:
+        messages: The conversation; the list itself is returned if the template needs nothing else.
+        chat_template: The model's template, as Jinja text; it identifies the family.
+    """
+    family = find_family(chat_template)
+    if family is None or chat_template is None or "tool_calls" in chat_template:
+        return messages
+    if not any(message.get("tool_calls") for message in messages):
+        return messages
+    return [_write_message(message, family) for message in messages]
+
+
+def _write_message(message: Message, family: Family) -> Message:
+    try:
+        calls = [
+            (call["function"]["name"], decode_json(call["function"]["arguments"] or "{}"))
+            for call in message.get("tool_calls") or ()
+        ]
+        written = family.write(calls) if calls else ""
+    except (KeyError, TypeError, ValueError, AttributeError):  # not written by this policy
+        return message
+    if not written:
+        return message
+    return {**message, "content": "\n".join(part for part in (message.get("content"), written) if part)}
+
+
+def build_tool_grammar(
+    chat_template: str | None,
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str,
+    parallel: bool,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Grammar | None:
+    """Returns what makes a reply follow `tool_choice`, in the family's own format; None: nothing is to be enforced.
+
+    Args:
+        chat_template: The model's template, as Jinja text; it identifies the family.
+        tools: Function definitions in OpenAI's format.
+        tool_choice: `auto`, `none`, `required`, or the name of the tool that must be called.
+        parallel: False: one call at most.
+        template_kwargs: Arguments of the template; they say whether the model thinks.
+
+    Raises:
+        ValueError: There is no such tool, or the template shows no known format, or the grammar of a tool's parameters
+            cannot be written in it.
+    """
+    family, schemas = find_family(chat_template), ToolSchemas.from_tools(tools)
+    if tool_choice == "auto" and parallel:
+        return None
+    grammar = GrammarText()
+    if tool_choice in ("auto", "none"):
+        if family is None:
+            return None
+        start = family.write_none(grammar) if tool_choice == "none" else family.write_at_most_one(grammar, schemas)
+        return None if start is None else Grammar("lark", grammar.build(start))
+    chosen = schemas if tool_choice == "required" else schemas.select(tool_choice)
+    if family is None or not chosen.parameters:
+        reason = "the request has no tools" if family else "the chat template shows no known format of tool calls"
+        raise ValueError(f'tool_choice={tool_choice!r} cannot be enforced: {reason}; use tool_choice="auto"')
+    given = template_kwargs or {}
+    is_open = opens_thinking(chat_template, given)
+    # A template without reasoning belongs to a model that was not trained to write any.
+    thinks = may_think(chat_template, given)
+    start = family.write_required(grammar, chosen, parallel=parallel, opens_thinking=is_open, thinks=thinks)
+    return Grammar("lark", grammar.build(start))
 
 
 def find_bad_call(message: Message) -> str | None:
@@ -144,49 +258,3 @@ def find_bad_call(message: Message) -> str | None:
         except ValueError as error:
             return f"the model wrote arguments of the tool {str(name)[:80]!r} that cannot be parsed: {error}"
     return None
-
-
-def _read_hermes(text: str) -> ParsedReply:
-    content, calls, position = [], [], 0
-    while (start := text.find(_HERMES_START, position)) >= 0:
-        content.append(text[position:start])
-        end = text.find(_HERMES_END, start)
-        end = len(text) if end < 0 else end  # the end token may have cut it off
-        calls.append(_read_call(decode_json(text[start + len(_HERMES_START) : end].strip()), "arguments"))
-        position = end + len(_HERMES_END)
-    return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
-
-
-def _read_llama3(text: str) -> ParsedReply:
-    before, tag, after = text.partition(_PYTHON_TAG)
-    body, calls, position = (after if tag else text).strip(), [], 0
-    try:
-        while position < len(body):
-            value, position = decode_json_prefix(body, position)
-            calls.append(_read_call(value, "parameters"))
-            while position < len(body) and body[position] in "; \n":
-                position += 1
-    except ValueError:
-        if not tag and not _begins_with_call(body):
-            return ParsedReply(text)
-        raise
-    return ParsedReply(before.strip() if tag else "", calls) if calls else ParsedReply(text)
-
-
-def _begins_with_call(body: str) -> bool:
-    """Returns True for `{"name": ...`, which other JSON answers do not begin with."""
-    return body.startswith("{") and body[1:].lstrip().startswith('"name"')
-
-
-def _read_call(value: Any, key: str) -> tuple[str, dict[str, Any]]:
-    """Returns name and arguments of a call; also accepts the other family's key for the arguments.
-
-    Raises:
-        ValueError: The value is no call.
-    """
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError('not an object with a "name"')
-    arguments = value.get(key, value.get("parameters" if key == "arguments" else "arguments", {}))
-    if not isinstance(arguments, dict):
-        raise ValueError(f"the {key} are not an object")
-    return value["name"], arguments

@@ -33,6 +33,7 @@ from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_tokens
+from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import EngineJob
@@ -80,10 +81,12 @@ class Engine:
         self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._job: EngineJob | None = None
-        renderer = PromptRenderer(tokenizer)
+        ends = find_end_tokens(model, tokenizer)
+        renderer = PromptRenderer(tokenizer, ends, history=config.history)
+        self._grammars = GrammarCompiler(tokenizer, model.vocab_size, ends)
         self._sampler = ReplySampler(
             model,
-            find_end_tokens(model, tokenizer),
+            ends,
             max_num_seqs=config.max_num_seqs,
             seed=stable_seed(seed, "sampler"),
             deliver=deliver_replies,
@@ -97,6 +100,7 @@ class Engine:
                 renderer,
                 (config.model or model.config.model_type) if len(adapters) == 1 else name,
                 adapter=name,
+                grammars=self._grammars,
                 score=partial(self._score_tokens, adapter=name),
                 fingerprint=partial(self.fingerprint, name),
                 published=partial(self._drop_snapshot, name),
@@ -496,6 +500,7 @@ class Engine:
         for learner in self._learners.values():
             learner.stopping.set()
         self._sampler.close()
+        self._grammars.close()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import math
 import threading
 import weakref
@@ -13,6 +14,8 @@ from typing import Any
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.sampling.constraints import build_constraint
+from reinforge.engine.sampling.grammar import CompiledGrammar, GrammarCompiler
 from reinforge.engine.sampling.params import check_params
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.engine.sampling.sampler import ReplySampler
@@ -23,6 +26,8 @@ from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
+
+logger = logging.getLogger(__name__)
 
 MAX_TURNS = 8
 """Turns of an event loop over which requests are gathered, as long as each turn adds more."""
@@ -70,6 +75,7 @@ class EmbeddedPolicy(PolicyServer):
         renderer: The model's tokenizer and template.
         name: The model's name.
         adapter: The adapter that this policy samples from.
+        grammars: Compiles what replies must match.
         score: Computes log-probs as the learner does.
         fingerprint: Computes a hash of the weights.
         published: Called when admission opens.
@@ -82,6 +88,7 @@ class EmbeddedPolicy(PolicyServer):
         name: str,
         *,
         adapter: str = DEFAULT_ADAPTER,
+        grammars: GrammarCompiler,
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
         fingerprint: Callable[[], str],
         published: Callable[[], None],
@@ -92,6 +99,7 @@ class EmbeddedPolicy(PolicyServer):
         self._admission, self._next_version = AdmissionState.OPEN, 0
         if sampler.model.dtype.itemsize < 4:
             self.tolerance = BFLOAT16_TOLERANCE
+        self._grammars, self._has_warned = grammars, False
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
         self._ends = find_end_tokens(sampler.model, renderer.tokenizer)
@@ -111,16 +119,27 @@ class EmbeddedPolicy(PolicyServer):
         """The tokenizer's template."""
         return self.renderer.chat_template
 
+    @property
+    def history(self) -> str:
+        """How earlier replies reach the model: `template` or `splice`."""
+        return self.renderer.history
+
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply.
 
         Raises:
-            ValueError: The sampler cannot follow the request's settings, or the prompt cannot be tokenized.
+            ValueError: The sampler cannot follow the request's settings or its grammar, or the prompt cannot be
+                tokenized.
             ContextOverflow: The prompt leaves no room for a reply.
             EngineError: The engine is closed, or failed while it sampled.
         """
         loop = asyncio.get_running_loop()
-        sampled = self._build_request(request, Caller(loop, loop.create_future()))
+        grammar = (
+            None
+            if request.grammar is None
+            else await self._grammars.compile(self.renderer.bind_grammar(request.grammar))
+        )
+        sampled = self._build_request(request, Caller(loop, loop.create_future()), grammar)
         self._post(loop, sampled)
         try:
             await sampled.owner.future  # type: ignore[attr-defined]
@@ -209,20 +228,42 @@ class EmbeddedPolicy(PolicyServer):
         """Returns the sampler's counters."""
         return self.sampler.stats()
 
-    def _build_request(self, request: ModelRequest, caller: Caller) -> SampleRequest:
-        check_params(request.sampling)
+    def _build_request(
+        self, request: ModelRequest, caller: Caller, grammar: CompiledGrammar | None = None
+    ) -> SampleRequest:
+        check_params(request.sampling, self.sampler.model.vocab_size)
         prompt, params = self.renderer.render(request), request.sampling
+        if request.prompt is not None:
+            self._check_prompt(prompt)
         room = self.max_model_len - len(prompt)
         if room < 1:
             raise ContextOverflow(
                 f"the prompt has {len(prompt)} tokens, but the limit is {self.max_model_len} (max_model_len)"
             )
         limit = room if params.max_tokens is None else max(1, min(room, params.max_tokens))
-        built = SampleRequest(prompt, limit, params, adapter=self.adapter, owner=caller)
+        constraint = build_constraint(params, self.sampler.model.vocab_size, grammar)
+        if constraint is not None and constraint.changes_logits:
+            self._warn_of_untrained_replies()
+        built = SampleRequest(prompt, limit, params, constraint, adapter=self.adapter, owner=caller)
         if params.stop:
             built.num_stop_tokens = 4 + max(len(text.encode()) for text in params.stop)
             built.has_stop_text = lambda token_ids: any(text in self.renderer.decode(token_ids) for text in params.stop)
         return built
+
+    def _check_prompt(self, prompt: tuple[int, ...]) -> None:
+        """Refuses token ids that a client made up."""
+        size = self.sampler.model.vocab_size
+        wrong = next((token for token in prompt if isinstance(token, bool) or not 0 <= token < size), None)
+        if wrong is not None:
+            raise ValueError(f"the prompt has the token {ascii(wrong)[:40]}; expected token ids from 0 to {size - 1}")
+
+    def _warn_of_untrained_replies(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "replies sampled with frequency_penalty, presence_penalty or logit_bias (other than -100) are recorded "
+                "but not trained: the model's own distribution is not the one that they were sampled from"
+            )
 
     def _post(self, loop: asyncio.AbstractEventLoop, request: SampleRequest) -> None:
         """Puts a request into its loop's outbox; the outbox is sent once it stops growing."""
@@ -247,7 +288,7 @@ class EmbeddedPolicy(PolicyServer):
 
     def _build_reply(self, request: ModelRequest, sampled: SampleRequest) -> ModelReply:
         text, is_greedy = self.renderer.decode(sampled.token_ids), request.sampling.temperature == 0
-        cuts = [text.find(stop) for stop in request.sampling.stop if stop in text]
+        raw = self.renderer.decode_raw(sampled.token_ids)
         tokens = TokenLogprobs(
             prompt_token_ids=sampled.prompt,
             token_ids=sampled.token_ids,
@@ -255,13 +296,25 @@ class EmbeddedPolicy(PolicyServer):
             policy_version=sampled.version,
             finish_reason=sampled.finish_reason,
             temperature=request.sampling.temperature,
-            restricted=is_greedy or bool(sampled.supports),
+            restricted=is_greedy or bool(sampled.processed_logprobs),
             texts=self.renderer.decode_each(sampled.token_ids),
             processed_logprobs=(0.0,) * len(sampled.token_ids) if is_greedy else tuple(sampled.processed_logprobs),
             supports=Supports.from_sets(sampled.supports) if sampled.supports else None,
         )
-        message = {"role": "assistant", "content": text[: min(cuts)] if cuts else text}
-        return ModelReply(message, sampled.finish_reason, tokens, len(sampled.prompt), len(sampled.token_ids))
+        stop = request.sampling.stop
+        return ModelReply(
+            {"role": "assistant", "content": cut_at_stop(text, stop)},
+            sampled.finish_reason,
+            tokens,
+            len(sampled.prompt),
+            len(sampled.token_ids),
+            raw_text=None if raw is None else cut_at_stop(raw, stop),
+        )
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """Returns a text up to the first of the stop texts."""
+    return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
 def find_end_tokens(model: CausalModel, tokenizer: Any) -> list[int]:

@@ -45,16 +45,20 @@ class Stems:
 
 @dataclass(slots=True)
 class BatchSupports:
-    """The tokens that the sampling filter kept for each trained token, in the order of `loss_mask.nonzero()`.
+    """The tokens that each trained token was sampled from, in the order of `loss_mask.nonzero()`.
 
     Attributes:
         ends: `[N + 1]`, on the host: trained token n was sampled from `token_ids[ends[n] : ends[n + 1]]`; an empty
-            range stands for the whole vocabulary.
+            range stands for the whole vocabulary, or for a mask.
         token_ids: The kept tokens of all trained tokens, one after the other.
+        mask_indices: `[N]`, on the host: row of `masks` with the kept tokens of trained token n; -1 where it has none.
+        masks: `[M, V / 8]` uint8: bits over the vocabulary, the lowest token id first.
     """
 
     ends: np.ndarray
     token_ids: Tensor
+    mask_indices: np.ndarray
+    masks: Tensor
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class TokenBatch:
         entropies: `[B, T]` entropy of each token's distribution; None until the learner sets it.
         values: `[B, T]` the critic's current values, set by the learner; None without a critic.
         old_logprobs_from_learner: True where the learner computed `old_logprobs`, False where they are the sampler's.
-        supports: The tokens that the sampling filter kept; None where no trained token was sampled with a filter.
+        supports: The tokens that each token was sampled from; None where all were sampled from the whole vocabulary.
     """
 
     token_ids: Tensor

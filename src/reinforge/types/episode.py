@@ -127,6 +127,7 @@ class EpisodeRecord:
         scores: Score by evaluator name.
         reward: Score of the reward function, or the configured penalty; None if missing.
         wall_s: Duration in seconds.
+        overflow: How a prompt exceeded the context, also if the agent went on; None: none did.
     """
 
     key: EpisodeKey
@@ -140,6 +141,7 @@ class EpisodeRecord:
     scores: dict[str, EvalOutputItem] = field(default_factory=dict)
     reward: float | None = None
     wall_s: float = 0.0
+    overflow: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

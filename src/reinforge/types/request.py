@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from reinforge.types.supports import Supports
 
@@ -25,6 +25,9 @@ class SamplingParams:
         max_tokens: Longest reply in tokens; None: up to the context limit.
         stop: Texts at which the reply ends; the text itself is removed.
         seed: Makes sampling reproducible; None: the sampler's own random stream.
+        frequency_penalty: Subtracted from a token's logit for each time that the reply has it already, in [-2, 2].
+        presence_penalty: Subtracted once from the logit of each token that the reply has already, in [-2, 2].
+        logit_bias: Pairs of a token id and what is added to its logit, in [-100, 100].
     """
 
     temperature: float = 1.0
@@ -34,11 +37,15 @@ class SamplingParams:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def restricts_support(self) -> bool:
         """True if some tokens cannot be sampled, so that the sampler's log-probs are not those of the full softmax."""
-        return self.temperature == 0 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        filters = self.temperature == 0 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return filters or any((self.frequency_penalty, self.presence_penalty, *self.logit_bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +67,14 @@ class TokenLogprobs:
         policy_version: Version of the weights, as reported by the sampler; -1 for a reply that was not sampled.
         finish_reason: `stop`, `length` or `tool_calls`.
         temperature: Sampling temperature.
-        restricted: True if top-p, top-k, min-p or greedy decoding excluded tokens. Such a token is trained over the
-            kept tokens in `supports`, and not at all if those are not recorded.
+        restricted: True if top-p, top-k, min-p, a grammar, a banned token or greedy decoding excluded tokens, or a
+            penalty or bias changed the logits. Such a token is trained over the kept tokens in `supports`, and not at
+            all if those are not recorded.
         texts: Text of each sampled token, for `.content`; may be empty.
-        processed_logprobs: log p of each sampled token over the kept tokens; empty without a sampling filter, since
-            it would equal `logprobs`.
-        supports: The kept tokens of each position; None without a sampling filter, for greedy decoding (one kept
-            token has no gradient), and if the policy server does not report them.
+        processed_logprobs: log p of each sampled token in the distribution that it was sampled from: over the kept
+            tokens, and after penalties and biases; empty unless `restricted`, since it would equal `logprobs`.
+        supports: The kept tokens of each position; None unless `restricted`, for greedy decoding (one kept token has
+            no gradient), after penalties and biases, and if the policy server does not report them.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -114,6 +122,32 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply must match, enforced while it is sampled.
+
+    Attributes:
+        kind: `json_schema`, `regex` or `lark`: the language of `text`.
+        text: A JSON schema as JSON text, a regular expression, or a grammar in llguidance's dialect of Lark.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedTurn:
+    """An earlier call of the conversation that a request continues, as it was sampled.
+
+    Attributes:
+        num_messages: How many messages of the request it covers: those of its own request, and its reply.
+        token_ids: The tokens of its prompt and its reply.
+    """
+
+    num_messages: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """A request to a model: messages, tools and sampling settings.
 
@@ -124,6 +158,14 @@ class ModelRequest:
         template_kwargs: Extra arguments of the chat template.
         arguments: The caller's own arguments in OpenAI's format, for models behind an endpoint; None: use
             `sampling`.
+        tool_choice: `auto`; `none`: the reply calls no tool; `required`: it calls at least one; any other text: it
+            calls the tool of this name.
+        parallel_tool_calls: False if the reply may call one tool at most.
+        grammar: What the reply must match; None: it is free.
+        prompt: The whole prompt as text or token ids, for calls without a chat template, whose `messages` are for the
+            record; None: the chat template renders the messages.
+        continued: The earlier call that the messages continue, for a policy that splices histories; None: unknown, or
+            there is none.
     """
 
     messages: list[Message]
@@ -131,6 +173,11 @@ class ModelRequest:
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] | None = None
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    grammar: Grammar | None = None
+    prompt: str | tuple[int, ...] | None = None
+    continued: ContinuedTurn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +196,8 @@ class ModelReply:
         logprobs: What a model behind an endpoint returned of its reply, in OpenAI's format: `content` with a log-prob
             for each token, and `token_ids` and `prompt_token_ids` where the endpoint has them; None: it returned none.
             The embedded engine never trains on it.
+        raw_text: The reply with its special tokens, as the model wrote it, from which tool calls and reasoning are
+            parsed; None: the model does not report it.
     """
 
     message: Message
@@ -159,6 +208,7 @@ class ModelReply:
     policy_version: int | None = None
     failure: str | None = None
     logprobs: dict[str, Any] | None = None
+    raw_text: str | None = None
 
     @property
     def version(self) -> int | None:

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from reinforge.engine.model import template_budget, template_sandbox
+from reinforge.engine.model import chat_template, template_budget, template_sandbox
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.template_budget import Budget, TemplateLimitReached, TemplateTooSlow
 from reinforge.engine.model.template_sandbox import ChatTemplate, find_template_problem
@@ -365,3 +365,41 @@ def test_half_of_a_surrogate_pair_in_a_prompt_is_told_as_that(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content }}"
     with pytest.raises(ValueError, match=r"half of a surrogate pair \(U\+D800\) at character 1"):
         PromptRenderer(tokenizer).render(ModelRequest([{"role": "user", "content": "a\ud800b"}]))
+
+
+ROLES = (
+    "{% for m in messages %}{% if m.role == 'system' %}S:{{ m.content }} {% elif m.role == 'user' %}U:{{ m.content }} "
+    "{% endif %}{% endfor %}"
+)
+DEVELOPED = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "2 + 3?"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (ROLES, "S:be brief U:2 + 3? "),
+        (ROLES.replace("'system'", "'developer'"), "S:be brief U:2 + 3? "),
+        ("{% for m in messages %}{{ m.role }} {% endfor %}", "system user "),
+        ('{% if messages[0].role == "developer" %}{{ messages[0].role }}{% endif %}', "developer"),
+    ],
+)
+def test_a_developers_message_is_a_system_message_where_the_template_knows_no_developer(tokenizer, template, text):
+    tokenizer.chat_template = template
+    assert tokenizer.decode(PromptRenderer(tokenizer).render(ModelRequest(DEVELOPED))) == text
+    assert DEVELOPED[0]["role"] == "developer"
+
+
+def test_without_the_renaming_the_template_drops_the_message(tokenizer, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(chat_template, "_rename_developer", lambda message: message)
+    tokenizer.chat_template = ROLES
+    assert tokenizer.decode(PromptRenderer(tokenizer).render(ModelRequest(DEVELOPED))) == "U:2 + 3? "
+
+
+def test_a_prompt_shows_the_keys_of_tools_in_their_order_whatever_came_before(tokenizer):
+    """`tojson` writes keys as they come: one cached prompt for both would make a run depend on who asks first."""
+    tokenizer.chat_template = "{{ tools | tojson }}"
+    renderer = PromptRenderer(tokenizer)
+    tools = [[{"a": 1, "b": 2}], [{"b": 2, "a": 1}]]
+    texts = [tokenizer.decode(renderer.render(ModelRequest(DEVELOPED, tools=each))) for each in tools]
+    assert texts == ['[{"a": 1, "b": 2}]', '[{"b": 2, "a": 1}]']

@@ -10,6 +10,7 @@ from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.evaluation.demonstrations import detect_format
+from reinforge.trainer.builders import dataset
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
 from tests.models import make_tokenizer
@@ -95,3 +96,39 @@ async def test_a_conversation_becomes_one_sample_that_trains_the_assistants_toke
     turns = [turn for turn in sorted(set(sample.turn_ids.tolist())) if turn >= 0]
     assert [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns] == learnt
     assert (sample.loss_mask == (sample.turn_ids >= 0)).all()
+
+
+WITHOUT_CALLS = (
+    "{# <tool_call> #}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] or '' }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+async def learn_a_call(tiny_model_dir):
+    """Returns the text of a conversation with a call, and what is trained of it, under a template without calls."""
+    row = {
+        "messages": [USER, REPLY | {"content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "fox"}, REPLY]
+    }
+    with Engine.load(
+        PolicyConfig(model=str(tiny_model_dir), chat_template=WITHOUT_CALLS), seed=0, device="cpu"
+    ) as engine:
+        builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(train_on="all"), lambda: engine.policy)
+        [trajectory] = await builder._build_group("1", {"1": row}, detect_format([row], None))
+        decode = engine.policy.renderer.tokenizer.decode
+    [sample] = samples_from_trajectory(trajectory)
+    turns = [turn for turn in sorted(set(sample.turn_ids.tolist())) if turn >= 0]
+    return decode(sample.token_ids), [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns]
+
+
+async def test_a_given_call_is_trained_as_text_where_the_template_ignores_calls(tiny_model_dir):
+    call = '<tool_call>\n{"name": "find", "arguments": {"q": "fox"}}\n</tool_call><|end|>'
+    whole, learnt = await learn_a_call(tiny_model_dir)
+    assert learnt == [call, "Paris.<|end|>"]
+    assert whole.endswith(f"<|assistant|>{call}<|tool|>fox<|end|><|assistant|>Paris.<|end|>")
+
+
+async def test_without_that_the_model_learns_to_say_nothing(tiny_model_dir, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(dataset, "write_calls", lambda messages, chat_template: messages)
+    _, learnt = await learn_a_call(tiny_model_dir)
+    assert learnt == ["<|end|>", "Paris.<|end|>"]

@@ -69,7 +69,7 @@ def test_a_prompt_that_no_tokenizer_can_encode_fails_alone(engine):
 
 def test_without_the_check_a_whole_batch_fails(tiny_model_dir, monkeypatch):
     """Mutation check: the sampler then meets the impossible setting in the middle of a batch."""
-    monkeypatch.setattr(policy, "check_params", lambda params: None)
+    monkeypatch.setattr(policy, "check_params", lambda *_: None)
     with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
         replies = ask(engine, request(seed=1), request(seed="x"), request(seed=2))
         assert [type(reply) for reply in replies] == [EngineError] * 3
@@ -85,7 +85,7 @@ def test_without_the_check_a_whole_batch_fails(tiny_model_dir, monkeypatch):
     ],
 )  # fmt: skip
 def test_every_other_request_is_sampled(engine, settings):
-    check_params(request(**settings).sampling)
+    check_params(request(**settings).sampling, 320)
     (reply,) = ask(engine, request(**settings))
     assert isinstance(reply, ModelReply)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reinforge.engine.model.grammar_markers import bind_markers
+from reinforge.engine.model.history import build_continuation
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
 from reinforge.errors import ConfigError, EngineError, MessagesRejected, Problem, boundary
-from reinforge.types.request import Message, ModelRequest
+from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
 
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
@@ -22,16 +25,27 @@ CACHED_PROMPTS = 4096
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message holds its reasoning; transformers gives templates the first two."""
 
+_DEVELOPER = re.compile("""['"]developer['"]""")
+
 
 class PromptRenderer:
     """Renders requests to tokens and decodes replies with one tokenizer.
 
     Attributes:
         tokenizer: The Hugging Face tokenizer, with its chat template.
+        history: `template`: the template renders whole conversations; `splice`: a prompt continues the sampled tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        ends: Tokens at which the sampler ends a reply.
+        history: As above.
     """
 
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, ends: Sequence[int] = (), *, history: str = "template"):
+        self.tokenizer, self.history = tokenizer, history
+        self._ends, self._special_ids = frozenset(ends), find_special_ids(tokenizer)
+        self._added_ids: dict[str, int] = dict(getattr(tokenizer, "added_tokens_encoder", None) or {})
+        self._arguments_are_text = False
         self._cached: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
         self._texts: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -50,8 +64,14 @@ class PromptRenderer:
         Raises:
             MessagesRejected: The template raises an error.
             ConfigError: The template takes too long or builds too much; or there are tools, and it ignores them.
-            ValueError: A message has text that cannot be encoded.
+            ValueError: A message has text that cannot be encoded, or the prompt is empty.
         """
+        if request.prompt is not None:
+            return self._tokenize_prompt(request.prompt)
+        if request.continued is not None and self.history == "splice":
+            spliced = self._continue(request, request.continued)
+            if spliced is not None:
+                return spliced
         key = build_prompt_key(request)
         with self._lock:
             if key in self._cached:
@@ -66,6 +86,43 @@ class PromptRenderer:
             if len(self._cached) > CACHED_PROMPTS:
                 self._cached.popitem(last=False)
         return token_ids
+
+    def _tokenize_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the tokens of a raw prompt; a text gets what the tokenizer puts before every text."""
+        if isinstance(prompt, str):
+            _check_surrogates(prompt)
+            prompt = tuple(self.tokenizer.encode(prompt))
+        if not prompt:
+            raise ValueError("the prompt is empty; it needs at least one token")
+        return prompt
+
+    def _continue(self, request: ModelRequest, continued: ContinuedTurn) -> tuple[int, ...] | None:
+        """Returns the earlier call's tokens and those of the new messages; None: the template must render it all."""
+        last = continued.token_ids[-1]
+        ended = last in self._ends
+        texts = self.decode_each([*self._ends])
+        new = build_continuation(
+            lambda messages, prompt: self._render_text(request, messages, add_generation_prompt=prompt),
+            request.messages,
+            continued.num_messages,
+            self.decode_each([last])[0] if ended else None,
+            texts,
+        )
+        if new is None:
+            return None
+        before = self.decode_each([last])[0] if ended else ""
+        tokens = self._tokenize(before + new)  # tokenized as behind that end, which is cut off again
+        if ended and tokens[:1] == [last]:
+            tokens = tokens[1:]
+        elif ended:
+            tokens = self._tokenize(new)
+        return (*continued.token_ids, *tokens)
+
+    def bind_grammar(self, grammar: Grammar) -> Grammar:
+        """Returns a grammar whose markers are tokens where the tokenizer has them."""
+        if grammar.kind != "lark":
+            return grammar
+        return replace(grammar, text=bind_markers(grammar.text, self._added_ids))
 
     def encode(
         self, request: ModelRequest, reply: Message, ends: Sequence[int]
@@ -105,13 +162,34 @@ class PromptRenderer:
         return prompt, tuple(token_ids[: last + 1])
 
     def _render_text(self, request: ModelRequest, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Renders messages; a template that takes arguments of tool calls as text only, gets text from then on."""
+        has_calls = any(message.get("tool_calls") for message in messages)
+        if not (has_calls and self._arguments_are_text):
+            try:
+                return self._render_once(request, messages, build_template_message, add_generation_prompt)
+            except MessagesRejected:
+                if not has_calls:
+                    raise
+        rendered = self._render_once(request, messages, build_plain_message, add_generation_prompt)
+        self._arguments_are_text = True
+        return rendered
+
+    def _render_once(
+        self,
+        request: ModelRequest,
+        messages: Sequence[Message],
+        build: Callable[[Message], Message],
+        add_generation_prompt: bool,
+    ) -> str:
         try:
             with boundary(MessagesRejected, "cannot render the chat template"):
-                return compile_chat_template(self.tokenizer.get_chat_template(tools=request.tools)).render(
+                template = self.tokenizer.get_chat_template(tools=request.tools)
+                named = messages if _DEVELOPER.search(template) else [_rename_developer(each) for each in messages]
+                return compile_chat_template(template).render(
                     {
                         **self.tokenizer.special_tokens_map,
                         **request.template_kwargs,
-                        "messages": [build_template_message(message) for message in messages],
+                        "messages": [build(message) for message in named],
                         "tools": to_template_data(request.tools),
                         "documents": None,
                         "add_generation_prompt": add_generation_prompt,
@@ -143,6 +221,17 @@ class PromptRenderer:
     def _decode(self, token_ids: tuple[int, ...]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    def decode_raw(self, token_ids: Sequence[int]) -> str | None:
+        """Returns the text of a reply with its special tokens, without the one that ended it.
+
+        None: there are none, so that `decode` gives the same text.
+        """
+        if token_ids and token_ids[-1] in self._ends:
+            token_ids = token_ids[:-1]
+        if self._special_ids.isdisjoint(token_ids):
+            return None
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
+
     def decode_each(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Returns the text of each token by itself, special tokens included."""
         for token in token_ids:
@@ -151,16 +240,27 @@ class PromptRenderer:
         return tuple(self._texts[token] for token in token_ids)
 
     def _tokenize(self, text: str) -> list[int]:
-        if not text.isascii() and (found := _find_surrogate(text)) is not None:
-            raise ValueError(
-                f"the prompt has half of a surrogate pair (U+{ord(text[found]):04X}) at character {found}, which no "
-                'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
-            )
+        _check_surrogates(text)
         # The template has written the special tokens; calling the backend saves three times what the work itself takes.
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return backend.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def find_special_ids(tokenizer: Any) -> frozenset[int]:
+    """Returns the tokens that `decode` leaves out."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    special = {token for token, content in added.items() if getattr(content, "special", False)}
+    return frozenset(special | set(getattr(tokenizer, "all_special_ids", ())))
+
+
+def _check_surrogates(text: str) -> None:
+    if not text.isascii() and (found := _find_surrogate(text)) is not None:
+        raise ValueError(
+            f"the prompt has half of a surrogate pair (U+{ord(text[found]):04X}) at character {found}, which no "
+            'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
+        )
 
 
 def _find_surrogate(text: str) -> int | None:
@@ -189,6 +289,22 @@ def build_template_message(message: Message) -> Message:
     if calls := given.get("tool_calls"):
         given["tool_calls"] = [_parse_call(call) for call in calls]
     return given
+
+
+def build_plain_message(message: Message) -> Message:
+    """Returns a message as OpenAI sends it, which some templates need: arguments as text, a missing content as none."""
+    given = {"content": None, **build_template_message(message)}
+    if calls := message.get("tool_calls"):
+        given["tool_calls"] = to_template_data(calls)
+    return given
+
+
+def _rename_developer(message: Message) -> Message:
+    """Returns a message of the role `developer` as one of `system`, of which it is OpenAI's newer name.
+
+    Templates that do not know it would drop it, or write a role that the model has never seen.
+    """
+    return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
 def _parse_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -221,4 +337,5 @@ def build_prompt_key(request: ModelRequest) -> Any:
         key = tuple((message.get("role"), message.get("content")) for message in messages)
         if all(isinstance(content, str) for _, content in key):
             return key
-    return json.dumps([messages, request.tools, request.template_kwargs], sort_keys=True, default=repr)
+    # in the order of the keys, which templates show: `tojson` writes them as they come
+    return json.dumps([messages, request.tools, request.template_kwargs], default=repr)

@@ -11,8 +11,12 @@ from reinforge.types.request import SamplingParams
 MAX_TEMPERATURE = 1e4
 
 
-def check_params(params: SamplingParams) -> None:
+def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Checks the settings of one reply.
+
+    Args:
+        params: The settings.
+        vocab_size: Number of tokens that the model knows, for `logit_bias`.
 
     Raises:
         ValueError: The sampler cannot follow one of them; the message names it.
@@ -28,11 +32,25 @@ def check_params(params: SamplingParams) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
             raise ValueError(f"{name} is {_shorten(value)}, expected a whole number{' of at least 0' * (least == 0)}")
+    _check_number("frequency_penalty", params.frequency_penalty, -2, 2)
+    _check_number("presence_penalty", params.presence_penalty, -2, 2)
+    _check_logit_bias(params.logit_bias, vocab_size)
     for text in params.stop:
         if not isinstance(text, str):
             raise ValueError(f"stop has {_shorten(text)}, expected texts")
         if (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)) is not None:
             raise ValueError(f"stop has half of a surrogate pair (U+{ord(half):04X}), which no reply can contain")
+
+
+def _check_logit_bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> None:
+    seen: set[int] = set()
+    for token, bias in pairs:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
+            raise ValueError(f"logit_bias has token {_shorten(token)}, expected a token id from 0 to {vocab_size - 1}")
+        if token in seen:
+            raise ValueError(f"logit_bias has token {token} twice")
+        seen.add(token)
+        _check_number(f"logit_bias of token {token}", bias, -100, 100)
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
+from reinforge.engine.sampling.constraints import TokenConstraint
 from reinforge.engine.sampling.kv_cache import MIN_ROWS
 from reinforge.errors import EngineError
 from reinforge.types.request import SamplingParams
+from reinforge.types.supports import Support
 
 
 @dataclass(slots=True, eq=False)
@@ -22,13 +24,15 @@ class SampleRequest:
         prompt: Token ids.
         limit: Maximum tokens to sample, at least 1; prompt and limit together fit the context.
         params: Temperature, top-p, top-k, min-p and seed; the caller has handled the other settings.
+        constraint: What may be sampled; None: every token.
         has_stop_text: Returns True if the reply's last tokens contain a stop text; None: there are no stop texts.
         num_stop_tokens: How many of the last tokens `has_stop_text` looks at.
         adapter: The adapter that samples.
         owner: Identifies the caller for `deliver`.
         token_ids, logprobs, finish_reason, version: The reply.
-        processed_logprobs, supports: Of each token so far, where sampling is filtered: its log-prob over the kept
-            tokens, and those tokens; an empty array where they are too many to record.
+        processed_logprobs, supports: Of each token so far, where sampling is filtered or constrained: its log-prob
+            in the distribution that it was sampled from, and that distribution's tokens; an empty array where they are
+            too many to record, and no supports where a bias or a penalty changed the distribution.
         error: Why there is no reply.
         cancelled: Set by a caller that no longer waits.
     """
@@ -36,6 +40,7 @@ class SampleRequest:
     prompt: tuple[int, ...]
     limit: int
     params: SamplingParams = field(default_factory=SamplingParams)
+    constraint: TokenConstraint | None = None
     has_stop_text: Callable[[list[int]], bool] | None = None
     num_stop_tokens: int = 0
     adapter: str = DEFAULT_ADAPTER
@@ -45,8 +50,8 @@ class SampleRequest:
     finish_reason: str = "stop"
     version: int = 0
     processed_logprobs: list[float] = field(default_factory=list)
-    supports: list[NDArray[np.int32]] = field(default_factory=list)
-    error: EngineError | None = None
+    supports: list[Support] = field(default_factory=list)
+    error: EngineError | ValueError | None = None
     cancelled: bool = False
 
 
@@ -70,13 +75,14 @@ class RunningBatch:
         self.top_k = np.zeros(size, np.int64)
         self.min_p = np.zeros(size, np.float32)
         self.is_filtered = np.zeros(size, np.bool_)
+        self.is_constrained = np.zeros(size, np.bool_)
         self.token_ids = np.zeros((size, 16), np.int64)
         self.logprobs = np.zeros((size, 16), np.float32)
 
     def list_arrays(self) -> tuple[NDArray, ...]:
         """Returns every array that has one entry per slot."""
         state = (self.positions, self.last_tokens, self.num_sampled, self.limits, self.seeds)
-        settings = (self.temperatures, self.top_p, self.top_k, self.min_p, self.is_filtered)
+        settings = (self.temperatures, self.top_p, self.top_k, self.min_p, self.is_filtered, self.is_constrained)
         return (*state, *settings, self.token_ids, self.logprobs)
 
     def add(self, request: SampleRequest, seed: int, vocab_size: int) -> None:
@@ -92,6 +98,7 @@ class RunningBatch:
         self.min_p[row] = params.min_p
         has_filter = params.top_p < 1 or self.top_k[row] < vocab_size or params.min_p > 0
         self.is_filtered[row] = has_filter and params.temperature > 0
+        self.is_constrained[row] = request.constraint is not None
         self.requests.append(request)
         self.count += 1
 
@@ -122,10 +129,50 @@ class RunningBatch:
             request, place = self.requests[start + row], self.num_sampled[start + row] - 1
             token, logprob = self.token_ids[start + row, place], self.logprobs[start + row, place]
             kept = np.sort(tokens[row, : counts[row]])
+            if request.constraint is not None:
+                kept = kept[request.constraint.is_allowed(kept)]  # fewer may be left than top_k or min_p would keep
             # rounding may sample the token next to the last kept one
             is_complete = counts[row] <= tokens.shape[1] and token in kept
-            request.supports.append(kept if is_complete else kept[:0])
-            request.processed_logprobs.append(float(logprob - log_mass[row]))
+            if request.constraint is None or not request.constraint.changes_logits:
+                request.supports.append(kept if is_complete else kept[:0])
+            if request.constraint is None:
+                request.processed_logprobs.append(float(logprob - log_mass[row]))
+
+    def list_constrained(self, start: int) -> list[tuple[int, TokenConstraint]]:
+        """Returns the constrained rows from `start` on and their constraints."""
+        rows = (np.flatnonzero(self.is_constrained[start : self.count]) + start).tolist()
+        found = ((row, self.requests[row].constraint) for row in rows)
+        return [(row, constraint) for row, constraint in found if constraint is not None]
+
+    def record_constrained(self, start: int, processed: NDArray[np.float32]) -> None:
+        """Records the log-probs of constrained rows from `start` on, and what those without a filter may have sampled.
+
+        Args:
+            start: The first row.
+            processed: Of each constrained row, in the distribution that its last token was sampled from.
+        """
+        for (row, constraint), logprob in zip(self.list_constrained(start), processed.tolist(), strict=True):
+            request = self.requests[row]
+            request.processed_logprobs.append(logprob)
+            if not (self.is_filtered[row] or constraint.changes_logits or request.params.temperature == 0):
+                request.supports.append(constraint.read_support())
+
+    def advance_constraints(self, start: int, ended: NDArray[np.bool_], leaving: NDArray[np.bool_]) -> None:
+        """Finds what constrained rows from `start` on may sample next.
+
+        Sets `leaving` where that is nothing, and `ended` where the reply is complete then. A reply whose grammar fails
+        leaves with that error, alone.
+        """
+        for row, constraint in self.list_constrained(start):
+            if leaving[row]:
+                continue
+            try:
+                constraint.advance(int(self.last_tokens[row]))
+            except ValueError as error:
+                self.requests[row].error, leaving[row] = error, True
+                continue
+            if not constraint.can_continue:
+                leaving[row], ended[row] = True, constraint.is_complete
 
     def remove(self, leaving: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Removes rows and fills their places with the last rows; returns which rows moved where.

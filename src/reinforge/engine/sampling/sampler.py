@@ -29,6 +29,7 @@ from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.lora_batch import LoRABatch
 from reinforge.engine.model.masks import AttentionMasks
+from reinforge.engine.sampling.constrained_sampling import RowConstraints, sample_constrained
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, batch_by_length, group_by_prompt
@@ -384,13 +385,18 @@ class ReplySampler:
     def _sample(self, logits_BV: Tensor, start: int) -> None:
         """Samples a token for each row from `start` on, and removes the replies that are done."""
         batch, rows = self._batch, slice(start, self._batch.count)
-        tokens, logprobs, kept = sample_tokens(
-            logits_BV,
-            self._to_device(batch.temperatures[rows]),
-            self._to_device(draw_uniforms(batch.seeds[rows], batch.num_sampled[rows])),
-            self._build_filters(rows) if batch.is_filtered[rows].any() else None,
-            torchscript=self.model.fast_paths.torchscript,
-        )
+        temperatures = self._to_device(batch.temperatures[rows])
+        uniforms = self._to_device(draw_uniforms(batch.seeds[rows], batch.num_sampled[rows]))
+        filters = self._build_filters(rows) if batch.is_filtered[rows].any() else None
+        processed = None
+        if batch.is_constrained[rows].any():
+            constraints = self._collect_constraints(start)
+            sampled = sample_constrained(logits_BV, temperatures, uniforms, filters, constraints)
+            tokens, logprobs, kept = sampled.tokens_B, sampled.logprobs_B, sampled.kept
+            processed = sampled.processed_R
+        else:
+            torchscript = self.model.fast_paths.torchscript
+            tokens, logprobs, kept = sample_tokens(logits_BV, temperatures, uniforms, filters, torchscript=torchscript)
         both = torch.stack((tokens.int(), logprobs.view(torch.int32))).cpu().numpy()
         token_ids, logprobs_B = both[0].astype(np.int64), both[1].view(np.float32)
         if not np.isfinite(logprobs_B).all():
@@ -398,12 +404,22 @@ class ReplySampler:
         batch.record(start, token_ids, logprobs_B)
         if kept is not None:
             self._record_supports(kept, start)
+        if processed is not None:
+            batch.record_constrained(start, processed.cpu().numpy())
         self._sampled_tokens += len(token_ids)
         self._remove_finished(start)
 
     def _build_filters(self, rows: slice) -> SamplingFilters:
-        top_p, top_k, min_p = self._batch.top_p[rows], self._batch.top_k[rows], self._batch.min_p[rows]
-        return SamplingFilters(self._to_device(top_p), self._to_device(top_k), self._to_device(min_p))
+        batch, top_k = self._batch, self._batch.top_k[rows].copy()
+        for row, constraint in batch.list_constrained(rows.start):
+            if batch.is_filtered[row]:
+                top_k[row - rows.start] = min(top_k[row - rows.start], constraint.count_allowed())
+        settings = (batch.top_p[rows], top_k, batch.min_p[rows])
+        return SamplingFilters(*(self._to_device(array) for array in settings))
+
+    def _collect_constraints(self, start: int) -> RowConstraints:
+        rows, constraints = zip(*self._batch.list_constrained(start), strict=True)
+        return RowConstraints.collect([row - start for row in rows], constraints, self.model.device)
 
     def _record_supports(self, kept: KeptTokens, start: int) -> None:
         batch, counts = self._batch, kept.counts_B.cpu().numpy()
@@ -423,6 +439,8 @@ class ReplySampler:
                 first = max(0, int(batch.num_sampled[row]) - request.num_stop_tokens)
                 if request.has_stop_text(batch.token_ids[row, first : batch.num_sampled[row]].tolist()):
                     ended[row] = leaving[row] = True
+        if batch.is_constrained[start : batch.count].any():
+            batch.advance_constraints(start, ended, leaving)
         if not leaving.any():
             return
         finished = []

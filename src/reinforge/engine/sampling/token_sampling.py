@@ -89,22 +89,22 @@ def sample_tokens(
     if filters is None:
         sample = compile_torchscript(_sample, logits_BV.device, enabled=torchscript)
         return *sample(logits_BV, temperatures_B, uniforms_B), None
-    logprobs_BV = _compute_logprobs(logits_BV, temperatures_B)
+    logprobs_BV = compute_logprobs(logits_BV, temperatures_B)
     probs_BV, kept = apply_filters(logprobs_BV.exp(), filters)
-    return *_invert_distribution(logits_BV, logprobs_BV, probs_BV, temperatures_B, uniforms_B), kept
+    return *invert_distribution(logits_BV, logprobs_BV, probs_BV, temperatures_B, uniforms_B), kept
 
 
 def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    logprobs = _compute_logprobs(logits, temperatures)
-    return _invert_distribution(logits, logprobs, logprobs.exp(), temperatures, uniforms)
+    logprobs = compute_logprobs(logits, temperatures)
+    return invert_distribution(logits, logprobs, logprobs.exp(), temperatures, uniforms)
 
 
-def _compute_logprobs(logits: Tensor, temperatures: Tensor) -> Tensor:
+def compute_logprobs(logits: Tensor, temperatures: Tensor) -> Tensor:
     """Returns log-probs after temperature, `[B, V]`; for temperature 0 those at 1."""
     return torch.log_softmax(logits / torch.where(temperatures == 0, 1.0, temperatures)[:, None], dim=-1)
 
 
-def _invert_distribution(
+def invert_distribution(
     logits: Tensor, logprobs: Tensor, probs: Tensor, temperatures: Tensor, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns a token for each row of `probs`, `[B, V]`, and its log-prob."""

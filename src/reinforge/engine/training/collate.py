@@ -73,14 +73,26 @@ def _collect_supports(samples: Sequence[TrainingSample], device: torch.device | 
     if all(sample.supports is None for sample in samples):
         return None
     counts: list[np.ndarray] = [np.zeros(1, np.int64)]
-    token_ids: list[np.ndarray] = []
+    token_ids: list[np.ndarray] = [np.zeros(0, np.int32)]
+    indices: list[np.ndarray] = []
+    places: dict[bytes, int] = {}  # siblings under one grammar share masks
     for sample in samples:
         if sample.supports is None:
             counts.append(np.zeros(sample.num_trained, np.int64))
-        else:
-            counts.append(sample.supports.counts[sample.loss_mask])
-            token_ids.append(sample.supports.token_ids[np.repeat(sample.loss_mask, sample.supports.counts)])
-    return BatchSupports(np.concatenate(counts).cumsum(), torch.from_numpy(np.concatenate(token_ids)).to(device).long())
+            indices.append(np.full(sample.num_trained, -1))
+            continue
+        numbers = np.maximum(sample.supports.counts, 0)
+        counts.append(numbers[sample.loss_mask])
+        token_ids.append(sample.supports.token_ids[np.repeat(sample.loss_mask, numbers)])
+        rows = np.array([-1, *(places.setdefault(mask, len(places)) for mask in sample.supports.masks)])
+        indices.append(rows[np.maximum(-sample.supports.counts[sample.loss_mask], 0)])
+    masks = np.frombuffer(b"".join(places), np.uint8).reshape(len(places), -1 if places else 0)
+    return BatchSupports(
+        np.concatenate(counts).cumsum(),
+        torch.from_numpy(np.concatenate(token_ids)).to(device).long(),
+        np.concatenate(indices),
+        torch.from_numpy(masks.copy()).to(device),
+    )
 
 
 def _find_prefixes(

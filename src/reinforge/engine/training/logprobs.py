@@ -16,7 +16,7 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.lm_head import ChunkedLMHead, split_tokens
 from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.model.value_head import ValueHead, scatter_to_tokens
-from reinforge.engine.token_batch import TokenBatch
+from reinforge.engine.token_batch import BatchSupports, TokenBatch
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.shared_prefix import trained_features
@@ -34,11 +34,11 @@ def token_logprobs(
     """Returns log p of each trained token and the entropy of its distribution, `[B, T]` each, 0 elsewhere.
 
     log p(t) = z_t - log sum_v exp z_v and H = log sum_v exp z_v - sum_v p_v z_v, with z the logits divided by the
-    token's temperature (0 counts as 1, as in the sampler) and v over the tokens that the sampling filter kept (top-p,
-    top-k, min-p), or the whole vocabulary. The sampler's filter is reused under any weights ("keep sampling mask" of
-    DeepSeek-V3.2, arXiv:2512.02556): otherwise the ratio of two policies would compare distributions over different
-    tokens. Only trained positions go through the output layer, in chunks whose logits are recomputed in the backward
-    pass.
+    token's temperature (0 counts as 1, as in the sampler) and v over the tokens that it was sampled from (top-p, top-k,
+    min-p, a grammar, banned tokens), or the whole vocabulary. They are the same under any weights ("keep sampling
+    mask" of DeepSeek-V3.2, arXiv:2512.02556): otherwise the ratio of two policies would compare distributions over
+    different tokens. Only trained positions go through the output layer, in chunks whose logits are recomputed in the
+    backward pass.
 
     Args:
         model: The model.
@@ -70,14 +70,14 @@ def _compute_from_logits(
     scales_N: Tensor,
     entropy_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probs and entropies from the model's own logits: for other output layers and sampling filters."""
+    """Returns log-probs and entropies from the model's own logits: for other output layers and restricted supports."""
 
     def head(
-        features_nH: Tensor, targets_n: Tensor, scales_n: Tensor, kept_m: Tensor | None, counts_n: Tensor | None
+        features_nH: Tensor, targets_n: Tensor, scales_n: Tensor, supports: BatchSupports | None
     ) -> tuple[Tensor, Tensor]:
         logits_nV = factors_nV = model.logits(features_nH) / scales_n[:, None]
-        if kept_m is not None and counts_n is not None:
-            removed_nV = _mask_removed(kept_m, counts_n, logits_nV.shape[-1])
+        if supports is not None:
+            removed_nV = _mask_removed(supports, logits_nV.shape[-1])
             logits_nV = logits_nV.masked_fill(removed_nV, -torch.inf)
             factors_nV = factors_nV.masked_fill(removed_nV, 0.0)  # 0 * -inf would be NaN
         sums_n = logits_nV.logsumexp(dim=-1)
@@ -89,7 +89,7 @@ def _compute_from_logits(
     parts = []
     slices = split_tokens(len(targets_N), model.vocab_size)
     for n in slices:
-        part = (features_NH[n], targets_N[n], scales_N[n], *_get_supports(batch, n.start, n.stop))
+        part = (features_NH[n], targets_N[n], scales_N[n], _get_supports(batch, n.start, n.stop))
         recompute = torch.is_grad_enabled() and len(slices) > 1
         parts.append(checkpoint(head, *part, use_reentrant=False) if recompute else head(*part))
     if not parts:
@@ -99,25 +99,39 @@ def _compute_from_logits(
     return logprobs_N, entropies_N
 
 
-def _get_supports(batch: TokenBatch, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the kept tokens of some trained tokens and their number for each; None where no filter was used."""
+def _get_supports(batch: TokenBatch, start: int, stop: int) -> BatchSupports | None:
+    """Returns the supports of some trained tokens; None where all of them use the whole vocabulary."""
     if batch.supports is None:
-        return None, None
-    ends = batch.supports.ends[start : stop + 1]
-    if ends[0] == ends[-1]:
-        return None, None
-    kept = batch.supports.token_ids
-    return kept[ends[0] : ends[-1]], torch.from_numpy(np.diff(ends)).to(kept.device)
+        return None
+    ends, indices = batch.supports.ends[start : stop + 1], batch.supports.mask_indices[start:stop]
+    if ends[0] == ends[-1] and (indices < 0).all():
+        return None
+    kept = batch.supports.token_ids[ends[0] : ends[-1]]
+    return BatchSupports(ends - ends[0], kept, indices, batch.supports.masks)
 
 
-def _mask_removed(kept_m: Tensor, counts_n: Tensor, vocab_size: int) -> Tensor:
-    """Returns a mask of the tokens that the filter removed, `[n, V]`; a count of 0 stands for the whole vocabulary.
+def _mask_removed(supports: BatchSupports, vocab_size: int) -> Tensor:
+    """Returns a mask of the tokens that could not be sampled, `[n, V]`.
 
-    Example: kept [1, 0, 2], counts [1, 0, 2], V 3 -> [[T, F, T], [F, F, F], [F, T, F]]
+    Example: kept [1, 0, 2], ends [0, 1, 1, 3], no masks, V 3 -> [[T, F, T], [F, F, F], [F, T, F]]
+    Example: ends [0, 0, 0], mask_indices [0, -1], masks [[0b101]], V 3 -> [[F, T, F], [F, F, F]]
     """
+    kept_m = supports.token_ids
+    counts_n = torch.from_numpy(np.diff(supports.ends)).to(kept_m.device)
     removed_nV = (counts_n > 0)[:, None].repeat(1, vocab_size)
-    rows_m = torch.arange(len(counts_n), device=counts_n.device).repeat_interleave(counts_n, output_size=len(kept_m))
-    return removed_nV.index_put_((rows_m, kept_m), removed_nV.new_zeros(()))
+    rows_m = torch.arange(len(counts_n), device=kept_m.device).repeat_interleave(counts_n, output_size=len(kept_m))
+    removed_nV.index_put_((rows_m, kept_m), removed_nV.new_zeros(()))
+    has_mask = supports.mask_indices >= 0
+    if has_mask.any():
+        rows, indices = (
+            torch.from_numpy(array).to(kept_m.device)
+            for array in (np.flatnonzero(has_mask), supports.mask_indices[has_mask])
+        )
+        used, places = indices.unique(return_inverse=True)
+        shifts = torch.arange(8, dtype=torch.uint8, device=kept_m.device)
+        removed = ((supports.masks[used][:, :, None] >> shifts) & 1 == 0).flatten(1)[:, :vocab_size]
+        removed_nV[rows] = removed[places]
+    return removed_nV
 
 
 @torch.no_grad()

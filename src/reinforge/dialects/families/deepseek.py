@@ -1,0 +1,92 @@
+"""DeepSeek V3 and R1, which write arguments in a code block, and V3.1, which does not.
+
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
+```json
+{"a": 1}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
+from reinforge.dialects.families.grammar import GrammarText, quote
+from reinforge.dialects.families.hermes import build_arguments_schema
+from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.strict_json import decode_json_prefix
+
+_CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_HEAD = re.compile(rf"\s*+(?:{_CALL})?([^<]*+){_SEPARATOR}")
+_END = re.compile(rf"\s*+(?:```)?\s*+(?:{_CALL_END})?\s*+")
+_BLOCK = re.compile(r"([^\s`{]++)\s*+```(?:json)?\s*+")
+
+
+class DeepSeek(Family):
+    """Calls between tokens.
+
+    Args:
+        blocks: True: force arguments in code blocks, which the template writes.
+    """
+
+    tool_format = ToolFormat.DEEPSEEK
+    start = _CALLS
+
+    def __init__(self, *, blocks: bool = False):
+        self.blocks = blocks
+
+    def matches(self, chat_template: str) -> bool:
+        """Returns True for a template with its tokens."""
+        return _CALLS in chat_template and ("```json" in chat_template) is self.blocks
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        """Returns the calls of either form; the last closing tokens may be missing."""
+        start = text.find(_CALLS)
+        if start < 0:
+            return ParsedReply(text)
+        calls, position = list[Call](), start + len(_CALLS)
+        while (head := _HEAD.match(text, position)) is not None:
+            name, position = head[1].strip(), head.end()
+            if name == "function" and (block := _BLOCK.match(text, position)) is not None:
+                name, position = block[1], block.end()
+            arguments, position = decode_json_prefix(text, position)
+            if not isinstance(arguments, dict):
+                raise ValueError("the arguments are not an object")
+            calls.append((name, arguments))
+            end = _END.match(text, position)
+            position = end.end() if end else position
+        if not calls:
+            raise ValueError(f"a tool call without a name: {text[position : position + 40]!r}")
+        rest = text[position:].strip()
+        if rest and not _CALLS_END.startswith(rest) and not rest.startswith(_CALLS_END):
+            raise ValueError(f"text after a tool call: {rest[:40]!r}")
+        after = rest.removeprefix(_CALLS_END) if rest.startswith(_CALLS_END) else ""
+        return ParsedReply((text[:start] + after).strip(), calls)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Returns the form that the template shows."""
+        before, after = ("\n```json\n", "\n```") if self.blocks else ("", "")
+        kind = f"function{_SEPARATOR}" if self.blocks else ""
+        separator = "" if self.blocks else _SEPARATOR
+        written = "".join(
+            f"{_CALL}{kind}{name}{separator}{before}{dump(arguments)}{after}{_CALL_END}" for name, arguments in calls
+        )
+        return f"{_CALLS}{written}{_CALLS_END}"
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        """Returns the rule of the form that the template shows."""
+        begin, separator, end = grammar.marker(_CALL), grammar.marker(_SEPARATOR), grammar.marker(_CALL_END)
+        calls = []
+        for name, schema in tools.parameters.items():
+            value = grammar.json(build_arguments_schema(schema))
+            if self.blocks:
+                before, after = quote(f"{name}\n```json\n"), quote("\n```")
+                calls.append(f'{begin} "function" {separator} {before} {value} {after} {end}')
+            else:
+                calls.append(f"{begin} {quote(name)} {separator} {value} {end}")
+        call = grammar.rule(" | ".join(calls))
+        more = f' ("\\n"? {call})*' if parallel else ""
+        return f"{call}{more} {grammar.marker(_CALLS_END)}"

@@ -1,0 +1,205 @@
+"""Gemma 4 and FunctionGemma: a syntax of their own, keys without quotes and texts between tokens.
+
+    <|tool_call>call:add{a:1,b:<|"|>x<|"|>,c:[true,{d:null}]}<tool_call|>
+    <start_function_call>call:add{a:1,b:<escape>x<escape>}<end_function_call>
+
+Gemma 4 thinks between `<|channel>thought` and `<channel|>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from reinforge.dialects.families.family import Call, Family, ParsedReply, ThinkingTags, ToolFormat
+from reinforge.dialects.families.grammar import GrammarText, quote
+from reinforge.dialects.families.hermes import skip_closing
+from reinforge.dialects.families.pythonic import write_separated
+from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.strict_json import MAX_JSON_CHARS, MAX_JSON_DEPTH, decode_json
+
+_NAME = re.compile(r"\s*+call:([^\s{]++)\s*+\{")
+_KEY = re.compile(r"\s*+([^:,{}\[\]]*+):")
+_SPACE = re.compile(r"\s*+")
+_PLAIN = re.compile(r"[^,}\]]++")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+class Gemma(Family):
+    """Texts between quotes that are tokens.
+
+    Args:
+        tool_format: Its name.
+        start, end: What surrounds a call.
+        string: What stands before and after a text.
+        thinking: What surrounds its reasoning.
+    """
+
+    def __init__(
+        self, tool_format: ToolFormat, start: str, end: str, string: str, thinking: ThinkingTags | None = None
+    ):
+        self.tool_format, self.start, self.end = tool_format, start, end  # type: ignore[misc]
+        self.string, self.thinking = string, thinking
+
+    def matches(self, chat_template: str) -> bool:
+        """Returns True for a template with the token before a call."""
+        return str(self.start) in chat_template
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        """Returns the calls; the last closing token may be missing."""
+        content: list[str] = []
+        calls: list[Call] = []
+        position, reader = 0, GemmaArguments(text, self.string)
+        while (start := text.find(str(self.start), position)) >= 0:
+            content.append(text[position:start])
+            name = _NAME.match(text, start + len(str(self.start)))
+            if name is None:
+                raise ValueError("a tool call without a name")
+            calls.append((name[1], reader.read_object(name.end(), 1)))
+            position = skip_closing(text, reader.position, self.end)
+        return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Returns one pair of tokens a call."""
+        return "".join(f"{self.start}call:{name}{self._write_value(arguments)}{self.end}" for name, arguments in calls)
+
+    def _write_value(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self.string}{value}{self.string}"
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{key}:{self._write_value(each)}' for key, each in sorted(value.items()))}}}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self._write_value, value))}]"
+        return dump(value)
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        """Returns the rules of the calls; keys stand in alphabetical order, as the template writes them."""
+        calls = [
+            f"{quote(f'call:{name}')} {self._write_object(grammar, {**schema, 'type': 'object'}, schema, name)}"
+            for name, schema in tools.parameters.items()
+        ]
+        call = f"{grammar.rule(' | '.join(calls))} {grammar.marker(self.end)}"
+        return f"{call} ({grammar.marker(str(self.start))} {call})*" if parallel else call
+
+    def _write_object(self, grammar: GrammarText, schema: Any, root: Any, path: str, depth: int = 0) -> str:
+        required, properties = schema.get("required") or (), schema.get("properties") or {}
+        parts = [
+            (
+                f"{quote(f'{key}:')} {self._write_rule(grammar, value, root, f'{path}.{key}', depth + 1)}",
+                key in required,
+            )
+            for key, value in sorted(properties.items())
+        ]
+        return f"{quote('{')} {write_separated(grammar, parts, ',')} {quote('}')}"
+
+    def _write_rule(self, grammar: GrammarText, schema: Any, root: Any, path: str, depth: int) -> str:
+        kind = schema.get("type") if depth < MAX_JSON_DEPTH else None
+        if isinstance(schema.get("enum"), list):
+            return grammar.rule(" | ".join(self._write_literal(grammar, each) for each in schema["enum"]))
+        if kind == "string":
+            return f"{grammar.marker(self.string)} {grammar.until(self.string)}"
+        if kind in ("number", "integer", "boolean", "null"):
+            return grammar.json(schema)
+        if kind == "array" and isinstance(schema.get("items"), dict):
+            item = grammar.rule(self._write_rule(grammar, schema["items"], root, path, depth + 1))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if kind == "object":
+            return grammar.rule(self._write_object(grammar, schema, root, path, depth))
+        raise ValueError(
+            f"tool_choice: a call of {path} cannot be forced for this model family, since it has no single type; "
+            'give each parameter a "type", or use tool_choice="auto"'
+        )
+
+    def _write_literal(self, grammar: GrammarText, value: Any) -> str:
+        if not isinstance(value, str):
+            return quote(self._write_value(value))
+        return f"{grammar.marker(self.string)} {quote(value)} {grammar.marker(self.string)}" if value else '""'
+
+
+class GemmaArguments:
+    """Reads arguments from one text.
+
+    Args:
+        text: The text.
+        string: What stands before and after a text value.
+    """
+
+    def __init__(self, text: str, string: str):
+        if len(text) > MAX_JSON_CHARS:
+            raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
+        self.text, self.string, self.position = text, string, 0
+
+    def read_object(self, start: int, depth: int) -> dict[str, Any]:
+        """Returns the object whose opening brace stands before `start` and leaves the position behind it.
+
+        Raises:
+            ValueError: It is none.
+        """
+        self.position = start
+        value: dict[str, Any] = {}
+        while not self._skip("}"):
+            if value:
+                self._expect(",")
+            key = self._read_key()
+            if key in value:
+                raise ValueError(f"the key {key[:80]!r} is there twice")
+            value[key] = self._read_value(depth + 1)
+        return value
+
+    def _read_key(self) -> str:
+        if self._skip(self.string):
+            key = self._read_string()
+            self._expect(":")
+            return key
+        found = _KEY.match(self.text, self.position)
+        if found is None:
+            raise ValueError(f"expected a key, found {self.text[self.position : self.position + 40]!r}")
+        self.position = found.end()
+        return found[1].strip().strip('"')
+
+    def _read_value(self, depth: int) -> Any:
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
+        if self._skip(self.string):
+            return self._read_string()
+        if self._skip("{"):
+            return self.read_object(self.position, depth)
+        if self._skip("["):
+            items: list[Any] = []
+            while not self._skip("]"):
+                if items:
+                    self._expect(",")
+                items.append(self._read_value(depth + 1))
+            return items
+        found = _PLAIN.match(self.text, self.position)
+        if found is None:
+            raise ValueError(f"expected a value, found {self.text[self.position : self.position + 40]!r}")
+        self.position = found.end()
+        word = found[0].strip()
+        return decode_json(_WORDS.get(word, word))
+
+    def _read_string(self) -> str:
+        end = self.text.find(self.string, self.position)
+        if end < 0:
+            raise ValueError("a text without its end")
+        value, self.position = self.text[self.position : end], end + len(self.string)
+        return value
+
+    def _skip(self, mark: str) -> bool:
+        found = _SPACE.match(self.text, self.position)
+        position = found.end() if found else self.position
+        if not self.text.startswith(mark, position):
+            return False
+        self.position = position + len(mark)
+        return True
+
+    def _expect(self, mark: str) -> None:
+        if not self._skip(mark):
+            raise ValueError(f"expected {mark!r}, found {self.text[self.position : self.position + 40]!r}")
+
+
+GEMMA_4 = Gemma(
+    ToolFormat.GEMMA, "<|tool_call>", "<tool_call|>", '<|"|>', ThinkingTags("<|channel>thought", "<channel|>")
+)
+FUNCTION_GEMMA = Gemma(ToolFormat.FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>", "<escape>")

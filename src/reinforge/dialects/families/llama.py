@@ -1,0 +1,64 @@
+"""Llama 3.1 to 3.3: JSON by itself, or after a token; several calls are separated by semicolons.
+
+{"name": "add", "parameters": {"a": 1}}
+<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "look", "parameters": {}}
+<|python_tag|>search.call(query="rain")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
+from reinforge.dialects.families.grammar import GrammarText
+from reinforge.dialects.families.hermes import read_call, write_json_call
+from reinforge.dialects.families.python_calls import PythonCalls
+from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.strict_json import decode_json_prefix
+
+_TAG = "<|python_tag|>"
+_BUILT_IN = re.compile(r"\w[\w-]*+\.call\(")
+
+
+class Llama3(Family):
+    """JSON without tags."""
+
+    tool_format = ToolFormat.LLAMA3
+
+    def matches(self, chat_template: str) -> bool:
+        """Returns True for a template with the token, or with tools and parameters in JSON."""
+        return _TAG in chat_template or ("tools" in chat_template and '"parameters"' in chat_template)
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        """Returns the calls; without the token, only a reply that is nothing but calls has any."""
+        before, tag, after = ("", "", "") if _begins_with_call(text.strip()) else text.partition(_TAG)
+        body, calls, position = (after if tag else text).strip(), list[Call](), 0
+        if tag and (found := _BUILT_IN.match(body)):
+            name, arguments = PythonCalls(body).read_call(found.end() - len(".call("), len(".call("))
+            return ParsedReply(before.strip(), [(name, arguments)])
+        try:
+            while position < len(body):
+                value, position = decode_json_prefix(body, position)
+                calls.append(read_call(value, "parameters"))
+                while position < len(body) and body[position] in "; \n":
+                    position += 1
+        except ValueError:
+            if not tag and not _begins_with_call(body):
+                return ParsedReply(text)
+            raise
+        return ParsedReply(before.strip() if tag else "", calls) if calls else ParsedReply(text)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Returns JSON objects, separated by semicolons."""
+        return "; ".join(dump({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        """Returns the rule of JSON objects."""
+        call = write_json_call(grammar, tools, "parameters")
+        return f'{call} ("; " {call})*' if parallel else call
+
+
+def _begins_with_call(body: str) -> bool:
+    """Returns True for `{"name": ...`, which other JSON answers do not begin with."""
+    return body.startswith("{") and body[1:].lstrip().startswith('"name"')

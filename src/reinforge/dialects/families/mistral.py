@@ -1,0 +1,93 @@
+"""Mistral, Ministral, Magistral, Devstral: after a token comes a list of calls (until 2024), or one name and arguments.
+
+[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]
+[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from reinforge.dialects.families.family import Call, Family, ParsedReply, ThinkingTags, ToolFormat
+from reinforge.dialects.families.grammar import GrammarText, quote
+from reinforge.dialects.families.hermes import build_arguments_schema, read_calls, write_json_call
+from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.strict_json import decode_json_prefix
+
+_START, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_NAME = re.compile(r"\s*+([^\s\[{]++)\s*+")
+_ID = re.compile(r"[^\[{]*+")
+
+
+class Mistral(Family):
+    """Calls after `[TOOL_CALLS]`.
+
+    Args:
+        lists: True: force the list form, which the template writes.
+    """
+
+    tool_format = ToolFormat.MISTRAL
+    start = _START
+    thinking = ThinkingTags("[THINK]", "[/THINK]")
+    call_id_length = 9
+
+    def __init__(self, *, lists: bool = False):
+        self.lists = lists
+
+    def matches(self, chat_template: str) -> bool:
+        """Returns True for a template with the token."""
+        return _START in chat_template and (_ARGS in chat_template) is not self.lists
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        """Returns the calls of either form."""
+        start = text.find(_START)
+        if start < 0:
+            return ParsedReply(text)
+        calls, position = list[Call](), start
+        while position < len(text):
+            if not text.startswith(_START, position):
+                raise ValueError(f"text after a tool call: {text[position : position + 40]!r}")
+            found, position = self._read_one(text, position + len(_START))
+            calls += found
+            while position < len(text) and text[position].isspace():
+                position += 1
+        return ParsedReply(text[:start].strip(), calls)
+
+    def _read_one(self, text: str, position: int) -> tuple[list[Call], int]:
+        named = _NAME.match(text, position)
+        if named is None:
+            value, position = decode_json_prefix(text, position)
+            return read_calls(value, "arguments"), position
+        position = named.end()
+        if text.startswith(_CALL_ID, position):
+            found = _ID.match(text, position + len(_CALL_ID))
+            assert found is not None  # it matches the empty text
+            position = found.end()
+        if text.startswith(_ARGS, position):
+            position += len(_ARGS)
+        if text.startswith(_START, position) or position == len(text):
+            return [(named[1], {})], position
+        value, position = decode_json_prefix(text, position)
+        if not isinstance(value, dict):
+            raise ValueError("the arguments are not an object")
+        return [(named[1], value)], position
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Returns the form that the template shows."""
+        if self.lists:
+            return f"{_START} {dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+        return "".join(f"{_START}{name}{_ARGS}{dump(arguments)}" for name, arguments in calls)
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        """Returns the rule of the form that the template shows."""
+        if self.lists:
+            call = write_json_call(grammar, tools, "arguments")
+            more = f' (", " {call})*' if parallel else ""
+            return f'" "? "[" {call}{more} "]"'
+        calls = [
+            f"{quote(name)} {grammar.marker(_ARGS)} {grammar.json(build_arguments_schema(schema))}"
+            for name, schema in tools.parameters.items()
+        ]
+        call = grammar.rule(" | ".join(calls))
+        return f"{call} ({grammar.marker(_START)} {call})*" if parallel else call

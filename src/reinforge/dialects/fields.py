@@ -1,0 +1,173 @@
+"""Reads the fields of a request's body; whatever is wrong is a `BadRequest` that names the field.
+
+fields = Fields({"model": "m", "top_p": "high"})
+fields.text("model")      "m"
+fields.number("top_p")    BadRequest('top_p: expected a number, found "high"', "top_p")
+fields.number("seed")     None
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from reinforge.dialects.chat_call import BadRequest
+from reinforge.errors import did_you_mean
+
+T = TypeVar("T")
+MAX_SHOWN = 60
+"""Characters of a value that a message shows."""
+MAX_NUMBER = 1e300
+"""No setting of a model is larger; a whole number may be, and then it has no float."""
+
+
+class Fields:
+    """One object of a request, whose fields are read by type; an absent field and null both read as None.
+
+    Args:
+        value: The object.
+        path: Where it is in the body, such as `messages[0]`; empty for the body itself.
+    """
+
+    def __init__(self, value: Any, path: str = ""):
+        self.path = path
+        if not isinstance(value, Mapping):
+            raise BadRequest(f"{path or 'the body'}: expected an object, found {describe(value)}", path or None)
+        self.value = value
+
+    def at(self, name: str) -> str:
+        """Returns the path of a field."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def bad(self, name: str, message: str) -> BadRequest:
+        """Returns the error of a field, to raise."""
+        path = self.at(name)
+        return BadRequest(f"{path}: {message}", path)
+
+    def text(self, name: str) -> str | None:
+        """Returns a text."""
+        return self._read(name, str, "text")
+
+    def nested(self, name: str) -> Fields | None:
+        """Returns an object."""
+        found = self._read(name, dict, "an object")
+        return None if found is None else Fields(found, self.at(name))
+
+    def items(self, name: str) -> list[Any] | None:
+        """Returns a list."""
+        return self._read(name, list, "a list")
+
+    def flag(self, name: str) -> bool | None:
+        """Returns true or false."""
+        return self._read(name, bool, "true or false")
+
+    def integer(self, name: str, *, least: int | None = None) -> int | None:
+        """Returns a whole number of at least `least`."""
+        found = self.value.get(name)
+        if isinstance(found, float) and found.is_integer() and abs(found) < 1e15:  # 16.0, as JavaScript may write it
+            found = int(found)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise self.bad(name, f"expected a whole number, found {describe(found)}")
+        if least is not None and found < least:
+            raise self.bad(name, f"expected at least {least}, found {describe(found)}")
+        return found
+
+    def number(self, name: str) -> float | None:
+        """Returns a number that a 64-bit float can hold."""
+        found = self.value.get(name)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= MAX_NUMBER:
+            raise self.bad(name, f"expected a number, found {describe(found)}")
+        return found
+
+    def choice(self, name: str, allowed: Collection[str]) -> str | None:
+        """Returns one of some texts."""
+        found = self.text(name)
+        if found is not None and found not in allowed:
+            raise self.bad(name, f"expected one of {', '.join(sorted(allowed))}; found {describe(found)}")
+        return found
+
+    def objects(self, name: str) -> list[Fields]:
+        """Returns the objects of a list; an absent list is empty."""
+        return [Fields(each, f"{self.at(name)}[{index}]") for index, each in enumerate(self.items(name) or ())]
+
+    def require(self, name: str, value: T | None) -> T:
+        """Returns what was read of a field that must be there."""
+        if value is None:
+            raise self.bad(name, "this field is required")
+        return value
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Refuses fields that are set, each with its reason; false, 0, "" and empty lists or objects ask for nothing.
+
+        Raises:
+            BadRequest: One of the fields is set.
+        """
+        for name, reason in reasons.items():
+            if self.value.get(name):
+                raise self.bad(name, reason)
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Refuses fields that are not known.
+
+        Raises:
+            BadRequest: There is such a field, and its value is not null.
+        """
+        for name, value in self.value.items():
+            if value is not None and name not in known:
+                raise self.bad(str(name), f"unknown field{did_you_mean(str(name), list(known))}")
+
+    def _read(self, name: str, kind: type[T], expected: str) -> T | None:
+        found = self.value.get(name)
+        if found is None or isinstance(found, kind):
+            return found
+        raise self.bad(name, f"expected {expected}, found {describe(found)}")
+
+
+def describe(value: Any) -> str:
+    """Returns a short description of a JSON value.
+
+    Example: None -> "null"; "boom" -> '"boom"'; [1, 2] -> "a list of 2"; {"a": 1} -> "an object".
+    """
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1e15:
+        return "a huge number"
+    shown = json.dumps(value, default=repr)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+
+
+def keep_given(**arguments: Any) -> dict[str, Any]:
+    """Returns the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def read_stop(fields: Fields, name: str) -> list[str] | None:
+    """Returns the stop texts of a field that is a text or a list of texts."""
+    found = fields.value.get(name)
+    if found is None:
+        return None
+    stops = [found] if isinstance(found, str) else found
+    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+        raise fields.bad(name, f"expected a text that is not empty, or a list of them; found {describe(found)}")
+    return stops
+
+
+def read_schema(fields: Fields, name: str) -> dict[str, Any] | None:
+    """Returns the JSON schema of a tool's arguments, which must describe an object; None: the field is absent."""
+    found = fields.nested(name)
+    if found is None:
+        return None
+    kind = found.value.get("type", "object")
+    if found.value and kind != "object":
+        raise found.bad("type", f'the arguments of a tool are an object, so expected "object"; found {describe(kind)}')
+    properties = found.value.get("properties")
+    if properties is not None and not isinstance(properties, dict):
+        raise found.bad("properties", f"expected an object, found {describe(properties)}")
+    return dict(found.value)

@@ -1,0 +1,66 @@
+"""The tokens of one choice of a completion, from wherever the model's kind keeps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reinforge.types.request import TokenLogprobs
+
+LOWEST_LOGPROB = -9999.0
+"""What OpenAI writes for a log-prob that is not known or too low to say; JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTokens:
+    """The tokens of one choice.
+
+    Attributes:
+        texts: Text of each token.
+        logprobs: Log-prob of each token.
+        token_ids: Ids of the sampled tokens; empty if they are not known.
+        prompt_token_ids: Ids of the prompt's tokens; empty if they are not known.
+        top_logprobs: The most likely tokens at each position, in OpenAI's format; may be empty.
+    """
+
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[list[dict[str, Any]], ...] = ()
+
+    def build_content(self) -> list[dict[str, Any]]:
+        """Returns the tokens in the format of OpenAI's `logprobs.content`."""
+        tops = self.top_logprobs or ([],) * len(self.texts)
+        return [
+            {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": top}
+            for text, logprob, top in zip(self.texts, self.logprobs, tops, strict=True)
+        ]
+
+
+def read_tokens(choice: Mapping[str, Any]) -> ReplyTokens | None:
+    """Returns the tokens of one of a completion's `choices`; None: the model reports none.
+
+    Args:
+        choice: Its `logprobs` are a `TokenLogprobs`, a dict in OpenAI's format, or None.
+    """
+    found = choice.get("logprobs")
+    if isinstance(found, TokenLogprobs):
+        texts = found.texts or ("",) * len(found.token_ids)
+        return ReplyTokens(texts, _clean(found.logprobs), found.token_ids, found.prompt_token_ids)
+    if not isinstance(found, Mapping):
+        return None
+    content = found.get("content") or ()
+    return ReplyTokens(
+        tuple(str(each["token"]) for each in content),
+        _clean(tuple(each["logprob"] for each in content)),
+        tuple(found.get("token_ids") or ()),
+        tuple(found.get("prompt_token_ids") or ()),
+        tuple(list(each.get("top_logprobs") or ()) for each in content),
+    )
+
+
+def _clean(logprobs: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(each if math.isfinite(each) else LOWEST_LOGPROB for each in logprobs)

@@ -1,0 +1,225 @@
+"""Training under a grammar: the learner's log-probs are those that were sampled from, and a reward is learned."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from jsonschema import validate
+
+from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training import logprobs as logprobs_module
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import token_logprobs
+from reinforge.types.request import Grammar, ModelRequest
+from reinforge.types.sample import LossSpec
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from tests.models import make_tiny_model
+from tests.samples import ask, random_samples, request, trained_samples
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["bug", "idea"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["text", "kind", "tags"],
+    "additionalProperties": False,
+}
+JSON = Grammar("json_schema", json.dumps(SCHEMA))
+BANS = ((40, -100.0), (250, -100.0))
+
+
+def held(text: str = "hello", grammar: Grammar = JSON, **params) -> ModelRequest:
+    return replace(request(text, **{"max_tokens": 120, **params}), grammar=grammar)
+
+
+@pytest.fixture(scope="module")
+def wide_model_dir(tmp_path_factory):
+    """A vocabulary of which a text in JSON keeps more tokens than are recorded as ids."""
+    return make_tiny_model(tmp_path_factory.mktemp("wide") / "model", vocab_size=2048, initializer_range=0.02)
+
+
+@pytest.fixture(scope="module")
+def engine(wide_model_dir):
+    with Engine.load(PolicyConfig(model=str(wide_model_dir)), seed=0, device="cpu") as engine:
+        yield engine
+
+
+def sample(engine, count, **params):
+    """Replies under the schema and their samples, one for each."""
+    replies = ask(engine.policy, [held(seed=seed, **params) for seed in range(count)])
+    return replies, [sample for reply in replies for sample in trained_samples(reply.tokens)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.6}, {"top_p": 0.5}, {"top_k": 30, "temperature": 1.4}, {"min_p": 0.2}, {"logit_bias": BANS}],
+    ids=str,
+)
+def test_every_token_is_trained_over_what_it_was_sampled_from(engine, params):
+    """The learner's log-probs equal `processed_logprobs`; no token is left out; masks and ids are both used."""
+    replies, samples = sample(engine, 24, **params)
+    assert len(samples) == len(replies)
+    for reply, one, found in zip(replies, samples, engine.logprobs(samples), strict=True):
+        tokens = reply.tokens
+        assert (tokens.restricted, one.num_trained) == (True, len(tokens.token_ids))
+        assert np.abs(found[one.loss_mask] - tokens.processed_logprobs).max() <= 1e-5
+        assert (np.array(tokens.processed_logprobs) >= np.array(tokens.logprobs) - 1e-5).all()
+    counts = np.concatenate([one.supports.counts[one.loss_mask] for one in samples])
+    assert (counts == 1).any(), "forced tokens are recorded as one id"
+    assert (counts < 0).any() == (params.keys() <= {"temperature", "logit_bias"}), "texts as masks, unless filtered"
+
+
+def test_without_the_masks_the_learner_disagrees(engine, monkeypatch):
+    """Mutation check: over the whole vocabulary the same tokens have other log-probs."""
+    _, samples = sample(engine, 4)
+    monkeypatch.setattr(logprobs_module, "_get_supports", lambda *_: None)
+    for one, found in zip(samples, engine.logprobs(samples), strict=True):
+        assert np.abs(found - one.sampling_logprobs).max() > 0.1
+
+
+def test_log_probs_and_gradients_against_arithmetic(engine, wide_model_dir):
+    """Token by token on the model's own logits; gradients are finite, and those of never allowed tokens are 0."""
+    _, samples = sample(engine, 3)
+    model = CausalModel(load_module(wide_model_dir, torch.float64))
+    found, entropies = token_logprobs(model, collate([*samples, *random_samples(2)]), entropy_grad=True)
+    allowed = set()
+    for one, row in zip(samples, found, strict=False):
+        logits = model.module(input_ids=torch.from_numpy(one.token_ids)[None]).logits[0]
+        sets = one.supports.sets
+        for t in np.flatnonzero(one.loss_mask):
+            kept = sets[t]
+            if isinstance(kept, bytes):  # bit by bit, the lowest token first
+                kept = [token for token in range(2048) if kept[token // 8] >> token % 8 & 1]
+            allowed |= set(map(int, kept))
+            z = logits[t - 1, list(kept)]
+            expected = logits[t - 1, one.token_ids[t]] - z.logsumexp(0)
+            assert row[t].item() == pytest.approx(expected.item(), abs=1e-5)
+    model.module.zero_grad()
+    (found[: len(samples)].sum() + 0.1 * entropies[: len(samples)].sum()).backward()
+    gradients = [p.grad for p in model.module.parameters() if p.grad is not None]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    rows = model.head.weight.grad.abs().sum(dim=1)
+    assert {token for token in range(2048) if rows[token] > 0} <= allowed
+    assert len(allowed) > 300
+
+
+def test_chunks_of_the_head_share_masks(engine, wide_model_dir, monkeypatch):
+    _, samples = sample(engine, 4)
+    results = []
+    for chunk in (2**24, 2048 * 5):
+        monkeypatch.setattr(logprobs_module, "split_tokens", make_split(chunk // 2048))
+        model = CausalModel(load_module(wide_model_dir, torch.float32))
+        values, _ = token_logprobs(model, collate(samples))
+        values.sum().backward()
+        results.append((values, model.head.weight.grad.clone()))
+    for whole, chunked in zip(*results, strict=True):
+        assert torch.allclose(whole, chunked, atol=1e-5)
+
+
+def make_split(size):
+    """Chunks of this many tokens, whatever the vocabulary."""
+    return lambda count, _: [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def test_a_penalty_or_a_bias_changes_what_is_sampled_and_is_not_trained(engine, caplog):
+    """The recorded log-prob is that of the changed distribution; the reason is said once."""
+    with caplog.at_level(logging.WARNING):
+        replies = ask(engine.policy, [request(seed=1, **params) for params in PENALTIES for _ in range(2)])
+    for reply in replies:
+        tokens = reply.tokens
+        assert (tokens.restricted, tokens.supports) == (True, None)
+        assert trained_samples(tokens) == []
+    assert sum("are recorded but not trained" in message for message in caplog.messages) == 1
+    tokens = replies[-1].tokens  # token 9 has +50: p(9) is 1 to the last bit
+    assert set(tokens.token_ids) == {9}
+    assert np.allclose(tokens.processed_logprobs, 0, atol=1e-5)
+    assert max(tokens.logprobs) < -5
+
+
+PENALTIES = ({"presence_penalty": 1.0}, {"frequency_penalty": -0.5, "top_p": 0.9}, {"logit_bias": ((9, 50.0),)})
+
+
+def test_a_penalty_is_applied_to_each_token_of_the_reply_so_far(engine):
+    """Log-probs by arithmetic: raw logits, minus presence once and frequency for each earlier time."""
+    (reply,) = ask(
+        engine.policy, [request(seed=4, presence_penalty=2.0, frequency_penalty=-2.0, logit_bias=((9, 9.0),))]
+    )
+    tokens = reply.tokens
+    ids = [*tokens.prompt_token_ids, *tokens.token_ids]
+    with torch.no_grad():
+        logits = engine.model.module(input_ids=torch.tensor([ids])).logits[0]
+    for place, token in enumerate(tokens.token_ids):
+        row = logits[len(tokens.prompt_token_ids) + place - 1].clone()
+        row[9] += 9.0
+        for earlier in set(tokens.token_ids[:place]):
+            row[earlier] -= 2.0 - 2.0 * tokens.token_ids[:place].count(earlier)
+        assert tokens.processed_logprobs[place] == pytest.approx(row.log_softmax(0)[token].item(), abs=1e-5)
+    assert tokens.token_ids.count(9) > 2
+
+
+async def test_a_job_leaves_out_penalized_replies_and_counts_them(engine, wide_model_dir):
+    adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
+    policy = {"model": str(wide_model_dir), "schedule": {"warmup_steps": 0}}
+    await adapter.initialize(FinetuneConfig.model_validate({"policy": policy, "device": "cpu"}))
+    try:
+        asked = [held(seed=1), held(seed=2), request(seed=3, max_tokens=5, presence_penalty=1.0)]
+        replies = [await adapter.policy().sample(one) for one in asked]
+        group = [
+            Trajectory(
+                episode=[EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=reply.tokens)],
+                reward=float(place),
+            )
+            for place, reply in enumerate(replies)
+        ]
+        ref = await adapter.submit(TrajectoryCollection(trajectories=[group], run_id="r", epoch=0))
+        status = await adapter.wait_until_complete(ref)
+        assert status.status == "completed", status.message
+        assert status.metadata["num_tokens_left_out"] == replies[2].num_completion_tokens
+    finally:
+        await adapter.cleanup()
+
+
+@pytest.mark.parametrize("loss", ["clipped_pg", "cross_entropy"])
+def test_200_replies_under_a_schema_parse_and_train(tiny_model_dir, loss):
+    """All of them validate; steps that favour one of two allowed words make it the more likely one."""
+    config = {"model": str(tiny_model_dir), "optimizer": {"learning_rate": 3e-3}, "schedule": {"warmup_steps": 0}}
+    with Engine.load(PolicyConfig.model_validate(config), seed=0, device="cpu") as engine:
+        shares = []
+        for version in (1, 2, 3):
+            replies = ask(
+                engine.policy,
+                [
+                    held(seed=seed + 200 * version)
+                    for seed in range(200 if version == 1 and loss == "clipped_pg" else 60)
+                ],
+            )
+            texts = [json.loads(reply.message["content"]) for reply in replies]
+            for text in texts:
+                validate(text, SCHEMA)
+            shares.append(np.mean([text["kind"] == "bug" for text in texts]))
+            samples = []
+            for reply, text in zip(replies, texts, strict=True):
+                (one,) = trained_samples(reply.tokens)
+                good = text["kind"] == "bug"
+                if good or loss == "clipped_pg":
+                    one.advantages = np.where(one.loss_mask, 1.0 if good else -1.0, 0.0).astype(np.float32)
+                    samples.append(one)
+            engine.begin_job()
+            for step in range(2):
+                report = engine.update(samples, LossSpec(loss), progress_start=0, progress_end=0, epoch=step)
+                assert np.isfinite(report.metrics["loss"])
+            engine.end_job()
+            engine.policy.open(version)
+        assert shares[-1] > shares[0] + 0.2, shares
