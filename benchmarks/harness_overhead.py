@@ -14,7 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -59,13 +61,13 @@ async def agent(item, llm, context):
     return reply.choices[0].message.content
 
 
-async def run_round(folder: Path) -> float:
+async def run_round(folder: Path, workflow: Callable[..., Any] = agent) -> float:
     """Returns the seconds of collecting EXAMPLES x GENERATIONS episodes, including the journal."""
     items = [
         EvalInputItem(id=i, input_obj=f"q{i}", expected_output_obj="a", full_dataset_entry={}) for i in range(EXAMPLES)
     ]
     runner = EpisodeRunner(
-        bind_workflow(agent),
+        bind_workflow(workflow),
         {"agent": Instantaneous()},
         sampling=SamplingConfig(),
         limits=LimitsConfig(),

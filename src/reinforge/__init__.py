@@ -14,16 +14,40 @@ from reinforge.version import __version__ as __version__
 
 _MODULES = {
     "finetune": "reinforge.trainer.api",
+    "EpisodeContext": "reinforge.rollout.context",
     "PolicyFailure": "reinforge.rollout.workflow",
     "ReinforgeError": "reinforge.errors",
     "ConfigError": "reinforge.errors",
     "RunSummary": "reinforge.runs.summary",
+    "current_openai": "reinforge.rollout.http.current",
+    "current_async_openai": "reinforge.rollout.http.current",
+    "current_http_client": "reinforge.rollout.http.current",
+    "current_async_http_client": "reinforge.rollout.http.current",
 }
 
-__all__ = ["ConfigError", "PolicyFailure", "ReinforgeError", "RunSummary", "__version__", "finetune"]
+__all__ = [
+    "ConfigError",
+    "EpisodeContext",
+    "PolicyFailure",
+    "ReinforgeError",
+    "RunSummary",
+    "__version__",
+    "current_async_http_client",
+    "current_async_openai",
+    "current_http_client",
+    "current_openai",
+    "finetune",
+]
 
 if TYPE_CHECKING:
     from reinforge.errors import ConfigError, ReinforgeError
+    from reinforge.rollout.context import EpisodeContext
+    from reinforge.rollout.http.current import (
+        current_async_http_client,
+        current_async_openai,
+        current_http_client,
+        current_openai,
+    )
     from reinforge.rollout.workflow import PolicyFailure
     from reinforge.runs.summary import RunSummary
     from reinforge.trainer.api import finetune

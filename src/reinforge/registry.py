@@ -39,9 +39,12 @@ BUILTIN_MODULES = (
     "reinforge.algorithms.rloo",
     "reinforge.algorithms.sft",
     "reinforge.rollout.workflow",
-    "reinforge.rollout.llms",
-    "reinforge.rollout.openai_llm",
-    "reinforge.rollout.local_llm",
+    "reinforge.rollout.workflows.command",
+    "reinforge.rollout.workflows.http_workflow",
+    "reinforge.rollout.workflows.tool_agent",
+    "reinforge.rollout.models.llms",
+    "reinforge.rollout.models.openai_llm",
+    "reinforge.rollout.models.local_llm",
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
@@ -64,6 +67,7 @@ BUILTIN_MODULES = (
     "reinforge.tasks.tickets",
     "reinforge.tasks.debate",
     "reinforge.tasks.front_desk",
+    "reinforge.tasks.shop",
 )
 
 KINDS = (

@@ -62,8 +62,11 @@ _STAND_INS = frozenset(
         "not-used",
         "no-key",
         "no-key-required",
+        "{api_key}",
+        "bearer {api_key}",
     ]
 )
+"""What people write where a service wants no key, and the place of an episode's own key in a template."""
 
 HIDDEN = "***"
 
@@ -114,7 +117,7 @@ def is_secret_variable(name: str) -> bool:
 
 
 def is_stand_in(text: str) -> bool:
-    """Returns True for what people write where a service wants no key: `EMPTY`, `none`, `default`."""
+    """Returns True for what is no key, though it stands in the place of one: `EMPTY`, `none`, `{api_key}`."""
     return text.strip().lower() in _STAND_INS
 
 

@@ -23,7 +23,9 @@ from reinforge.engine import checkpoint
 from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
-from reinforge.rollout import containment, isolation, processes, runner
+from reinforge.rollout import runner
+from reinforge.rollout.isolation import containment, processes
+from reinforge.rollout.isolation import worker_pool as isolation
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import guard, loop, resume, run, signals, stages

@@ -59,7 +59,7 @@ def workers_of(toy):
     for process in psutil.process_iter(["cwd", "cmdline", "status"]):
         command = " ".join(process.info["cmdline"] or [])
         here = process.info["cwd"] == str(toy.folder) and process.info["status"] != psutil.STATUS_ZOMBIE
-        if here and "reinforge.rollout.worker" in command:
+        if here and "reinforge.rollout.isolation.worker" in command:
             found.append(process.pid)
     return found
 

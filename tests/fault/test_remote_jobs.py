@@ -17,7 +17,7 @@ import stamina
 
 from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.errors import BackendUnavailable
-from reinforge.rollout.openai_http import RetryableError
+from reinforge.rollout.models.openai_http import RetryableError
 from reinforge.types.job import TrainingStatusEnum
 from tests.fault import mutations
 from tests.fault.kit import KILLED, Toy, damaged

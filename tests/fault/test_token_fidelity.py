@@ -22,7 +22,7 @@ from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import PolicyServer
-from reinforge.rollout.llms import PolicyLLM
+from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
@@ -63,6 +63,7 @@ class Watched(PolicyServer):
     version = property(lambda self: self.policy.version)
     model_name = property(lambda self: self.policy.model_name)
     chat_template = property(lambda self: self.policy.chat_template)
+    history = property(lambda self: self.policy.history)
 
     async def sample(self, request):
         reply = await self.policy.sample(request)

@@ -13,25 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from reinforge.dialects.tool_calls import find_bad_call
-from reinforge.errors import CaptureError, ContextOverflow
+from reinforge.errors import BackendError, CaptureError, ContextOverflow, EngineError, MessagesRejected
 from reinforge.interfaces import ChatModel
-from reinforge.rollout.chat import (
-    MAX_CHOICES,
-    build_forwarded_arguments,
-    build_request,
-    find_overridden,
-    merge_extra_body,
-)
-from reinforge.rollout.completion import ChatCompletion, build_completion
+from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
+from reinforge.rollout.handle.completion import ChatCompletion, build_completion
+from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
+from reinforge.rollout.history import add_continued_turn
+from reinforge.rollout.own_replies import restore_replies
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
-from reinforge.types.seeding import stable_random
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +42,11 @@ class Capture:
         calls: Finished model calls, in the order they ended.
         marks: The agent's marks.
         functions: Open function scopes, outermost first.
-        overflow: True once a prompt exceeded the context.
+        overflow: How a prompt exceeded the context, also if the agent went on; None: none did.
         bad_call: Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such
             a reply fails because of the policy.
+        lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A
+            client shows the agent an error of its own kind, so only this tells whose failure it is.
         pending: Number of calls in flight.
         num_started: Number of calls started so far, finished or not.
         closed: True once the episode has ended.
@@ -57,8 +56,9 @@ class Capture:
     calls: list[ModelCall] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     functions: tuple[str, ...] = ()
-    overflow: bool = False
+    overflow: str | None = None
     bad_call: str | None = None
+    lost_call: str | None = None
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -96,15 +96,21 @@ class Capture:
             CaptureError: The episode has ended.
         """
         self._check_open()
+        if model.is_policy and (sent := restore_replies(request.messages, self.calls)) is not request.messages:
+            request = replace(request, messages=sent)
         self._match_request(request.messages)
-        self.bad_call = None  # the agent went on
+        self.bad_call = self.lost_call = None  # the agent went on
         index, functions, started = self.num_started, self.functions, time.time()
         self.num_started += 1
         self.pending += 1
         try:
-            replies = await sample_choices(model, request, n)
-        except ContextOverflow:
-            self.overflow = True
+            replies = await sample_choices(model, add_continued_turn(model, name, request, self.calls), n)
+        except ContextOverflow as overflow:
+            self.overflow = self.overflow or str(overflow)
+            raise
+        except (BackendError, EngineError, ConnectionError) as error:
+            if not isinstance(error, MessagesRejected):  # the agent's doing
+                self.lost_call = f"{type(error).__name__}: {error}"
             raise
         finally:
             self.pending -= 1
@@ -181,20 +187,6 @@ async def sample_choices(model: ChatModel, request: ModelRequest, n: int) -> lis
             task.cancel()
 
 
-class _CompletionsNamespace:
-    """`llm.chat.completions`."""
-
-    def __init__(self, create: Callable[..., Any]):
-        self.create = create
-
-
-class _ChatNamespace:
-    """`llm.chat`."""
-
-    def __init__(self, create: Callable[..., Any]):
-        self.completions = _CompletionsNamespace(create)
-
-
 class AsyncLLM:
     """The model handle of an async workflow: `await llm.chat.completions.create(messages=...)`.
 
@@ -203,8 +195,7 @@ class AsyncLLM:
         model: The model behind the entry.
         capture: The episode's record.
         sampling: The run's sampling settings for a trained policy; None: use the agent's.
-        warned: Names of the agent's sampling settings of which the user was told that they are not used; handles of
-            one run share it.
+        warned: What the user was already told about the agent's arguments; handles of one run share it.
     """
 
     def __init__(
@@ -219,39 +210,57 @@ class AsyncLLM:
         self.name, self.model, self._capture = name, model, capture
         self._sampling = sampling if model.is_policy else None
         self._forwards_arguments: bool = getattr(model, "forwards_arguments", False)
-        self.chat = _ChatNamespace(self._create)
+        self.chat = ChatNamespace(AsyncCompletions(self))
 
     @property
     def model_name(self) -> str:
         """The model's own name."""
         return self.model.model_name
 
-    async def _create(
-        self, *, messages: Sequence[Any], seed: int | None = None, n: int | None = None, **arguments: Any
-    ) -> ChatCompletion:
-        capture, n = self._capture, 1 if n is None else n
-        if not 1 <= n <= MAX_CHOICES:
-            raise TypeError(f"chat.completions.create: n must be between 1 and {MAX_CHOICES}, found {n}")
+    def __getattr__(self, name: str) -> NoReturn:
+        raise build_missing(self, "the model handle", name, ("chat.completions", "model_name"))
+
+    async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
+        """Makes one call and records it.
+
+        Args:
+            messages: The history, in OpenAI's format.
+            arguments: The other arguments.
+
+        Raises:
+            InvalidCall: An argument would change the reply and cannot be honoured.
+        """
+        capture, n = self._capture, read_num_choices(arguments)
         if self._forwards_arguments:
-            forwarded = build_forwarded_arguments({**arguments, "seed": seed})
-            request = build_request(messages, sampling=None, seed=seed or 0, forwards_arguments=True, **arguments)
-            return await capture.call(self.name, self.model, replace(request, arguments=forwarded), n)
+            return await capture.call(self.name, self.model, build_forwarded_request(messages, arguments), n)
+        seed = arguments.get("seed")
         if seed is None or self._sampling is not None:  # a trained policy uses the run's seed, not the agent's
             seed = derive_call_seed(capture.seed, capture.num_started)
-        arguments = merge_extra_body(arguments)
-        if self._sampling is not None:
-            self._warn_of_overridden(find_overridden(arguments, self._sampling))
-        request = build_request(messages, sampling=self._sampling, seed=seed, **arguments)
+        request = build_request(messages, arguments, sampling=self._sampling, seed=seed)
+        if arguments.given:
+            self._warn_of_unused(arguments)
         return await capture.call(self.name, self.model, request, n)
 
-    def _warn_of_overridden(self, overridden: Mapping[str, tuple[Any, Any]]) -> None:
-        """Tells the user once that the run, not the agent, decides how a trained policy is sampled."""
+    def blame_reply(self, reason: str) -> None:
+        """Notes why the latest reply is unusable: an agent that fails on a trained policy's fails because of it."""
+        if self.model.is_policy:
+            self._capture.bad_call = reason
+
+    def _warn_of_unused(self, arguments: CallArguments) -> None:
+        """Tells the user once that the run decides how a trained policy is sampled, and what no reply has."""
+        overridden = find_overridden(arguments, self._sampling) if self._sampling is not None else {}
         for name in sorted(set(overridden) - self._warned):
             self._warned.add(name)
             asked, own = overridden[name]
             logger.warning(
                 "the agent asks the policy for %s=%r, but the run samples it with %r; set finetuning.sampling.%s to "
                 "change that", name, asked, own, name,
+            )  # fmt: skip
+        if arguments.get("top_logprobs") and "top_logprobs" not in self._warned:
+            self._warned.add("top_logprobs")
+            logger.warning(
+                "the agent asks for top_logprobs, but %s returns log-probs of the sampled tokens only: each "
+                "logprobs.content[i].top_logprobs is empty", self.model_name,
             )  # fmt: skip
 
 
@@ -268,11 +277,7 @@ class BlockingLLM(AsyncLLM):
         warned: set[str] | None = None,
     ):
         super().__init__(name, model, capture, sampling, warned)
-        self._loop = loop
-        self.chat = _ChatNamespace(self._create_blocking)
-
-    def _create_blocking(self, *, messages: Sequence[Any], **arguments: Any) -> ChatCompletion:
-        return asyncio.run_coroutine_threadsafe(self._create(messages=messages, **arguments), self._loop).result()
+        self.chat = ChatNamespace(BlockingCompletions(self, loop))
 
 
 def derive_call_seed(episode_seed: int, index: int) -> int:
@@ -282,52 +287,3 @@ def derive_call_seed(episode_seed: int, index: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return (z ^ (z >> 31)) >> 1
-
-
-class EpisodeContext:
-    """A workflow's view of its episode.
-
-    Attributes:
-        seed: The environment's seed; equal for siblings, so that they face the same random events.
-        example_id: The example's id.
-        is_training: True if the episode is collected for training; False in validations and the verdict.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        example_id: str,
-        capture: Capture,
-        create_handle: Callable[[str], AsyncLLM],
-        *,
-        is_training: bool = True,
-    ):
-        self.seed, self.example_id, self.is_training = seed, example_id, is_training
-        self._capture, self._create_handle = capture, create_handle
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """The open function scopes, outermost first."""
-        return self._capture.functions
-
-    def random(self, *names: str | int) -> Any:
-        """Returns a `random.Random` derived from the environment's seed, one stream per name."""
-        return stable_random(self.seed, *names)
-
-    def function(self, name: str) -> Any:
-        """Opens a function scope: `with context.function("plan"): ...`; `target_functions` filters by it."""
-        return self._capture.function(name)
-
-    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
-        """Marks a turn with a `step_reward` or a `TTCEventData`.
-
-        Args:
-            data: Any data to record.
-            step_reward: Reward of the turn.
-            call_id: The `id` of the turn's completion; None: the latest turn.
-        """
-        self._capture.mark(data, step_reward=step_reward, call_id=call_id)
-
-    def llm(self, name: str) -> AsyncLLM:
-        """Returns the model handle of another entry of `llms`."""
-        return self._create_handle(name)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from reinforge.rollout.completion import build_completion, build_logprobs
+from reinforge.rollout.handle.completion import build_completion, build_logprobs
+from reinforge.rollout.history import begins_with
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, Message, TokenLogprobs
 from reinforge.types.steps import (
@@ -80,7 +81,7 @@ def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[
     previous: list[Message] = []
     for call, trained in zip(record.calls, targets, strict=True):
         messages = call.request.messages
-        new = messages[len(previous) :] if previous and messages[: len(previous)] == previous else messages
+        new = messages[len(previous) :] if previous and begins_with(messages, previous) else messages
         items += [build_episode_item(message) for message in new]
         known = call.training_source if trained else None
         item = build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False)

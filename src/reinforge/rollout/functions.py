@@ -24,17 +24,15 @@ import inspect
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from reinforge.errors import CaptureError, ConfigError, Problem
+from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder
 from reinforge.registry import Factory, TypedConfig, register_workflow
-from reinforge.rollout.capture import EpisodeContext
+from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode, get_episode
 from reinforge.rollout.episode import build_invocation_node
 from reinforge.rollout.langchain_client import build_chat_model
 from reinforge.types.evaluation import EvalInputItem
@@ -62,27 +60,6 @@ class LLMRef(ComponentRef):
 
 class FunctionRef(ComponentRef):
     """A name of an entry of `functions`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RunningEpisode:
-    item: EvalInputItem
-    context: EpisodeContext
-
-
-_EPISODE: ContextVar[_RunningEpisode] = ContextVar("episode")
-
-
-def get_episode() -> _RunningEpisode:
-    """Returns the episode that the caller runs in.
-
-    Raises:
-        CaptureError: It runs in none.
-    """
-    try:
-        return _EPISODE.get()
-    except LookupError:
-        raise CaptureError("a client of get_llm and Context.get() work inside an episode only") from None
 
 
 class FunctionInfo:
@@ -120,12 +97,12 @@ class FunctionInfo:
 
     def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
         """Runs one episode, in the thread that the run gives to a plain workflow."""
-        token = _EPISODE.set(_RunningEpisode(item, context))
+        token = CURRENT_EPISODE.set(RunningEpisode(item, context))
         try:
             output = self._call(item.input_obj)
             return asyncio.run(_wait(output)) if inspect.isawaitable(output) else output
         finally:
-            _EPISODE.reset(token)
+            CURRENT_EPISODE.reset(token)
 
     async def ainvoke(self, value: Any, to_type: type | None = None) -> Any:
         """Returns the output for an input, inside an episode; its model calls belong to the scope `name`."""

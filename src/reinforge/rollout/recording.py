@@ -69,7 +69,11 @@ def _cut_calls(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tuple
 
 def _find_problem(call: ModelCall, *, is_policy: bool) -> tuple[Outcome, str] | None:
     """Returns the outcome and the reason if a call cannot be recorded: its request first, which came first."""
-    asked = find_unwritable(call.request.messages) or find_unwritable(call.request.tools)
+    request = call.request
+    settings = request.template_kwargs, request.sampling.stop, request.sampling.logit_bias, request.prompt
+    asked = find_unwritable(request.messages) or find_unwritable(request.tools)
+    if asked is None and any(settings):
+        asked = find_unwritable(settings)
     if asked is not None:
         return Outcome.TOOL_ERROR, f"a request of the agent to {call.llm} cannot be recorded: {asked}"
     replied = next((why for reply in call.choices if (why := find_unwritable(reply.message)) is not None), None)

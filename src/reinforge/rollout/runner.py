@@ -24,11 +24,13 @@ from reinforge.errors import (
     describe_error,
 )
 from reinforge.interfaces import ChatModel
-from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture, EpisodeContext
-from reinforge.rollout.containment import Abandoned, Blocked, run_contained
-from reinforge.rollout.isolated_agent import Episode, IsolatedWorkflow, run_in_worker
+from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
+from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode
+from reinforge.rollout.http.endpoint import EpisodeEndpoint
+from reinforge.rollout.isolation.containment import Abandoned, Blocked, run_contained
+from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow, run_in_worker
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.recording import drop_unrecordable, fail_unrecordable
-from reinforge.rollout.threads import run_in_daemon_thread
 from reinforge.rollout.workflow import PolicyFailure, refuse_coroutine
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
@@ -212,15 +214,11 @@ class EpisodeRunner:
                 raise
             record.outcome, record.reason = Outcome.CANCELLED, "the agent raised CancelledError"
         except (Exception, SystemExit) as error:  # noqa: BLE001  a user's agent may raise anything; it fails only this episode
-            if capture.overflow:
-                record.outcome = Outcome.CONTEXT_OVERFLOW
-            else:
-                record.outcome = Outcome.TOOL_ERROR if capture.bad_call is None else Outcome.POLICY_ERROR
-            record.reason = describe_error(error)
-            if record.outcome is Outcome.POLICY_ERROR:
-                record.reason = f"{capture.bad_call}; the agent then failed: {record.reason}"
+            record.outcome, cause = _find_cause(capture)
+            described = describe_error(error)
+            record.reason = described if cause is None else f"{cause}; the agent then failed: {described}"
         capture.closed = True
-        record.calls, record.marks = capture.calls, capture.marks
+        record.calls, record.marks, record.overflow = capture.calls, capture.marks, capture.overflow
         record.wall_s = time.monotonic() - started
         drop_unrecordable(record, lambda name: self.llms[name].is_policy)
         return record
@@ -234,30 +232,56 @@ class EpisodeRunner:
         waiting = f", {capture.pending} model call(s) unanswered" if capture.pending else ""
         return Outcome.TIMEOUT, f"not finished after {limit:g} s ({replies} replies{waiting})"
 
-    async def _call_workflow(self, record: EpisodeRecord, capture: Capture) -> object:
+    def _create_handle(self, name: str, capture: Capture, blocks: asyncio.AbstractEventLoop | None) -> AsyncLLM:
+        """Returns the handle of an entry of `llms`; a blocking one if it gets the loop that its calls run in."""
+        if name not in self.llms:
+            raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
+        if blocks is None:
+            return AsyncLLM(name, self.llms[name], capture, self._sampling, self._warned)
+        return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks, self._warned)
+
+    def _build_context(self, record: EpisodeRecord, capture: Capture) -> EpisodeContext:
         loop = asyncio.get_running_loop()
-        sampling = self._sampling
+        blocks = None if self.workflow.is_async else loop
 
-        def create_handle(name: str) -> AsyncLLM:
-            if name not in self.llms:
-                raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
-            if self.workflow.is_async:
-                return AsyncLLM(name, self.llms[name], capture, sampling, self._warned)
-            return BlockingLLM(name, self.llms[name], capture, sampling, loop, self._warned)
+        def open_endpoint() -> EpisodeEndpoint:
+            return EpisodeEndpoint(
+                lambda name: self._create_handle(name, capture, None),
+                self._main_llm,
+                {name: llm.model_name for name, llm in self.llms.items()},
+                loop=loop,
+                is_closed=lambda: capture.closed,
+                warned=self._warned,
+            )
 
-        context = EpisodeContext(
-            record.seed, record.key.example_id, capture, create_handle, is_training=record.key.phase == "collect"
+        return EpisodeContext(
+            record.seed,
+            record.key.example_id,
+            capture,
+            lambda name: self._create_handle(name, capture, blocks),
+            open_endpoint,
+            is_training=record.key.phase == "collect",
+            epoch=record.key.epoch,
         )
-        arguments = (record.item, create_handle(self._main_llm), context)
+
+    async def _call_workflow(self, record: EpisodeRecord, capture: Capture) -> object:
+        context = self._build_context(record, capture)
+        arguments = (record.item, context.llm(self._main_llm), context)
         if isinstance(self.workflow, IsolatedWorkflow):
             names = {name: llm.model_name for name, llm in self.llms.items()}
             episode = Episode(*arguments[:2], names, context, capture)
             # a new process imports the agent first, which is not the episode's time
             async with self.workflow.pool.lease() as worker, asyncio.timeout(self.limits.episode_timeout_s):
                 return await run_in_worker(worker, episode)
+        running = RunningEpisode(record.item, context)
         if self.workflow.is_async:
+
+            async def call() -> object:
+                CURRENT_EPISODE.set(running)  # in a task of its own
+                return await self.workflow.function(*arguments)
+
             try:
-                return await run_contained(lambda: self.workflow.function(*arguments), self.limits.episode_timeout_s)
+                return await run_contained(call, self.limits.episode_timeout_s)
             except Abandoned:
                 self.status.num_abandoned += 1
                 raise
@@ -265,6 +289,7 @@ class EpisodeRunner:
 
         def work() -> object:
             nonlocal finished
+            CURRENT_EPISODE.set(running)  # in a thread of its own
             try:
                 return self.workflow.function(*arguments)
             finally:
@@ -276,3 +301,12 @@ class EpisodeRunner:
         except TimeoutError:
             self.status.num_abandoned += not finished
             raise
+
+
+def _find_cause(capture: Capture) -> tuple[Outcome, str | None]:
+    """Returns the outcome of an episode whose agent raised an error, and what it raised it about, if that is known."""
+    if capture.overflow:
+        return Outcome.CONTEXT_OVERFLOW, capture.overflow
+    if capture.lost_call is not None:
+        return Outcome.BACKEND_ERROR, capture.lost_call
+    return (Outcome.TOOL_ERROR if capture.bad_call is None else Outcome.POLICY_ERROR), capture.bad_call

@@ -9,13 +9,14 @@ messages so far is left out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reinforge.types.steps import IntermediateStep, IntermediateStepType
 
-ROLES = {"human": "user", "ai": "assistant"}
-"""Roles under another framework's names."""
+ROLES = {"human": "user", "HumanMessageChunk": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
+"""Roles under LangChain's names."""
 
 Message = dict[str, Any]
 
@@ -63,13 +64,16 @@ def _key(message: Message) -> tuple[Any, ...]:
 
 
 def _find_prompt(step: IntermediateStep) -> list[Message]:
-    data = step.data
-    for value in (getattr(data, "input", None), getattr(data, "payload", None)):
-        if isinstance(value, str):
-            return [{"role": "user", "content": value}]
-        if isinstance(value, Sequence) and not isinstance(value, bytes):
+    """Returns the messages of a model call.
+
+    Frameworks put the text of the last message alone into `input`, and all messages into `payload` or
+    `metadata.chat_inputs`, which therefore come first.
+    """
+    given = getattr(step.data, "input", None)
+    for value in (getattr(step.data, "payload", None), getattr(step.metadata, "chat_inputs", None), given):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
             return [_build_message(each, step) for each in value]
-    return []
+    return [{"role": "user", "content": given}] if isinstance(given, str) else []
 
 
 def _find_reply(step: IntermediateStep) -> Message:
@@ -113,7 +117,17 @@ def _build_message(value: Any, step: IntermediateStep) -> Message:
         raise ValueError(f"step {step.UUID} ({step.event_type}): {type(value).__name__} is no message, it has no role")
     content = read("content")
     message: Message = {"role": ROLES.get(role, role), "content": "" if content is None else content}
-    for name in ("tool_calls", "tool_call_id", "function_call", "name"):
+    for name in ("tool_call_id", "function_call", "name"):
         if read(name):
             message[name] = read(name)
+    if calls := (read("additional_kwargs") or {}).get("tool_calls") or read("tool_calls"):
+        message["tool_calls"] = [_build_tool_call(call) for call in calls]
     return message
+
+
+def _build_tool_call(call: Any) -> Any:
+    """Returns a tool call in OpenAI's form; LangChain's has `name`, and `args` as values."""
+    if not isinstance(call, Mapping) or "args" not in call:
+        return call
+    arguments = call["args"] if isinstance(call["args"], str) else json.dumps(call["args"], ensure_ascii=False)
+    return {"id": call.get("id"), "type": "function", "function": {"name": call.get("name"), "arguments": arguments}}

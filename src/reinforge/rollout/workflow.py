@@ -14,8 +14,8 @@ from reinforge.errors import ConfigError
 from reinforge.errors import PolicyFailure as PolicyFailure
 from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
-from reinforge.rollout.isolated_agent import open_isolated
-from reinforge.rollout.isolation import Isolation
+from reinforge.rollout.isolation.isolated_agent import open_isolated
+from reinforge.rollout.isolation.worker_pool import Isolation
 from reinforge.types.workflow import BoundWorkflow
 
 

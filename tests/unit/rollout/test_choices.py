@@ -14,7 +14,7 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import to_json
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import build_steps, build_trajectory
-from reinforge.rollout.llms import PolicyLLM
+from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.runs.episode_json import dump_episode, parse_episode
@@ -251,7 +251,7 @@ async def test_what_extra_body_sets_is_used_or_refused_by_name():
     ]  # fmt: skip
     assert policy.requests[2].sampling.max_tokens == 5
     assert policy.requests[3].template_kwargs == {"enable_thinking": False}
-    for name in ("beam", "messages", "sampling", "forwards_arguments", "guided_json"):
+    for name in ("beam", "messages", "sampling", "forwards_arguments", "beam_width"):
         with pytest.raises(
             TypeError, match=rf"does not support: extra_body\.{name}; extra_body may have .*top_k, top_p"
         ):
@@ -277,10 +277,10 @@ async def test_the_user_is_told_once_that_the_run_decides_how_the_policy_is_samp
 
 async def test_the_user_is_told_once_that_tool_calls_are_not_parsed(caplog):
     class Unknown(ScriptedPolicy):
-        chat_template = "{{ tools }}[TOOL_CALLS]"
+        chat_template = "{{ tools }}<calls>"
 
     llm = PolicyLLM(lambda: Unknown())
     for _ in range(2):
         await llm.sample(ModelRequest(ASKED, tools=[{"type": "function", "function": {"name": "f"}}]))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "shows no known format of tool calls (known: hermes, llama3)" in told
+    assert "shows no known format of tool calls (known: hermes, llama3, " in told

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.rollout.completion import build_completion
 from reinforge.rollout.episode import (
     attach_captured_tokens,
     attach_remote_prompts,
@@ -13,7 +12,8 @@ from reinforge.rollout.episode import (
     is_trained_call,
     sum_step_rewards,
 )
-from reinforge.rollout.worker_protocol import dump_call, load_call
+from reinforge.rollout.handle.completion import build_completion
+from reinforge.rollout.isolation.worker_protocol import dump_call, load_call
 from reinforge.runs.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprobs

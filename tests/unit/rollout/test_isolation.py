@@ -11,8 +11,8 @@ import pytest
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout import isolation
-from reinforge.rollout.isolated_agent import open_isolated
+from reinforge.rollout.isolation import worker_pool as isolation
+from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -22,6 +22,7 @@ from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
 
 AGENTS = """
 import asyncio, os, signal, subprocess, sys, threading, time
+from pydantic import BaseModel
 from reinforge.errors import BackendError, CaptureError, ContextOverflow
 from reinforge.finetuning import PolicyFailure, TTCEventData
 
@@ -49,6 +50,31 @@ def plain(item, llm, context):
     reply = llm.chat.completions.create(messages=prompt(item), n=2)
     return reply.choices[1].message.content
 
+class Answer(BaseModel):
+    a: int
+
+class Wrong(Answer):
+    b: int
+
+async def idioms(item, llm, context):
+    create, parse = llm.chat.completions.create, llm.chat.completions.parse
+    extra = {"return_token_ids": True, "top_k": 5}
+    stream = await create(messages=prompt(item), stream=True, stop=("x",), extra_body=extra)
+    chunks = [chunk async for chunk in stream]
+    tool = {"type": "function", "function": {"name": "add"}}
+    settings = {"tools": [tool], "tool_choice": "required", "logit_bias": {5: -1}, "frequency_penalty": 0.5}
+    await create(messages=prompt(item), **settings)
+    parsed = (await parse(messages=prompt(item), response_format=Answer)).choices[0].message.parsed
+    try:
+        await create(messages=prompt(item), extra_body={"beam": 2})
+    except TypeError as error:
+        refused = [type(error).__name__, error.param, str(error)[:70]]
+    deltas = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    return {"deltas": deltas, "ids": chunks[1].choices[0].token_ids, "a": parsed.a, "refused": refused}
+
+async def fails_to_parse(item, llm, context):
+    await llm.chat.completions.parse(messages=prompt(item), response_format=Wrong)
+
 class Odd(ConnectionError):
     pass
 
@@ -74,8 +100,8 @@ async def fail(item, llm, context):
         raise GeneratorExit
     if kind == "model":
         await llm.chat.completions.create(messages=prompt(item))
-    if kind == "stream":
-        await llm.chat.completions.create(messages=prompt(item), stream=True)
+    if kind == "argument":
+        await llm.chat.completions.create(messages=prompt(item), audio={"voice": "alloy"})
     if kind == "no such model":
         context.llm("other")
     if kind == "no such call":
@@ -200,6 +226,25 @@ async def test_episodes_are_those_of_this_process(agents, name):
         assert there[0].calls[0].functions == ("plan",)
 
 
+async def test_streams_and_every_argument_work_as_in_this_process(agents):
+    async with isolated(agents, "idioms") as workflow:
+        (there,) = await collect(evaluation_of(workflow, lambda request: '{"a": 1}'))
+    (here,) = await collect(evaluation_of(in_process(agents, "idioms"), lambda request: '{"a": 1}'))
+    assert facts(there) == facts(here)
+    output = there.item.output_obj
+    assert ("".join(output["deltas"]), output["a"], len(there.calls)) == ('{"a": 1}', 1, 3)
+    assert output["refused"][:2] == ["InvalidCall", "extra_body.beam"]
+    asked = there.calls[1].request
+    assert (asked.tool_choice, asked.sampling.logit_bias) == ("required", ((5, -1),))
+
+
+async def test_a_reply_that_cannot_be_parsed_is_the_policys_failure_in_another_process_too(agents):
+    async with isolated(agents, "fails_to_parse") as workflow:
+        (record,) = await collect(evaluation_of(workflow, lambda request: '{"a": 1}'))
+    assert (record.outcome, len(record.calls)) == (Outcome.POLICY_ERROR, 1)
+    assert record.reason.startswith("the reply is not the JSON of a Wrong: Field required; the agent then failed: ")
+
+
 FAILURES = [
     "policy",
     "bug",
@@ -210,7 +255,7 @@ FAILURES = [
     "cancelled",
     "exit",
     "generator exit",
-    "stream",
+    "argument",
     "no such model",
     "no such call",
     "coroutine",

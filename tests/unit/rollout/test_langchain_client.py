@@ -67,30 +67,40 @@ async def test_a_chain_is_captured_and_trained(tmp_path):
     assert second.is_trained
 
 
-@needs_langchain
-def test_tools_go_and_come_back_in_openais_form():
-    from langchain_core.messages import ToolMessage
+def add(a: int) -> int:
+    """Adds one."""
+    return a + 1
 
-    from reinforge.rollout.completion import build_completion
+
+def make_call(arguments, id_="c1"):
+    return {"id": id_, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def make_client(*calls, **message):
+    """Returns the chat model over a scripted reply, and what it was asked."""
+    from reinforge.rollout.handle.completion import build_completion
     from reinforge.rollout.langchain_client import build_chat_model
     from reinforge.types.episode import ModelCall
     from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 
     asked = []
-    wanted = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
     def create(messages, **arguments):
         asked.append((messages, arguments))
-        reply = {"role": "assistant", "content": None, "tool_calls": [wanted]}
-        tokens = TokenLogprobs((1,), (2,), (-0.1,))
-        sampled = ModelReply(reply, "tool_calls", tokens, 1, 1)
+        reply = {"role": "assistant", "content": None, "tool_calls": list(calls), **message}
+        sampled = ModelReply(reply, "tool_calls", TokenLogprobs((1,), (2,), (-0.1,)), 1, 1)
         return build_completion(ModelCall("call-0", "agent", "m", ModelRequest(messages), sampled, (), 0.0, 1.0))
 
-    def add(a: int) -> int:
-        """Adds one."""
-        return a + 1
+    return build_chat_model("agent", create), asked
 
-    model = build_chat_model("agent", create).bind_tools([add])
+
+@needs_langchain
+def test_tools_go_and_come_back_in_openais_form():
+    from langchain_core.messages import ToolMessage
+
+    wanted = make_call('{"a": 1}')
+    client, asked = make_client(wanted)
+    model = client.bind_tools([add])
     reply = model.invoke("go")
     assert reply.tool_calls == [{"name": "add", "args": {"a": 1}, "id": "c1", "type": "tool_call"}]
     assert reply.response_metadata["logprobs"].token_ids == (2,)
@@ -99,3 +109,64 @@ def test_tools_go_and_come_back_in_openais_form():
     assistant, result = asked[1][0]
     assert assistant["tool_calls"] == [wanted]
     assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "c1", "2")
+
+
+@needs_langchain
+def test_the_reasoning_of_a_reply_goes_back_with_it():
+    client, asked = make_client(make_call('{"a": 1}'), reasoning_content="one more")
+    client.invoke([client.invoke("go")])
+    assert asked[1][0][0]["reasoning_content"] == "one more"
+
+
+@needs_langchain
+def test_a_call_that_the_agent_changes_is_sent_as_changed():
+    client, asked = make_client(make_call('{"a":1}'), make_call('{"a":2}', "c2"))
+    reply = client.invoke("go")
+    reply.tool_calls = [{**reply.tool_calls[0], "args": {"a": 7}}]
+    client.invoke([reply])
+    [sent] = asked[1][0]
+    assert sent["tool_calls"] == [make_call('{"a": 7}')], "the second one was removed"
+
+
+@needs_langchain
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "3"])
+def test_arguments_that_are_no_json_object_are_the_models_failure_and_not_the_clients(arguments):
+    wanted = make_call(arguments)
+    client, asked = make_client(wanted)
+    reply = client.invoke("go")
+    assert reply.tool_calls == []
+    assert [(call["name"], call["args"], call["id"]) for call in reply.invalid_tool_calls] == [("add", arguments, "c1")]
+    client.invoke([reply])
+    assert asked[1][0][0]["tool_calls"] == [wanted]
+
+
+@needs_langchain
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("any", "required"), (True, "required"), (False, "none"), ("auto", "auto"), ("required", "required"),
+        ("add", {"type": "function", "function": {"name": "add"}}),
+        ({"type": "function", "function": {"name": "add"}}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)  # fmt: skip
+def test_the_choice_of_a_tool_in_langchains_words(given, sent):
+    client, asked = make_client(make_call("{}"))
+    client.bind_tools([add], tool_choice=given).invoke("go")
+    assert asked[0][1]["tool_choice"] == sent
+
+
+@needs_langchain
+def test_structured_output_is_a_forced_call():
+    from pydantic import BaseModel
+
+    class Add(BaseModel):
+        """A sum."""
+
+        a: int
+
+    wanted = {"id": "c1", "type": "function", "function": {"name": "Add", "arguments": '{"a": 3}'}}
+    client, asked = make_client(wanted)
+    assert client.with_structured_output(Add).invoke("go") == Add(a=3)
+    arguments = asked[0][1]
+    assert arguments["tool_choice"] == "required"
+    assert set(arguments) == {"tools", "tool_choice"}, "nothing else, since the call would refuse it"

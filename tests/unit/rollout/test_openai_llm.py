@@ -22,14 +22,14 @@ from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
 from reinforge.config.loader import build_config, load_config
-from reinforge.errors import BackendError, BackendUnavailable, ConfigError
-from reinforge.rollout import openai_config, openai_http
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, InvalidCall
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.openai_client import OpenAIChat
-from reinforge.rollout.openai_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
-from reinforge.rollout.openai_http import MAX_WAIT_S, SafeResolver, parse_retry_after
-from reinforge.rollout.openai_llm import openai_llm
-from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
+from reinforge.rollout.models import openai_config, openai_http
+from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
+from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse_retry_after
+from reinforge.rollout.models.openai_llm import openai_llm
+from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, Step, cut, fails, page, says, slow
 
 KEY = "sk-canary-7f3a"
@@ -140,6 +140,33 @@ async def test_the_callers_arguments_override_the_configuration() -> None:
     _, server = await ask(says(), request=request, temperature=0.1, max_tokens=9, extra_body={"top_k": 4})
     asked = {key: value for key, value in server.bodies[0].items() if key not in ("model", "messages")}
     assert asked == {"temperature": 0.1, "max_completion_tokens": 5, "reasoning_effort": "low", "top_k": 4}
+
+
+async def test_what_a_hosted_policy_is_asked_for_is_sent_or_refused() -> None:
+    """Its requests come without the agent's own arguments, as the run has read them."""
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    sampling = SamplingParams(seed=1, frequency_penalty=0.5, presence_penalty=-1, logit_bias=((5, 1.5),))
+    schema = {"type": "array"}
+    template = {"reasoning_effort": "low", "enable_thinking": False}
+    request = ModelRequest(
+        HELLO, sampling, tools, template, tool_choice="add", parallel_tool_calls=False,
+        grammar=Grammar("json_schema", json.dumps(schema)),
+    )  # fmt: skip
+    _, server = await ask(says(), request=request)
+    assert server.bodies[0] == {
+        "model": "gpt", "messages": HELLO, "tools": tools, "temperature": 1.0, "seed": 1, "frequency_penalty": 0.5,
+        "presence_penalty": -1, "logit_bias": {"5": 1.5}, "parallel_tool_calls": False, "reasoning_effort": "low",
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}},
+        "chat_template_kwargs": {"enable_thinking": False},
+    }  # fmt: skip
+    plain = ModelRequest(HELLO, tool_choice="required", grammar=Grammar("json_schema", '{"type":"object"}'))
+    _, server = await ask(says(), request=plain)
+    assert server.bodies[0]["tool_choice"] == "required"
+    assert server.bodies[0]["response_format"] == {"type": "json_object"}
+    for refused in (ModelRequest(HELLO, grammar=Grammar("regex", "a")), ModelRequest(HELLO, prompt="a")):
+        with pytest.raises(InvalidCall, match="use a JSON schema|use messages"):
+            await ask(says(), request=refused)
 
 
 async def test_the_agents_arguments_are_forwarded() -> None:

@@ -223,7 +223,7 @@ async def test_a_model_handle_fails_after_its_episode():
     assert len(record.calls) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"stream": True}, {"n": 0}, {"logit_bias": {}}])
+@pytest.mark.parametrize("arguments", [{"beam": True}, {"n": 0}, {"logit_bias": {"x": 1}}])
 async def test_unsupported_arguments_are_rejected_by_name(arguments):
     async def asks(item, llm, context):
         await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], **arguments)

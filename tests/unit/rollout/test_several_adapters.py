@@ -7,7 +7,7 @@ from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.episode import build_adapter_trajectories, build_trajectory, select_calls
-from reinforge.rollout.llms import PolicyLLM, PolicyLLMConfig, find_adapters
+from reinforge.rollout.models.llms import PolicyLLM, PolicyLLMConfig, find_adapters
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import bind_workflow

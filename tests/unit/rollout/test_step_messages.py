@@ -1,10 +1,12 @@
 """Messages from the steps of an episode, ours and those of another framework."""
 
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
 
 from reinforge.finetuning import IntermediateStep, IntermediateStepPayload, parse_to_openai_messages
+from reinforge.types.steps import TraceMetadata
 
 
 def step(event, *, name="m", id_="1", metadata=None, **data):
@@ -107,3 +109,44 @@ def test_log_probs_and_the_choice_that_the_agent_used():
 def test_what_is_no_message_is_named():
     with pytest.raises(ValueError, match=r"step 1 \(LLM_START\): int is no message, it has no role"):
         parse_to_openai_messages([step("LLM_START", input=[3])])
+
+
+def test_the_prompt_of_a_framework_is_its_whole_list_of_messages():
+    """The toolkit's callbacks put the last message's text into `input`: the system prompt and the history vanished."""
+    prompt = [SYSTEM, user("a"), assistant("A"), user("b")]
+    for place in ({"payload": prompt}, {"metadata": TraceMetadata(chat_inputs=prompt)}):
+        steps = [step("LLM_START", input="b", **place), step("LLM_END", input="b", output="B")]
+        assert parse_to_openai_messages(steps) == [*prompt, assistant("B")]
+
+
+def test_tool_calls_of_langchain_are_written_in_openais_form():
+    call = {"name": "add", "args": {"a": 1}, "id": "c1", "type": "tool_call"}
+    wanted = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    reply = SimpleNamespace(type="AIMessageChunk", content="", tool_calls=[call], response_metadata={})
+    end = step("LLM_END", input="go", payload=SimpleNamespace(message=reply))
+    assert parse_to_openai_messages([end])[1] == {**assistant(""), "tool_calls": [wanted]}
+    raw = {**wanted, "function": {"name": "add", "arguments": '{"a":1}'}}
+    reply.additional_kwargs = {"tool_calls": [raw]}
+    assert parse_to_openai_messages([end])[1]["tool_calls"] == [raw], "as it was sampled"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("langchain_core"), reason="needs langchain-core")
+def test_the_messages_of_an_installed_langchain():
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+    from langchain_core.outputs import ChatGeneration
+
+    call = {"name": "add", "args": {"a": 1}, "id": "c1"}
+    reply = AIMessage("", tool_calls=[call], response_metadata={"logprobs": {"content": [1]}})
+    prompt = [SystemMessage("s"), HumanMessage("a")]
+    later = [*prompt, reply, ToolMessage("2", tool_call_id="c1")]
+    steps = [
+        step("LLM_START", input="a", payload=prompt),
+        step("LLM_END", input="a", payload=ChatGeneration(message=reply)),
+        step("TOOL_END", name="add", id_="t", output=later[-1]),
+        step("LLM_START", id_="2", input="2", payload=later),
+        step("LLM_END", id_="2", input="2", payload=ChatGeneration(message=AIMessage("two"))),
+    ]
+    found = parse_to_openai_messages(steps)
+    assert [message["role"] for message in found] == ["system", "user", "assistant", "tool", "assistant"]
+    assert found[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert (found[2]["logprobs"], found[3]["tool_call_id"]) == ({"content": [1]}, "c1")

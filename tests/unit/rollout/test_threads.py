@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from reinforge.rollout.threads import LoopThread
+from reinforge.rollout.isolation.threads import LoopThread
 
 
 async def running_loop():

@@ -1,0 +1,195 @@
+"""What a workflow knows about the episode that it runs in, and how code without that knowledge finds it.
+
+The run sets `CURRENT_EPISODE` in the thread or task of each workflow. Tasks and `asyncio.to_thread` copy it; a thread
+that an agent starts itself does not, and `threading.Thread(target=contextvars.copy_context().run, args=(work,))` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from reinforge.errors import CaptureError
+from reinforge.rollout.capture import AsyncLLM, Capture
+from reinforge.rollout.http.endpoint import NO_EPISODE, EpisodeEndpoint
+from reinforge.types.episode import ModelCall
+from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.seeding import stable_random
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+    from reinforge.rollout.gateway import EpisodeGateway
+
+
+class EpisodeContext:
+    """A workflow's view of its episode.
+
+    Args:
+        seed: The environment's seed.
+        example_id: The example's id.
+        capture: The episode's record.
+        create_handle: Returns the model handle of an entry of `llms`.
+        open_endpoint: Returns what answers the episode's HTTP requests, once the first client needs it.
+        is_training: True if the episode is collected for training.
+        epoch: Its epoch, from 0.
+
+    Attributes:
+        seed: The environment's seed; equal for siblings, so that they face the same random events.
+        example_id: The example's id.
+        is_training: True if the episode is collected for training; False in validations and the verdict.
+        epoch: Its epoch, from 0; -1 for the baseline.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        example_id: str,
+        capture: Capture,
+        create_handle: Callable[[str], AsyncLLM],
+        open_endpoint: Callable[[], EpisodeEndpoint],
+        *,
+        is_training: bool = True,
+        epoch: int = 0,
+    ):
+        self.seed, self.example_id, self.is_training, self.epoch = seed, example_id, is_training, epoch
+        self._capture, self._create_handle, self._open_endpoint = capture, create_handle, open_endpoint
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The open function scopes, outermost first."""
+        return self._capture.functions
+
+    @property
+    def calls(self) -> tuple[ModelCall, ...]:
+        """The episode's finished model calls, in the order they ended."""
+        return tuple(self._capture.calls)
+
+    def random(self, *names: str | int) -> Random:
+        """Returns a `random.Random` derived from the environment's seed, one stream per name."""
+        return stable_random(self.seed, *names)
+
+    def function(self, name: str) -> AbstractContextManager[None]:
+        """Opens a function scope: `with context.function("plan"): ...`; `target_functions` filters by it."""
+        return self._capture.function(name)
+
+    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
+        """Marks a turn with a `step_reward` or a `TTCEventData`.
+
+        Args:
+            data: Any data to record.
+            step_reward: Reward of the turn.
+            call_id: The `id` of the turn's completion; None: the latest turn.
+        """
+        self._capture.mark(data, step_reward=step_reward, call_id=call_id)
+
+    def llm(self, name: str) -> AsyncLLM:
+        """Returns the model handle of another entry of `llms`."""
+        return self._create_handle(name)
+
+    @cached_property
+    def endpoint(self) -> EpisodeEndpoint:
+        """What answers the HTTP requests of this episode's clients."""
+        return self._open_endpoint()
+
+    def gateway(self) -> EpisodeGateway:
+        """Opens a server on the loopback through which programs of any language reach this episode's models.
+
+        `with context.gateway() as door: subprocess.run(command, env={**os.environ, **door.environment()})`; in an
+        `async def` workflow `async with`.
+        """
+        from reinforge.rollout.gateway import EpisodeGateway  # imports the HTTP server
+
+        return EpisodeGateway(self.endpoint)
+
+    def openai(self, **options: Any) -> OpenAI:
+        """Returns a client of the `openai` package whose calls are this episode's model calls; no server is involved.
+
+        Use it in a plain workflow, or in a thread; in an `async def` use `async_openai`.
+
+        Args:
+            options: Other arguments of `openai.OpenAI`.
+
+        Raises:
+            ConfigError: The package is not installed.
+        """
+        from reinforge.rollout.http.clients import build_openai
+
+        return build_openai(lambda: self.endpoint, options)
+
+    def async_openai(self, **options: Any) -> AsyncOpenAI:
+        """Returns the async client of the `openai` package, like `openai`; it works in any event loop.
+
+        Args:
+            options: Other arguments of `openai.AsyncOpenAI`.
+
+        Raises:
+            ConfigError: The package is not installed.
+        """
+        from reinforge.rollout.http.clients import build_async_openai
+
+        return build_async_openai(lambda: self.endpoint, options)
+
+    def http_client(self, library: str | None = None, **options: Any) -> Any:
+        """Returns an `httpx` client whose requests this episode answers, whatever their host.
+
+        Pass it to a framework: `ChatOpenAI(model="agent", api_key="-", http_client=context.http_client())`.
+
+        Args:
+            library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
+            options: Other arguments of the library's `Client`.
+
+        Raises:
+            ConfigError: The library is not installed.
+        """
+        from reinforge.rollout.http.clients import build_http_client
+
+        return build_http_client(lambda: self.endpoint, library, options)
+
+    def async_http_client(self, library: str | None = None, **options: Any) -> Any:
+        """Returns an `httpx.AsyncClient`, like `http_client`.
+
+        Args:
+            library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
+            options: Other arguments of the library's `AsyncClient`.
+
+        Raises:
+            ConfigError: The library is not installed.
+        """
+        from reinforge.rollout.http.clients import build_async_http_client
+
+        return build_async_http_client(lambda: self.endpoint, library, options)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEpisode:
+    """An episode that is under way.
+
+    Attributes:
+        item: Its example.
+        context: Its workflow's view of it.
+    """
+
+    item: EvalInputItem
+    context: EpisodeContext
+
+
+CURRENT_EPISODE: ContextVar[RunningEpisode] = ContextVar("reinforge_episode")
+"""The episode in which the current code runs."""
+
+
+def get_episode() -> RunningEpisode:
+    """Returns the episode that the caller runs in.
+
+    Raises:
+        CaptureError: It runs in none.
+    """
+    try:
+        return CURRENT_EPISODE.get()
+    except LookupError:
+        raise CaptureError(NO_EPISODE) from None

@@ -1,0 +1,1 @@
+"""The model handle of a workflow: OpenAI's `chat.completions.create`, its arguments and what it returns."""

@@ -1,0 +1,179 @@
+"""Turns the arguments of OpenAI's `chat.completions.create` into a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.completion import to_plain_data
+from reinforge.rollout.handle.messages import normalize_message, read_messages
+from reinforge.rollout.handle.response_format import read_grammar
+from reinforge.rollout.handle.tool_arguments import read_tools
+from reinforge.types.request import Message, ModelRequest, SamplingParams
+
+_UNFORWARDED_ARGUMENTS = frozenset({"model", "timeout", "tools", "n", "stream_options", "extra_headers", "extra_query"})
+_TEMPLATE_VALUES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_TEMPLATE_ARGUMENTS = ("reasoning_effort", "verbosity", "enable_thinking")
+"""Arguments that a chat template may read; one that does not know them renders the same prompt without them."""
+_SAMPLING_ARGUMENTS = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
+        "frequency_penalty", "presence_penalty", "logit_bias",
+    }
+)  # fmt: skip
+MAX_CHOICES = 128
+"""Maximum choices of one request, the same as OpenAI's."""
+
+
+def build_request(
+    messages: Sequence[Any] | None, arguments: CallArguments, *, sampling: SamplingParams | None, seed: int
+) -> ModelRequest:
+    """Returns the request for one call to a model in this process.
+
+    Args:
+        messages: The history; None if the arguments have a `prompt`.
+        arguments: The call's arguments.
+        sampling: The run's temperature, top_p, top_k and min_p for a trained policy; None: use the agent's.
+        seed: The call's seed.
+
+    Raises:
+        InvalidCall: An argument that would change the reply is not supported or has a wrong value.
+    """
+    if arguments.given.keys() <= _SAMPLING_ARGUMENTS:  # nothing else to read
+        return ModelRequest(read_messages(messages or ()), _build_params(arguments, sampling, seed))
+    arguments.check_names()
+    prompt = _read_prompt(arguments)
+    if prompt is not None and messages is None:
+        messages = [_describe_prompt(prompt)]
+    elif prompt is not None:
+        raise arguments.bad("prompt", "cannot be combined with messages: pass one of them")
+    tools, tool_choice = read_tools(arguments)
+    is_forced = tool_choice not in ("auto", "none")
+    grammar = read_grammar(arguments)
+    return ModelRequest(
+        read_messages(messages or ()),
+        _build_params(arguments, sampling, seed),
+        tools,
+        _read_template_arguments(arguments),
+        tool_choice=tool_choice,
+        parallel_tool_calls=arguments.get("parallel_tool_calls") is not False,
+        grammar=None if is_forced else grammar,  # a forced call leaves no text that the format could describe
+        prompt=prompt,
+    )
+
+
+def build_forwarded_request(messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
+    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments as they are.
+
+    Args:
+        messages: The history.
+        arguments: The call's arguments.
+
+    Raises:
+        InvalidCall: Only the configuration may set one of the arguments.
+    """
+    arguments.check_forwarded()
+    if not messages:
+        raise arguments.bad("messages", "must have at least one message")
+    plain = [normalize_message(message) for message in messages]
+    given, tools = arguments.given, to_plain_data(arguments.get("tools"))
+    forwarded = {name: to_plain_data(value) for name, value in given.items() if name not in _UNFORWARDED_ARGUMENTS}
+    return ModelRequest(plain, _build_params(arguments, None, given.get("seed") or 0), tools or None, {}, forwarded)
+
+
+def _build_params(arguments: CallArguments, sampling: SamplingParams | None, seed: int) -> SamplingParams:
+    get = arguments.given.get
+    if not arguments.given:
+        own = sampling or SamplingParams()
+        return SamplingParams(own.temperature, own.top_p, own.top_k, own.min_p, seed=seed)
+    if sampling is None:
+        top_k = get("top_k", 0)
+        chosen = get("temperature", 1.0), get("top_p", 1.0), 0 if top_k == -1 else top_k, get("min_p", 0.0)
+    else:
+        chosen = sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
+    stop = get("stop", ())
+    if not isinstance(stop, (str, list, tuple)):
+        raise arguments.bad("stop", f"must be a text or a list of texts, found {type(stop).__name__}")
+    return SamplingParams(
+        *chosen,
+        max_tokens=get("max_completion_tokens", get("max_tokens")),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seed=seed,
+        frequency_penalty=get("frequency_penalty", 0.0),
+        presence_penalty=get("presence_penalty", 0.0),
+        logit_bias=_read_logit_bias(arguments),
+    )
+
+
+def _read_logit_bias(arguments: CallArguments) -> tuple[tuple[int, float], ...]:
+    """Returns the biases by token id; those of 0 change nothing.
+
+    Example: `{"11": -100, "9": 0, "5": 1.5}` -> `((5, 1.5), (11, -100))`.
+    """
+    given = arguments.get("logit_bias")
+    if not given:
+        return ()
+    if not isinstance(given, Mapping):
+        raise arguments.bad("logit_bias", f"must map token ids to numbers, found {type(given).__name__}")
+    biases = []
+    for token, bias in given.items():
+        is_id = isinstance(token, int) or (isinstance(token, str) and token.isascii() and token.isdigit())
+        if not is_id or isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise arguments.bad("logit_bias", f"must map token ids to numbers, found {token!r}: {bias!r}")
+        if bias:
+            biases.append((int(token), bias))
+    return tuple(sorted(biases))
+
+
+def _read_template_arguments(arguments: CallArguments) -> dict[str, Any]:
+    """Returns what the chat template gets besides the messages and tools.
+
+    An effort of "none" also turns thinking off, for templates that read only `enable_thinking`.
+    """
+    read = {name: arguments.given[name] for name in _TEMPLATE_ARGUMENTS if name in arguments.given}
+    if read.get("reasoning_effort") == "none":
+        read.setdefault("enable_thinking", False)
+    own = arguments.get("chat_template_kwargs", {})
+    if not isinstance(own, Mapping):
+        raise arguments.bad("chat_template_kwargs", f"must be a dict, found {type(own).__name__}")
+    if reserved := sorted(_TEMPLATE_VALUES & set(own)):
+        raise arguments.bad("chat_template_kwargs", f"must not have {', '.join(reserved)}")
+    return read | dict(own)
+
+
+def _read_prompt(arguments: CallArguments) -> str | tuple[int, ...] | None:
+    prompt = arguments.get("prompt")
+    if prompt is None or (isinstance(prompt, str) and prompt):
+        return prompt
+    is_ids = isinstance(prompt, list | tuple) and prompt
+    if not is_ids or not all(isinstance(each, int) and not isinstance(each, bool) for each in prompt):
+        raise arguments.bad("prompt", "must be a text or a list of token ids, and not empty")
+    return tuple(prompt)
+
+
+def _describe_prompt(prompt: str | tuple[int, ...]) -> Message:
+    """Returns the message that stands for a raw prompt in the record."""
+    return {"role": "user", "content": prompt if isinstance(prompt, str) else f"(a prompt of {len(prompt)} token ids)"}
+
+
+def read_num_choices(arguments: CallArguments) -> int:
+    """Returns `n`.
+
+    Raises:
+        InvalidCall: It is no number of choices.
+    """
+    n = arguments.get("n", 1)
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
+        raise arguments.bad("n", f"must be between 1 and {MAX_CHOICES}, found {n!r}")
+    return n
+
+
+def find_overridden(arguments: CallArguments, sampling: SamplingParams) -> dict[str, tuple[Any, Any]]:
+    """Returns what the agent asks for and the run's own value, by name, where a trained policy's sampling differs.
+
+    Example: `{"temperature": 0, "max_tokens": 9}` and a run with temperature 1 -> `{"temperature": (0, 1.0)}`.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p")
+    found = {name: (arguments.given[name], getattr(sampling, name)) for name in names if name in arguments.given}
+    return {name: (asked, own) for name, (asked, own) in found.items() if asked != own}

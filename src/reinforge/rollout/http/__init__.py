@@ -1,0 +1,1 @@
+"""The HTTP interface of an episode: one handler for the clients in this process and for the gateway."""

@@ -1,0 +1,196 @@
+"""The `openai` client and `httpx` clients whose requests never leave the process: the running episode answers them.
+
+    client = context.openai()             in a workflow, for this episode
+    client = reinforge.current_openai()   anywhere, once; see `reinforge.rollout.http.current`
+
+An agent keeps its own code: whatever `base_url` or host it uses, its model calls are recorded token by token. Time
+limits of the client do not count; the run ends an episode that takes too long.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reinforge.errors import CaptureError, ConfigError, Problem
+from reinforge.rollout.http.endpoint import (
+    EndpointRequest,
+    EndpointResponse,
+    EpisodeEndpoint,
+    build_error_response,
+    build_no_episode,
+)
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+FindEndpoint = Callable[[], EpisodeEndpoint]
+"""Returns what answers a request, when it is sent."""
+BASE_URL = "http://episode/v1"
+API_KEY = "episode"
+LIBRARIES = ("httpx2", "httpx")
+"""Libraries of HTTP clients with the same interface: the `openai` package uses httpx up to version 2, then httpx2."""
+
+
+def build_openai(find: FindEndpoint, options: Mapping[str, Any]) -> OpenAI:
+    """Returns a client of the `openai` package whose requests are answered by what `find` returns.
+
+    Args:
+        find: Called for each request.
+        options: Other arguments of `openai.OpenAI`.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
+    openai = _import_openai()
+    client = build_http_client(find, _find_library_of(openai), {})
+    return openai.OpenAI(**_add_defaults(options), http_client=client)
+
+
+def build_async_openai(find: FindEndpoint, options: Mapping[str, Any]) -> AsyncOpenAI:
+    """Returns the async client of the `openai` package, like `build_openai`.
+
+    Args:
+        find: Called for each request.
+        options: Other arguments of `openai.AsyncOpenAI`.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
+    openai = _import_openai()
+    client = build_async_http_client(find, _find_library_of(openai), {})
+    return openai.AsyncOpenAI(**_add_defaults(options), http_client=client)
+
+
+def _add_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"base_url": BASE_URL, "api_key": API_KEY, "max_retries": 0, **options}
+
+
+def build_http_client(find: FindEndpoint, library: str | None, options: Mapping[str, Any]) -> Any:
+    """Returns a client of an HTTP library whose requests are answered by what `find` returns.
+
+    Args:
+        find: Called for each request.
+        library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
+        options: Other arguments of the library's `Client`.
+
+    Raises:
+        ConfigError: The library is not installed.
+    """
+    module = find_library(library)
+    return module.Client(**options, transport=build_transports(module).blocking(find))
+
+
+def build_async_http_client(find: FindEndpoint, library: str | None, options: Mapping[str, Any]) -> Any:
+    """Returns an async client of an HTTP library, like `build_http_client`.
+
+    Args:
+        find: Called for each request.
+        library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
+        options: Other arguments of the library's `AsyncClient`.
+
+    Raises:
+        ConfigError: The library is not installed.
+    """
+    module = find_library(library)
+    return module.AsyncClient(**options, transport=build_transports(module).asynchronous(find))
+
+
+def _import_openai() -> Any:
+    if importlib.util.find_spec("openai") is None:
+        raise ConfigError(
+            Problem("", "the `openai` package, whose client was asked for, is not installed", "pip install openai")
+        )
+    return importlib.import_module("openai")
+
+
+def _find_library_of(openai: Any) -> str:
+    """Returns the HTTP library of the installed `openai` package, which its own default client is built on."""
+    roots = {each.__module__.partition(".")[0] for each in openai.DefaultHttpxClient.__mro__}
+    return next((library for library in LIBRARIES if library in roots), "httpx")
+
+
+def find_library(name: str | None = None) -> Any:
+    """Returns the module of an HTTP library.
+
+    Args:
+        name: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if name is None:
+        if importlib.util.find_spec("openai") is not None:
+            name = _find_library_of(importlib.import_module("openai"))
+        else:
+            name = next((each for each in LIBRARIES if importlib.util.find_spec(each) is not None), "httpx")
+    elif name not in LIBRARIES:
+        raise ConfigError(Problem("", f"there is no HTTP library {name!r} here", f"use {' or '.join(LIBRARIES)}"))
+    if importlib.util.find_spec(name) is None:
+        message = f"the `{name}` package, whose client was asked for, is not installed"
+        raise ConfigError(Problem("", message, f"pip install {name}"))
+    return importlib.import_module(name)
+
+
+class Transports(NamedTuple):
+    """The transports of one HTTP library."""
+
+    blocking: Callable[[FindEndpoint], Any]
+    asynchronous: Callable[[FindEndpoint], Any]
+
+
+@cache
+def build_transports(library: Any) -> Transports:
+    """Returns the transport classes of an HTTP library, made on first use."""
+
+    class EpisodeTransport(library.BaseTransport):
+        """Hands each request to the episode, and blocks until it is answered."""
+
+        def __init__(self, find: FindEndpoint):
+            self.find = find
+
+        def handle_request(self, request: Any) -> Any:
+            """Returns the episode's response."""
+            asked = _read_request(request, request.read())
+            answer = endpoint.answer_blocking(asked) if (endpoint := _find(self.find)) else _refuse(asked)
+            return library.Response(answer.status, headers=answer.headers, content=answer.body, request=request)
+
+    class AsyncEpisodeTransport(library.AsyncBaseTransport):
+        """Hands each request to the episode."""
+
+        def __init__(self, find: FindEndpoint):
+            self.find = find
+
+        async def handle_async_request(self, request: Any) -> Any:
+            """Returns the episode's response."""
+            asked = _read_request(request, await request.aread())
+            answer = await endpoint.answer(asked) if (endpoint := _find(self.find)) else _refuse(asked)
+            body: Any = answer.body
+            content = body if isinstance(body, bytes) else _iterate(body)
+            return library.Response(answer.status, headers=answer.headers, content=content, request=request)
+
+    return Transports(EpisodeTransport, AsyncEpisodeTransport)
+
+
+def _find(find: FindEndpoint) -> EpisodeEndpoint | None:
+    try:
+        return find()
+    except CaptureError:  # the caller runs in no episode
+        return None
+
+
+def _refuse(request: EndpointRequest) -> EndpointResponse:
+    return build_error_response(request, build_no_episode())
+
+
+async def _iterate(pieces: Any) -> Any:
+    for piece in pieces:
+        yield piece
+
+
+def _read_request(request: Any, body: bytes) -> EndpointRequest:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return EndpointRequest(request.method, request.url.path, headers, body)

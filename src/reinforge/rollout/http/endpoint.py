@@ -1,0 +1,323 @@
+"""Answers the HTTP requests of one episode: OpenAI's and Anthropic's API in front of the episode's model handles.
+
+    client -> request -> dialect.read_request -> llm.chat.completions.create -> dialect.write_answer -> response
+
+The clients in this process and the gateway both end here. Every failure becomes a response in the form of the API that
+was called, since a client that gets an exception from its transport hides its message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError as FutureCancelled
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol, cast
+
+from reinforge.dialects.chat_call import BadRequest, ChatCall
+from reinforge.dialects.openai_chat import write_error
+from reinforge.errors import (
+    BackendError,
+    BackendUnavailable,
+    CaptureError,
+    ContextOverflow,
+    MessagesRejected,
+    ReinforgeError,
+    did_you_mean,
+)
+from reinforge.safe_text import redact_secrets
+
+logger = logging.getLogger(__name__)
+
+ROUTES = {
+    "chat/completions": "reinforge.dialects.openai_chat",
+    "completions": "reinforge.dialects.completions",
+    "responses": "reinforge.dialects.responses",
+    "messages": "reinforge.dialects.anthropic",
+}
+"""End of the path -> the module of its dialect; the longest comes first."""
+NAMES_SHOWN = 20
+"""Most names of models in a message."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Tells the official clients not to send a failed request again: the run retries episodes, and a service's own client
+has retried the call already."""
+NO_EPISODE = (
+    "clients of get_llm and of reinforge.current_..., and Context.get(), work inside an episode only, and this code "
+    "runs in none; a thread that the agent starts itself needs a copy of the episode's context: "
+    "threading.Thread(target=contextvars.copy_context().run, args=(work,))"
+)
+
+
+class Dialect(Protocol):
+    """A module of `reinforge.dialects` that speaks one API."""
+
+    def read_request(self, body: Mapping[str, Any]) -> ChatCall:
+        """Returns the call that a body asks for."""
+
+    def write_answer(self, completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
+        """Returns the body of the response."""
+
+    def write_events(self, completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
+        """Yields the events of a streamed response."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRequest:
+    """An HTTP request.
+
+    Attributes:
+        method: Such as `POST`.
+        path: The path of its URL, without the query.
+        headers: Its headers, with names in small letters.
+        body: Its whole body.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointResponse:
+    """An HTTP response.
+
+    Attributes:
+        status: The status code.
+        headers: Its headers, with names in small letters.
+        body: The whole body, or its pieces, of which none waits for anything.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | Iterator[bytes]
+
+
+class EpisodeEndpoint:
+    """The models of one episode behind HTTP.
+
+    Args:
+        find_llm: Returns the async handle of an entry of `llms`.
+        default: The entry that the workflow calls.
+        entries: The model's name of each entry of `llms`.
+        loop: The event loop of the handles; None: the running one.
+        is_closed: Whether the episode has ended; None: it has not.
+        warned: Names of models of which the user was told that there is none; endpoints of one run share it.
+
+    Attributes:
+        loop: The event loop in which `handle` must be called; `answer` and `answer_blocking` work elsewhere too.
+        entries: The model's name of each entry of `llms`.
+    """
+
+    def __init__(
+        self,
+        find_llm: Callable[[str], Any],
+        default: str,
+        entries: Mapping[str, str],
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        is_closed: Callable[[], bool] | None = None,
+        warned: set[str] | None = None,
+    ):
+        self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
+        self.loop = asyncio.get_running_loop() if loop is None else loop
+        self._is_closed = is_closed or (lambda: False)
+        self._warned = set() if warned is None else warned
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the episode has ended."""
+        return self._is_closed()
+
+    async def handle(self, request: EndpointRequest) -> EndpointResponse:
+        """Answers a request, in the event loop of the handles."""
+        try:
+            return await self._route(request)
+        except Exception as error:  # noqa: BLE001  whatever fails is told to the client
+            return build_error_response(request, _describe(error, is_closed=self.is_closed))
+
+    async def answer(self, request: EndpointRequest) -> EndpointResponse:
+        """Answers a request, from any event loop."""
+        if asyncio.get_running_loop() is self.loop:
+            return await self.handle(request)
+        if (work := self._start(request)) is None:
+            return build_error_response(request, build_ended())
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return build_error_response(request, build_ended())
+
+    def answer_blocking(self, request: EndpointRequest) -> EndpointResponse:
+        """Answers a request, and blocks the calling thread meanwhile; from any thread but that of the event loop."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self.loop:
+            return build_error_response(request, _build_blocking())
+        if (work := self._start(request)) is None:
+            return build_error_response(request, build_ended())
+        try:
+            return work.result()
+        except FutureCancelled:  # the run is over
+            return build_error_response(request, build_ended())
+
+    def _start(self, request: EndpointRequest) -> Any:
+        """Starts to answer in the loop of the handles; returns None if it is closed."""
+        work = self.handle(request)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:
+            work.close()
+            return None
+
+    async def _route(self, request: EndpointRequest) -> EndpointResponse:
+        path = request.path.rstrip("/")
+        if path.endswith("/models") or "/models/" in path:
+            _check_method(request, "GET")
+            return _respond(self._describe_models(path.partition("/models/")[2]))
+        module = next((module for end, module in ROUTES.items() if path.endswith(f"/{end}")), None)
+        if module is None:
+            raise BadRequest(
+                f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
+                f"it answers POST .../{', .../'.join(ROUTES)} and GET .../models",
+                status=404,
+                code="not_found",
+            )
+        _check_method(request, "POST")
+        if self.is_closed:
+            raise build_ended()
+        dialect = _load_dialect(module)
+        call = dialect.read_request(_decode(request.body))
+        llm = self._find_llm(self._choose_entry(call.model))
+        completion = await llm.chat.completions.create(**call.arguments)
+        if call.stream:
+            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+            return EndpointResponse(200, headers, dialect.write_events(completion, call))
+        return _respond(dialect.write_answer(completion, call))
+
+    def _choose_entry(self, model: str) -> str:
+        """Returns the entry of `llms` for the name that a client wrote.
+
+        Example: entries {"agent": "tiny"}: "agent", "tiny" and (with a warning) "gpt-4o" -> "agent".
+
+        Raises:
+            BadRequest: There is more than one entry, and none has that name.
+        """
+        if not model or model in self.entries:
+            return model or self.default
+        named = [entry for entry, name in self.entries.items() if name == model]
+        if named:
+            return self.default if self.default in named else named[0]
+        if len(self.entries) > 1:
+            names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
+            listed = ", ".join(names[:NAMES_SHOWN])
+            raise BadRequest(
+                f"the model {model!r} does not exist{did_you_mean(model, names)}; llms has: {listed}",
+                "model",
+                status=404,
+                code="model_not_found",
+            )
+        if model not in self._warned:
+            self._warned.add(model)
+            logger.warning(
+                "the agent's client asks for the model %r; the only entry of llms, %s (%s), answers instead",
+                model, self.default, self.entries.get(self.default),
+            )  # fmt: skip
+        return self.default
+
+    def _describe_models(self, name: str) -> dict[str, Any]:
+        names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
+        models = [{"id": each, "object": "model", "created": 0, "owned_by": "reinforge"} for each in names]
+        if not name:
+            return {"object": "list", "data": models}
+        if name not in names:
+            listed = ", ".join(names[:NAMES_SHOWN])
+            raise BadRequest(
+                f"the model {name!r} does not exist; llms has: {listed}", "model", status=404, code="model_not_found"
+            )
+        return models[names.index(name)]
+
+
+def build_ended() -> BadRequest:
+    """Returns what a client is told after the end of its episode."""
+    return BadRequest("the episode has ended; its clients can no longer be used", status=410, code="episode_ended")
+
+
+def build_no_episode() -> BadRequest:
+    """Returns what a client of `reinforge.current_...` is told outside of episodes."""
+    return BadRequest(NO_EPISODE, code="no_episode")
+
+
+def _build_blocking() -> BadRequest:
+    return BadRequest(
+        "a blocking client in an `async def` workflow would hold up the run's event loop, in which the model answers: "
+        "use the async client (context.async_openai(), context.async_http_client()), or call it in a thread: "
+        "await asyncio.to_thread(...), or write the workflow as a plain `def`",
+        code="blocking_call",
+    )
+
+
+def build_error_response(request: EndpointRequest, error: BadRequest) -> EndpointResponse:
+    """Returns a failure in the form of the API that was called, which no client should try again."""
+    write = write_error
+    if "/messages" in request.path:
+        write = importlib.import_module(ROUTES["messages"]).write_error
+    response = _respond(write(error))
+    return EndpointResponse(error.status, {**response.headers, **NO_RETRY}, response.body)
+
+
+def _respond(body: Mapping[str, Any]) -> EndpointResponse:
+    encoded = json.dumps(body, separators=(",", ":")).encode()
+    return EndpointResponse(200, {"content-type": "application/json"}, encoded)
+
+
+def _check_method(request: EndpointRequest, allowed: str) -> None:
+    if request.method.upper() != allowed:
+        raise BadRequest(
+            f"{request.path} takes {allowed}, found {request.method}", status=405, code="method_not_allowed"
+        )
+
+
+@cache
+def _load_dialect(module: str) -> Dialect:
+    return cast(Dialect, importlib.import_module(module))
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+
+
+def _describe(error: Exception, *, is_closed: bool) -> BadRequest:
+    """Returns what a client is told of an exception; a failure of the run, not of the request, is logged too."""
+    if isinstance(error, BadRequest):
+        return error
+    text = redact_secrets(str(error))
+    if isinstance(error, CaptureError) and is_closed:
+        return build_ended()
+    if isinstance(error, ContextOverflow):
+        return BadRequest(text, "messages", code="context_length_exceeded")
+    if isinstance(error, MessagesRejected):
+        return BadRequest(text, "messages")
+    if isinstance(error, BackendUnavailable | ConnectionError | TimeoutError):
+        return BadRequest(text or type(error).__name__, status=503, code="backend_unavailable")
+    if isinstance(error, BackendError):
+        return BadRequest(text, status=502, code="backend_error")
+    if isinstance(error, TypeError | ValueError) and not isinstance(error, ReinforgeError):
+        return BadRequest(text, getattr(error, "param", None))
+    logger.warning("a model call of an agent failed: %s: %s", type(error).__name__, text, exc_info=error)
+    return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")

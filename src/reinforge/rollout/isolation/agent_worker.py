@@ -1,0 +1,134 @@
+"""The agent's side of a worker process: model handles and a context whose work is done by the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from reinforge.config.imports import import_object
+from reinforge.errors import CaptureError
+from reinforge.rollout.capture import Capture
+from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode
+from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.completion import ChatCompletion, build_completion, to_plain_data
+from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
+from reinforge.rollout.handle.messages import send_messages
+from reinforge.rollout.http.endpoint import EpisodeEndpoint
+from reinforge.rollout.isolation.containment import run_contained
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.isolation.worker import Link, Perform
+from reinforge.rollout.isolation.worker_protocol import Message, load_call, load_item
+from reinforge.rollout.workflow import bind_workflow, refuse_coroutine
+from reinforge.types.steps import StreamEventData, TTCEventData
+from reinforge.types.workflow import BoundWorkflow
+
+
+def load_agent(function: str, project_root: Path) -> tuple[Perform, Message]:
+    """Returns how to run an episode with the agent `module:name`, and what it is.
+
+    Raises:
+        ConfigError: It cannot be imported, or takes other parameters.
+    """
+    workflow = bind_workflow(import_object(function, project_root, path="function"))
+
+    async def perform(job: Message, link: Link) -> Any:
+        return await _run_episode(workflow, job, link)
+
+    return perform, {"source": workflow.source}
+
+
+class RemoteCapture(Capture):
+    """Sends marks to the run, and remembers which calls they may refer to."""
+
+    def __init__(self, link: Link):
+        super().__init__(seed=0)
+        self.link = link
+        self.call_ids: set[str] = set()
+
+    def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
+        """Marks the latest turn, or the turn of the call with this id.
+
+        Raises:
+            CaptureError: No call of this episode has that id.
+        """
+        if call_id is not None and call_id not in self.call_ids:
+            raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
+        mark = {"data": data, "step_reward": step_reward, "call_id": call_id, "functions": self.functions}
+        if isinstance(data, StreamEventData):
+            kind = TTCEventData if isinstance(data, TTCEventData) else StreamEventData
+            mark |= {"data": data.model_dump(mode="json", exclude_unset=True), "kind": kind.__name__}
+        self.link.send({**mark, "type": "mark"})
+
+    async def ask(self, llm: str, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
+        """Makes a model call in the run.
+
+        Raises:
+            CaptureError: The episode has ended.
+        """
+        self._check_open()
+        given = {name: to_plain_data(value) for name, value in arguments.given.items() if name != "timeout"}
+        if isinstance(bias := given.get("logit_bias"), dict):
+            given["logit_bias"] = {str(token): each for token, each in bias.items()}  # keys of messages are text
+        sent = {name: value for name, value in given.items() if name not in arguments.extra}
+        if arguments.extra:
+            sent["extra_body"] = {name: given[name] for name in arguments.extra if name in given}
+        if messages is not None:
+            sent["messages"] = send_messages(messages)
+        message = {"type": "call", "llm": llm, "functions": self.functions, "arguments": sent}
+        reply = await self.link.request(message)
+        completion = build_completion(load_call(reply["call"]))
+        self.call_ids.add(completion.id)
+        return completion
+
+
+class RemoteLLM:
+    """The model handle of an agent in a worker, with the interface of `AsyncLLM` and `BlockingLLM`."""
+
+    def __init__(self, name: str, model_name: str, capture: RemoteCapture, *, is_async: bool):
+        self.name, self.model_name, self._capture = name, model_name, capture
+        self.chat = ChatNamespace(AsyncCompletions(self) if is_async else BlockingCompletions(self, capture.link.loop))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise build_missing(self, "the model handle", name, ("chat.completions", "model_name"))
+
+    async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
+        """Makes one call in the run, which records it."""
+        return await self._capture.ask(self.name, messages, arguments)
+
+    def blame_reply(self, reason: str) -> None:
+        """Tells the run why the latest reply is unusable, in case that the agent fails on it."""
+        self._capture.link.send({"type": "blame", "llm": self.name, "reason": reason})
+
+
+async def _run_episode(workflow: BoundWorkflow, job: Message, link: Link) -> Any:
+    capture, names = RemoteCapture(link), job["llms"]
+
+    def create_handle(name: str, is_async: bool = workflow.is_async) -> Any:
+        if name not in names:
+            raise KeyError(f'llms has no entry "{name}"; it has {", ".join(names)}')
+        return RemoteLLM(name, names[name], capture, is_async=is_async)
+
+    def open_endpoint() -> EpisodeEndpoint:
+        find = partial(create_handle, is_async=True)
+        return EpisodeEndpoint(find, job["llm"], names, loop=link.loop, is_closed=lambda: capture.closed)
+
+    is_training = bool(job["is_training"])
+    context = EpisodeContext(
+        job["seed"], job["example_id"], capture, create_handle, open_endpoint, is_training=is_training
+    )
+    arguments = (load_item(job["item"]), create_handle(job["llm"]), context)
+
+    def call() -> Any:
+        CURRENT_EPISODE.set(RunningEpisode(arguments[0], context))  # in a task or thread of its own
+        return workflow.function(*arguments)
+
+    try:
+        if workflow.is_async:
+            output = await run_contained(call)
+        else:
+            output = await run_in_daemon_thread(call, "episode")
+        return refuse_coroutine(output, workflow)
+    finally:
+        capture.closed = True

@@ -1,0 +1,165 @@
+"""The program of a worker process: imports one function and calls it, job by job, for the run that has started it.
+
+It ends, with everything that it has started, as soon as the run's end of the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from reinforge.errors import ConfigError, StorageError
+from reinforge.rollout.isolation.containment import create_loop, run_loop
+from reinforge.rollout.isolation.worker_protocol import Message, decode, dump_error, encode, load_error
+
+Perform = Callable[[Message, "Link"], Awaitable[Any]]
+"""Does one job and returns its result, as plain data."""
+
+Loader = Callable[[str, Path], tuple[Perform, Message]]
+"""Imports a function; returns how to do a job with it, and what the run wants to know about it."""
+
+
+class Link:
+    """The connection to the run, and the requests that wait for a reply.
+
+    Args:
+        connection: The socket.
+        loop: The loop of the jobs.
+    """
+
+    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop):
+        self.connection, self.loop = connection, loop
+        self.jobs: asyncio.Queue[Message] = asyncio.Queue()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+
+    def send(self, message: Message) -> None:
+        """Sends a message; from any thread.
+
+        Raises:
+            TypeError: It is no plain data.
+            ValueError: It contains itself, or is too long.
+        """
+        line = encode(message)
+        with self._lock:
+            self.connection.sendall(line)
+
+    async def request(self, message: Message) -> Message:
+        """Sends a request and returns its reply.
+
+        Raises:
+            Exception: What the run answered with.
+        """
+        number = next(self._numbers)
+        future = self._waiting[number] = self.loop.create_future()
+        try:
+            self.send({**message, "id": number})
+            reply = await future
+        finally:
+            del self._waiting[number]
+        if "error" in reply:
+            raise load_error(reply["error"])
+        return reply
+
+    def dispatch(self, message: Message) -> None:
+        """Hands a job to the loop, or a reply to who waits for it."""
+        if message["type"] == "job":
+            self.jobs.put_nowait(message)
+        elif (future := self._waiting.get(message["id"])) is not None and not future.done():
+            future.set_result(message)
+
+    def read(self, lines: Any) -> None:
+        """Runs on a thread of its own, so that a job that blocks the loop does not hide the end of the run."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in lines:
+                self.loop.call_soon_threadsafe(self.dispatch, decode(line), context=contextvars.Context())
+        os.killpg(0, signal.SIGKILL)  # the run is over
+
+
+def main(descriptor: int) -> None:
+    """Serves the run at the other end of a socket until it is killed."""
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    lines = connection.makefile("rb")
+    start = decode(lines.readline())
+    loop = create_loop()
+    link = Link(connection, loop)
+    threading.Thread(target=link.read, args=(lines,), name="reinforge-link", daemon=True).start()
+    try:
+        run_loop(loop, loop.create_task(serve(link, start)))
+    except StorageError:  # the function has closed the process's files, so there is nobody to tell
+        os._exit(StorageError.exit_code)
+
+
+def _find(spec: str) -> Any:
+    """Returns what `module:name` of reinforge names."""
+    module, _, name = spec.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+async def serve(link: Link, start: Message) -> None:
+    """Loads the function, then does jobs without end."""
+    for function, arguments in start.get("setup", {}).items():
+        _find(function)(**arguments)
+    load: Loader = _find(start["loader"])
+    try:
+        perform, description = load(start["function"], Path(start["project_root"]))
+    except ConfigError as error:
+        link.send({"type": "refused", "problems": [vars(problem) for problem in error.problems]})
+        return
+    root = os.path.realpath(start["project_root"])
+    link.send({**description, "type": "ready", "files": list_imported_files(root)})
+    while True:
+        await _do(link, perform, await link.jobs.get())
+
+
+def list_imported_files(root: str) -> list[str]:
+    """Returns the files of the imported modules below a folder."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted(file for file in files if isinstance(file, str) and os.path.realpath(file).startswith(root + os.sep))
+
+
+async def _do(link: Link, perform: Perform, job: Message) -> None:
+    try:
+        result = await perform(job, link)
+        answer = encode_result(result)
+    except BaseException as error:  # noqa: BLE001  the run decides what it means
+        answer = {"type": "failed", "error": dump_error(error, is_final=True)}
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    try:
+        link.send(answer)
+    except (TypeError, ValueError) as error:  # the output of a PolicyFailure
+        link.send({"type": "failed", "error": dump_error(describe_unsendable(error), is_final=True)})
+
+
+def encode_result(result: Any) -> Message:
+    """Returns the message for a result.
+
+    Raises:
+        TypeError: It is no plain data.
+    """
+    message = {"type": "done", "result": result}
+    try:
+        encode(message)
+    except (TypeError, ValueError) as error:
+        raise describe_unsendable(error) from None
+    return message
+
+
+def describe_unsendable(error: Exception) -> TypeError:
+    """Returns the error for data that is not plain."""
+    return TypeError(f"the result cannot leave the process: {error}; return text, numbers, lists or dicts")

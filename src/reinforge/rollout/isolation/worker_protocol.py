@@ -1,0 +1,176 @@
+"""What the run and its worker processes say to each other: one JSON object per line, over a pair of sockets.
+
+run -> worker   start    once: import path, the function, and how to load it
+                job      one call of the function
+                reply    the answer to a request, with its id
+worker -> run   ready    or `refused`, with the problems of the function
+                call     a model call of the agent, with an id
+                mark     a mark of the agent
+                blame    why the latest reply of a model is unusable
+                done     the result of the job, or `failed` with the exception
+
+Nothing is unpickled: a message can only be data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+from typing import Any
+
+from reinforge import errors
+from reinforge.errors import (
+    ConfigError,
+    ContextOverflow,
+    InvalidCall,
+    PolicyFailure,
+    Problem,
+    ReinforgeError,
+    describe_error,
+)
+from reinforge.types.episode import ModelCall
+from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+
+Message = dict[str, Any]
+
+MAX_MESSAGE = 64 * 2**20
+"""Longest message, in bytes."""
+
+ITEM_FIELDS = ("id", "input_obj", "expected_output_obj", "output_obj", "full_dataset_entry")
+
+_KNOWN = {**vars(builtins), **vars(errors), "CancelledError": asyncio.CancelledError}
+_RAISED = (Exception, SystemExit, asyncio.CancelledError)
+"""What a job may raise in the run; a worker that sends any other class is not believed."""
+
+
+def encode(message: Message) -> bytes:
+    """Returns a message as one line.
+
+    Raises:
+        TypeError: A part of it is no plain data.
+        ValueError: It contains itself, or is too long.
+    """
+    try:
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if len(line) > MAX_MESSAGE:
+        raise ValueError(f"it has {len(line):,} bytes; the most are {MAX_MESSAGE:,}")
+    _refuse_other_keys(message)
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """Returns the message of a line.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError("not a message")
+    return message
+
+
+def _refuse_other_keys(value: Any) -> None:
+    """Raises a `TypeError` for a key that JSON would turn into text."""
+    open_ = [value]
+    while open_:
+        value = open_.pop()
+        if isinstance(value, dict):
+            if other := next((key for key in value if not isinstance(key, str)), None):
+                raise TypeError(f"the key {other!r} is a {type(other).__name__}; keys must be text")
+            open_ += value.values()
+        elif isinstance(value, list | tuple):
+            open_ += value
+
+
+def dump_item(item: EvalInputItem) -> Message:
+    """Returns an example as plain data."""
+    return {name: getattr(item, name) for name in ITEM_FIELDS}
+
+
+def load_item(data: Message) -> EvalInputItem:
+    """Returns the example that `dump_item` was given."""
+    return EvalInputItem(**data)
+
+
+def dump_call(call: ModelCall) -> Message:
+    """Returns what `build_completion` reads of a finished call; the kept tokens of a sampling filter are left out."""
+    return {
+        "call_id": call.call_id,
+        "model": call.model,
+        "started_s": call.started_s,
+        "choice": call.choice,
+        "replies": [_dump_reply(reply) for reply in call.choices],
+    }
+
+
+def load_call(data: Message) -> ModelCall:
+    """Returns the call that `dump_call` was given, as far as an agent sees it."""
+    reply, *others = [_load_reply(each) for each in data["replies"]]
+    call = ModelCall(
+        data["call_id"], "", data["model"], ModelRequest([]), reply, (), data["started_s"], 0.0, others=tuple(others)
+    )
+    call.choose(data["choice"])
+    return call
+
+
+_TOKEN_FIELDS = tuple(name for name in TokenLogprobs.__dataclass_fields__ if name != "supports")
+
+
+def _dump_reply(reply: ModelReply) -> Message:
+    names = ("message", "finish_reason", "num_prompt_tokens", "num_completion_tokens", "logprobs")
+    tokens = reply.tokens
+    dumped = None if tokens is None else {name: getattr(tokens, name) for name in _TOKEN_FIELDS}
+    return {**{name: getattr(reply, name) for name in names}, "tokens": dumped}
+
+
+def _load_reply(data: Message) -> ModelReply:
+    tokens = data.pop("tokens")
+    if tokens is not None:
+        tuples = {name: tuple(value) for name, value in tokens.items() if isinstance(value, list)}
+        tokens = TokenLogprobs(**{**tokens, **tuples})
+    return ModelReply(tokens=tokens, **data)
+
+
+def dump_error(error: BaseException, *, is_final: bool = False) -> Message:
+    """Returns an exception as plain data.
+
+    Args:
+        error: The exception.
+        is_final: True where it ended the job, so that the line of the user's code is added as `describe_error` does.
+    """
+    name, text = type(error).__name__, str(error)
+    unplaced = (ReinforgeError, ContextOverflow, PolicyFailure, ConnectionError, TimeoutError)
+    if is_final and not isinstance(error, unplaced):
+        text = describe_error(error).removeprefix(f"{name}: ")
+    dumped: Message = {"types": [each.__name__ for each in type(error).__mro__], "text": text}
+    if isinstance(error, PolicyFailure):
+        dumped["output"] = error.output
+    if isinstance(error, InvalidCall):
+        dumped["param"] = error.param
+    return dumped
+
+
+def load_error(data: Message) -> BaseException:
+    """Returns an exception of the same name, with the same text, of the nearest class that is known here."""
+    known = (_KNOWN.get(name) for name in data["types"])
+    base = next((each for each in known if isinstance(each, type) and issubclass(each, _RAISED)), RuntimeError)
+    text = str(data["text"])
+    entries = {"__str__": lambda self: text, "__module__": base.__module__}
+    made: type[BaseException] = type(str(data["types"][0]), (base,), entries)
+    error = made.__new__(made)  # not every exception can be made from its text alone
+    error.args = (text,)
+    if isinstance(error, PolicyFailure):
+        error.output = data.get("output")
+    if isinstance(error, InvalidCall):
+        error.param = str(data.get("param"))
+    if isinstance(error, ConfigError):
+        error.problems = [Problem("", text)]
+    return error

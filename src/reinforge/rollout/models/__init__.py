@@ -1,0 +1,1 @@
+"""The models behind the entries of `llms`: the policy, models in this process, and models behind an endpoint."""

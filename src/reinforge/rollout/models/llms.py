@@ -1,0 +1,136 @@
+"""`llms.<name>._type: policy`: the model that is being trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from pydantic import Field, field_validator
+
+from reinforge.config.schema import Config, LLMConfig
+from reinforge.dialects.tool_calls import ToolFormat, detect_tool_format, parse_reply, prepare_request
+from reinforge.errors import ConfigError, Problem
+from reinforge.interfaces import Builder, PolicyServer
+from reinforge.registry import register_llm
+from reinforge.types.request import ModelReply, ModelRequest
+
+logger = logging.getLogger(__name__)
+
+RESERVED = "training"
+"""A checkpoint's folder for the training state, so no adapter can have this name."""
+
+
+class PolicyLLMConfig(LLMConfig, name="policy"):
+    """The model that the trainer adapter trains and serves."""
+
+    adapter: str | None = Field(
+        default=None,
+        description="Name of the LoRA adapter; entries with the same name share it; null: the only policy.",
+    )
+
+    @field_validator("adapter")
+    @classmethod
+    def _check_name(cls, adapter: str | None) -> str | None:
+        if adapter is not None and (not adapter.isidentifier() or adapter == RESERVED):
+            allowed = f'letters, digits and _, but not the name "{RESERVED}"'
+            raise ValueError(f"{adapter!r} is not a valid adapter name; allowed: {allowed}")
+        return adapter
+
+
+def find_adapters(llms: Mapping[str, LLMConfig]) -> dict[str, str]:
+    """Returns the adapter name of each entry of `llms` that has one.
+
+    Example: planner: {_type: policy, adapter: a}, worker: {_type: policy, adapter: b}, judge: {_type: openai} ->
+    {"planner": "a", "worker": "b"}.
+    """
+    return {
+        entry: llm.adapter
+        for entry, llm in llms.items()
+        if isinstance(llm, PolicyLLMConfig) and llm.adapter is not None
+    }
+
+
+def find_served_entries(config: Config) -> list[str]:
+    """Returns the entries of `llms` that name the trained model as its backend serves it; they are the policy.
+
+    Example: agent: {_type: openai, model_name: run-1}, judge: {_type: openai, model_name: gpt}, a trainer adapter that
+    trains `run-1` -> ["agent"].
+    """
+    adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+    served = adapter.served_model if adapter is not None else None
+    names = {entry: getattr(llm, "model_name", None) for entry, llm in config.llms.items()}
+    return [entry for entry, name in names.items() if served is not None and name == served]
+
+
+class PolicyLLM:
+    """Sends calls to the trainer adapter's policy server.
+
+    Args:
+        find: Returns the policy server, or None if there is none yet.
+        adapter: Name of one of its LoRA adapters; None: the policy itself.
+    """
+
+    is_policy = True
+
+    def __init__(self, find: Callable[[], PolicyServer | None], adapter: str | None = None):
+        self._find, self.adapter = find, adapter
+        self._knows_tool_format = False
+
+    @property
+    def server(self) -> PolicyServer:
+        """The policy server.
+
+        Raises:
+            ConfigError: The trainer adapter serves no policy, or none with this name.
+        """
+        server = self._find()
+        if server is None:
+            raise ConfigError(
+                "llms: `_type: policy` needs a trainer adapter that serves the policy, but this one does not; "
+                "use the trainer adapter `_type: local`, or point the agent at the model that your backend serves"
+            )
+        return server if self.adapter is None else server.get_policy(self.adapter)
+
+    @property
+    def model_name(self) -> str:
+        """The policy's name."""
+        return self.server.model_name
+
+    @property
+    def splices_history(self) -> bool:
+        """True if the policy continues the sampled tokens of a conversation."""
+        return self.server.history == "splice"
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply from the weights being trained and parses it in the model family's format.
+
+        Raises:
+            ValueError: The request's `tool_choice` or sampling settings cannot be followed.
+        """
+        server = self.server
+        if request.tools and server.chat_template and not self._knows_tool_format:
+            self._check_tool_format(server.chat_template)
+        request = prepare_request(request, server.chat_template)
+        return parse_reply(await server.sample(request), request, server.chat_template)
+
+    def _check_tool_format(self, chat_template: str) -> None:
+        """Tells the user once if the model writes tool calls in a format that is not parsed."""
+        self._knows_tool_format = True
+        if detect_tool_format(chat_template) is None:
+            logger.warning(
+                "the agent passes tools, but the chat template of %s shows no known format of tool calls (known: %s), "
+                "so its calls stay text in message.content; parse them in the agent, or use another model or template",
+                self.model_name,
+                ", ".join(ToolFormat),
+            )
+
+
+@register_llm(config_type=PolicyLLMConfig)
+async def policy_llm(config: PolicyLLMConfig, builder: Builder) -> AsyncIterator[PolicyLLM]:
+    """Yields the policy, which is available once the trainer adapter is initialized."""
+    named = find_adapters(builder.config.llms)
+    if named and config.adapter is None:
+        others = ", ".join(f"{entry}: {adapter}" for entry, adapter in named.items())
+        message = f"not set, but other entries of llms name an adapter ({others})"
+        raise ConfigError(Problem("adapter", message, "set it here too, or in none of the entries"))
+    yield PolicyLLM(builder.policy, config.adapter)

@@ -1,0 +1,103 @@
+"""`llms.<name>._type: local`: a frozen model in this process, such as a target, an opponent or a baseline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from reinforge.config.schema import FinetuneConfig, LLMConfig, PolicyConfig
+from reinforge.dialects.tool_calls import parse_reply, prepare_request
+from reinforge.engine.packages import check_packages, import_engine
+from reinforge.errors import ConfigError, Problem
+from reinforge.interfaces import Builder
+from reinforge.registry import register_llm
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.sample import FloatArray
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+
+
+class LocalLLMConfig(LLMConfig, name="local"):
+    """A frozen model in this process, sampled with the agent's own settings."""
+
+    renamed_keys: ClassVar[dict[str, str]] = PolicyConfig.renamed_keys
+
+    model: str = Field(min_length=1, description="Folder, hub id, or bundled:NAME for a bundled model.")
+    tokenizer: str | None = Field(default=None, description="Folder or hub id; null: the model's.")
+    chat_template: str | None = Field(default=None, description="Jinja text or a file; null: the tokenizer's.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of the weights.")
+    max_model_len: int | None = Field(
+        default=None, ge=8, description="Maximum tokens of prompt and reply; null: the model's."
+    )
+    max_num_seqs: int = Field(default=64, ge=1, description="Replies sampled at the same time.")
+
+
+class LocalLLM:
+    """Sends calls to its own engine, which is loaded on the first call and never trained.
+
+    Args:
+        policy: The model.
+        run: Sets the seed, the device and determinism.
+    """
+
+    is_policy = False
+
+    def __init__(self, policy: PolicyConfig, run: FinetuneConfig):
+        self.policy, self.run = policy, run
+        self._engine: Engine | None = None
+        self._loading = asyncio.Lock()
+
+    @property
+    def model_name(self) -> str:
+        """The model's name."""
+        return str(self.policy.model)
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply and parses it in the model family's format."""
+        server = (await self._load_engine()).policy
+        request = prepare_request(request, server.chat_template)
+        return parse_reply(await server.sample(request), request, server.chat_template)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Returns the log-prob of each token given those before it, at temperature 1: `[T]` per sequence, first 0."""
+        return await (await self._load_engine()).policy.score(token_ids)
+
+    async def close(self) -> None:
+        """Frees the model."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await run_in_daemon_thread(engine.close, "llm-close")
+
+    async def _load_engine(self) -> Engine:
+        async with self._loading:
+            if self._engine is None:
+                engine_class, run = import_engine(), self.run  # imports torch
+                self._engine = await run_in_daemon_thread(
+                    lambda: engine_class.load(
+                        self.policy, seed=run.seed, device=run.device, deterministic=run.deterministic
+                    ),
+                    "llm-load",
+                )
+        return self._engine
+
+
+@register_llm(config_type=LocalLLMConfig)
+async def local_llm(config: LocalLLMConfig, builder: Builder) -> AsyncIterator[LocalLLM]:
+    """Yields the model, validated but not yet loaded, and frees it at the end."""
+    from reinforge.engine.model.preflight import check_policy, has_adapters
+
+    settings = config.model_dump()
+    settings["model"] = await builder.get_bundled(config.model)
+    policy = PolicyConfig(**settings)
+    if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
+        raise ConfigError([Problem(p.path.removeprefix("finetuning.policy."), p.message, p.fix) for p in problems])
+    model = LocalLLM(policy, builder.config.finetuning)
+    try:
+        yield model
+    finally:
+        await model.close()

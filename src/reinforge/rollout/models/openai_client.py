@@ -1,0 +1,217 @@
+"""The client behind `_type: openai`: sends requests to a chat completions endpoint.
+
+response                                     result
+200 and a chat completion                    ModelReply, with the log-probs that the endpoint returned
+200 and anything else                        UnexpectedAnswer, which names the field
+anything else                                see `openai_http`
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import SecretStr
+
+from reinforge.errors import BackendError, InvalidCall
+from reinforge.rollout.models.openai_answers import ChatAnswer, describe_json, parse_answer, read_logprobs
+from reinforge.rollout.models.openai_config import OpenAILLMConfig
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, UnexpectedAnswer, extract_error_message
+from reinforge.types.request import Message, ModelReply, ModelRequest
+
+PATH = "/chat/completions"
+
+logger = logging.getLogger(__name__)
+
+
+class OpenAIChat:
+    """A model behind an endpoint; not a policy.
+
+    Args:
+        config: The model's name, limits and defaults.
+        url: The endpoint's URL, up to /v1.
+        key: Sent as a bearer token.
+        endpoint: Connections to share with other models; None: its own.
+        verify_model_name: Reject replies from a model with another name; a dated version (`gpt-x-2025-01-01` for
+            `gpt-x`) is accepted.
+    """
+
+    is_policy = False
+    forwards_arguments = True
+
+    def __init__(
+        self,
+        config: OpenAILLMConfig,
+        url: str,
+        key: SecretStr | None = None,
+        *,
+        endpoint: OpenAIEndpoint | None = None,
+        verify_model_name: bool = False,
+    ):
+        self.config, self.url, self.verify_model_name = config, url, verify_model_name
+        self._endpoint = endpoint or OpenAIEndpoint(config, url, key)
+        self._warned = False
+
+    @property
+    def model_name(self) -> str:
+        """The model's name at the endpoint."""
+        return self.config.model_name
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that prompts are sent to."""
+        return self.url
+
+    def for_model(self, model_name: str) -> Self:
+        """Returns another model at the same endpoint, with shared connections."""
+        config = self.config.model_copy(update={"model_name": model_name})
+        return type(self)(config, self.url, endpoint=self._endpoint, verify_model_name=self.verify_model_name)
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Requests one reply.
+
+        Raises:
+            BackendUnavailable: Every attempt failed.
+            BackendError: The endpoint rejected the request.
+        """
+        return (await self.sample_choices(request, 1))[0]
+
+    async def sample_choices(self, request: ModelRequest, n: int) -> list[ModelReply]:
+        """Requests n choices at once; the first reply has the completion tokens of all, which the endpoint sums.
+
+        Raises:
+            BackendUnavailable: Every attempt failed.
+            BackendError: The endpoint rejected the request, returned fewer choices or something else.
+        """
+        body = build_body(self.config, request) | ({"n": n} if n > 1 else {})
+        needs_logprobs = bool(body.get("logprobs"))
+        text = await self._endpoint.call("POST", PATH, body=body)
+        replies = self._parse_replies(text, n, needs_logprobs=needs_logprobs)
+        if needs_logprobs and replies[0].logprobs is None:
+            self._warn_of_no_logprobs()
+        return replies
+
+    def _warn_of_no_logprobs(self) -> None:
+        """Tells the user once that the endpoint ignores `logprobs`."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s%s returns no log-probs, although they were requested", self.url, PATH)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._endpoint.close()
+
+    def _parse_replies(self, text: str, n: int, *, needs_logprobs: bool) -> list[ModelReply]:
+        where, what = f"{self.url}{PATH}", "a chat completion"
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError):
+            message = self._endpoint.redact(extract_error_message(text))
+            raise UnexpectedAnswer(f"{where}: the response is not {what}: {message}") from None
+        if isinstance(raw, dict) and raw.get("error") and not raw.get("choices"):
+            message = self._endpoint.redact(extract_error_message(text))
+            raise UnexpectedAnswer(f"{where}: the response is not {what} but an error: {message}")
+        try:
+            answer = parse_answer(ChatAnswer, raw, where, what, needs_logprobs=needs_logprobs)
+        except UnexpectedAnswer as error:
+            raise UnexpectedAnswer(self._endpoint.redact(str(error))) from None
+        if len(answer.choices) < n:
+            raise BackendError(f"{where}: requested n = {n} choices, received {len(answer.choices)}")
+        if self.verify_model_name and not _is_same_model(self.model_name, answer.model):
+            other = repr(answer.model) if isinstance(answer.model, str) else describe_json(answer.model)
+            other = self._endpoint.redact(other)
+            raise BackendError(f"{where}: requested the model {self.model_name!r}, but {other} replied")
+        prompt, completion = answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0
+        return [
+            ModelReply(
+                _build_message(raw["choices"][index]["message"]),
+                answer.choices[index].finish_reason or "stop",
+                None,
+                prompt,
+                0 if index else completion,
+                logprobs=read_logprobs(answer, index),
+            )
+            for index in range(n)
+        ]
+
+
+def build_body(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]:
+    """Returns the JSON body of a call: the configuration's defaults, overridden by the request's arguments."""
+    defaults = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "seed": config.seed,
+        "logprobs": True if config.logprobs is None and config.top_logprobs is not None else config.logprobs,
+        "top_logprobs": config.top_logprobs,
+    }
+    arguments = request.arguments
+    if arguments is None:
+        sampling = request.sampling
+        arguments = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if sampling.top_p < 1 else None,
+            "max_tokens": sampling.max_tokens,
+            "stop": list(sampling.stop) or None,
+            "seed": sampling.seed,
+            **_build_settings(request),
+        }
+    if arguments.get("max_completion_tokens") is not None:
+        del defaults["max_tokens"]
+    given = _drop_none({**defaults, **_drop_none(arguments)})
+    tools = {"tools": request.tools} if request.tools else {}
+    return {"model": config.model_name, "messages": request.messages, **config.extra_body, **given, **tools}
+
+
+def _build_settings(request: ModelRequest) -> dict[str, Any]:
+    """Returns what a request for a hosted policy asks for besides temperature and length, where it is not the default.
+
+    Raises:
+        InvalidCall: The API has no argument for it.
+    """
+    if request.prompt is not None:
+        raise InvalidCall("chat.completions.create: prompt needs a model in this process; use messages", "prompt")
+    sampling, grammar, choice = request.sampling, request.grammar, request.tool_choice
+    if grammar is not None and grammar.kind != "json_schema":
+        message = f"the API of hosted models has no {grammar.kind} format: use a JSON schema"
+        raise InvalidCall(f"chat.completions.create: {message}", "structured_outputs")
+    named = {"type": "function", "function": {"name": choice}}
+    template = dict(request.template_kwargs)
+    settings = {
+        "frequency_penalty": sampling.frequency_penalty or None,
+        "presence_penalty": sampling.presence_penalty or None,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
+        "tool_choice": None if choice == "auto" else choice if choice in ("none", "required") else named,
+        "parallel_tool_calls": None if request.parallel_tool_calls else False,
+        "response_format": None if grammar is None else _build_response_format(json.loads(grammar.text)),
+        **{name: template.pop(name, None) for name in ("reasoning_effort", "verbosity")},
+    }
+    return settings | {"chat_template_kwargs": template or None}
+
+
+def _build_response_format(schema: Any) -> dict[str, Any]:
+    if schema == {"type": "object"}:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+
+
+def _is_same_model(requested: str, replied: Any) -> bool:
+    """Returns True if the two names are equal, or the second is a dated version of the first.
+
+    Example: `gpt-x` matches `gpt-x-2025-04-14` and `gpt-x-0613`, but not `gpt-x-mini`. `ft:` names must be equal.
+    """
+    is_dated = not requested.startswith("ft:") and re.fullmatch(rf"{re.escape(requested)}-\d[\d-]*", str(replied))
+    return replied == requested or bool(is_dated)
+
+
+def _build_message(message: Mapping[str, Any]) -> Message:
+    """Returns a validated message with its tool calls as they came."""
+    extra = {key: message[key] for key in ("tool_calls", "refusal") if message.get(key)}
+    return {"role": "assistant", "content": message.get("content"), **extra}
+
+
+def _drop_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not None}

@@ -1,0 +1,145 @@
+"""Runs a command in a container of docker or podman: the arguments of the engine's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from reinforge.config.schema import Block
+from reinforge.errors import ConfigError, Problem
+from reinforge.rollout.workflows.program import ProgramLimits
+
+ENGINES = ("docker", "podman")
+CLIENT_VARIABLES = (
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "DOCKER_CONFIG",
+    "DOCKER_TLS_VERIFY",
+    "DOCKER_CERT_PATH",
+    "CONTAINER_HOST",
+    "XDG_RUNTIME_DIR",
+)
+"""Variables that the engine's client needs besides those of every program."""
+KILL_S = 10.0
+"""Seconds that the engine may take to kill a container."""
+
+
+class ContainerConfig(Block):
+    """A container in which the command runs."""
+
+    image: str = Field(min_length=1, description="The image; it must be present, or the engine pulls it.")
+    engine: Literal["docker", "podman"] | None = Field(
+        default=None, description="The engine, whose client must be installed; null: docker, or else podman."
+    )
+    mount_cwd: bool = Field(
+        default=True,
+        description="Mount `cwd` at the same path, read-only, and start there; false: start where the image starts.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An image and the client that runs it.
+
+    Attributes:
+        client: Path of the client.
+        image: The image.
+        mount_cwd: Whether the command's folder is mounted.
+    """
+
+    client: str
+    image: str
+    mount_cwd: bool
+
+    def build_command(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        cwd: Path,
+        folder: Path,
+        variables: Mapping[str, str],
+        limits: ProgramLimits,
+    ) -> list[str]:
+        """Returns the client's arguments.
+
+        The gateway listens on the loopback address alone, so the container uses the host's network. The variables are
+        named without their values, which the client takes from its own environment: arguments can be read by any user.
+
+        Args:
+            command: What runs in the container.
+            name: The container's name.
+            cwd: The command's folder.
+            folder: The episode's own folder, mounted at the same path.
+            variables: The variables of the command.
+            limits: What it may use.
+        """
+        arguments = [self.client, "run", "--rm", "--interactive", "--init", "--name", name, "--network", "host"]
+        arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        arguments += ["--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{folder}:{folder}"]
+        if Path(self.client).name == "podman" and os.getuid() != 0:
+            arguments.append("--userns=keep-id")  # or the user's own folders would belong to another one inside
+        if self.mount_cwd:
+            arguments += ["--volume", f"{cwd}:{cwd}:ro", "--workdir", str(cwd)]
+        if limits.max_memory_mb is not None:
+            arguments += ["--memory", f"{limits.max_memory_mb}m", "--memory-swap", f"{limits.max_memory_mb}m"]
+        if limits.max_processes is not None:
+            arguments += ["--pids-limit", str(limits.max_processes)]
+        for variable in variables:
+            arguments += ["--env", variable]
+        return [*arguments, self.image, *command]
+
+    async def kill(self, name: str, env: Mapping[str, str]) -> None:
+        """Kills a container that may still run: its processes are not children of the client.
+
+        Args:
+            name: The container's name.
+            env: The client's environment.
+        """
+        with contextlib.suppress(OSError):
+            process = await asyncio.create_subprocess_exec(
+                self.client,
+                "rm",
+                "--force",
+                name,
+                env=dict(env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                await asyncio.wait_for(process.wait(), KILL_S)
+            except TimeoutError:
+                process.kill()
+
+
+def find_container(config: ContainerConfig, cwd: Path) -> Container:
+    """Returns the container of a command.
+
+    Args:
+        config: Its settings.
+        cwd: The command's folder.
+
+    Raises:
+        ConfigError: The engine's client is not installed, or the image or the folder has a name that it cannot take.
+    """
+    names = [config.engine] if config.engine is not None else list(ENGINES)
+    client = next(filter(None, map(shutil.which, names)), None)
+    if client is None:
+        message = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed (not found in PATH)"
+        raise ConfigError(Problem("container", message, "install one, or run the command without a container"))
+    if config.image.startswith("-"):
+        raise ConfigError(Problem("container.image", f'"{config.image}" begins with -, so it is no name of an image'))
+    if config.mount_cwd and ":" in str(cwd):
+        message = f"the folder {cwd} cannot be mounted: its path contains a colon"
+        raise ConfigError(Problem("cwd", message, "rename it, or set `container.mount_cwd: false`"))
+    return Container(client, config.image, config.mount_cwd)

@@ -1,0 +1,178 @@
+"""What an agent outside this process is given, a program or a service, and how its answer is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.config.schema import WorkflowConfig
+from reinforge.dialects.strict_json import decode_json
+from reinforge.errors import ConfigError, PolicyFailure, Problem
+from reinforge.interfaces import Builder
+from reinforge.rollout.context import EpisodeContext
+from reinforge.rollout.episode import extract_text
+from reinforge.rollout.gateway import Gateway, GatewayDoor
+from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.workflow import BoundWorkflow
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 200
+"""Characters of an answer that a message shows."""
+
+
+class AgentWorkflowConfig(WorkflowConfig):
+    """Settings of every agent that is configured instead of written as a workflow."""
+
+    llm: str | None = Field(
+        default=None,
+        description="Entry of llms that the agent calls; null: the only entry, or the only one that is trained.",
+    )
+    share_environment_seed: bool = Field(default=True, description="Run siblings with the same environment seed.")
+
+
+class AgentFailed(Exception):
+    """An agent outside this process failed, or its answer cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideWorkflow(BoundWorkflow):
+    """A workflow with a name of its own.
+
+    Attributes:
+        name: What messages call the agent.
+    """
+
+    name: str
+
+    @property
+    def source(self) -> str:
+        """The agent's name."""
+        return self.name
+
+
+@dataclass
+class AgentDoors:
+    """Opens the gateway to one episode after the other.
+
+    Attributes:
+        gateway: The gateway of the run; None: no episode will run.
+        name: What messages call the agent.
+    """
+
+    gateway: Gateway | None
+    name: str
+    _is_warned: bool = field(default=False, init=False)
+
+    @asynccontextmanager
+    async def open(self, context: EpisodeContext) -> AsyncIterator[GatewayDoor]:
+        """Yields the door of one episode, and says once if the agent never went through it.
+
+        Raises:
+            ConfigError: The configuration was only checked.
+        """
+        if self.gateway is None:
+            raise ConfigError("this workflow was only checked, so no episode can run")
+        with self.gateway.attach(context.endpoint) as door:
+            yield door
+        if not context.calls and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "%s has answered without calling the model, so there is nothing to train: it must send its calls to "
+                "the base URL that it is given, with the key that it is given; many clients read them from "
+                "OPENAI_BASE_URL and OPENAI_API_KEY unless the code sets others",
+                self.name,
+            )
+
+
+@asynccontextmanager
+async def open_doors(builder: Builder, name: str) -> AsyncIterator[AgentDoors]:
+    """Yields the doors of a run; opens no port if the configuration is only checked.
+
+    Args:
+        builder: The run's builder.
+        name: What messages call the agent.
+    """
+    if not getattr(builder, "makes_models", True):
+        yield AgentDoors(None, name)
+        return
+    async with Gateway() as gateway:
+        yield AgentDoors(gateway, name)
+
+
+def format_task(value: Any) -> str:
+    """Returns an example's input as text: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def describe_episode(item: EvalInputItem, context: EpisodeContext) -> dict[str, Any]:
+    """Returns what every agent may know of its episode, by the name that a template uses."""
+    return {
+        "input": item.input_obj,
+        "example_id": context.example_id,
+        "seed": context.seed,
+        "is_training": context.is_training,
+        "model": context.endpoint.default,
+    }
+
+
+def build_variables(episode: Mapping[str, Any], door: GatewayDoor) -> dict[str, str]:
+    """Returns the variables of a program's environment that the run sets.
+
+    Args:
+        episode: See `describe_episode`.
+        door: The gateway to the episode.
+    """
+    return {
+        **door.environment(),
+        "REINFORGE_EXAMPLE_ID": str(episode["example_id"]),
+        "REINFORGE_SEED": str(episode["seed"]),
+        "REINFORGE_IS_TRAINING": "1" if episode["is_training"] else "0",
+        "REINFORGE_MODEL": str(episode["model"]),
+    }
+
+
+def decode_answer(text: str, what: str, context: EpisodeContext) -> Any:
+    """Returns the value of an answer in JSON.
+
+    Args:
+        text: The answer.
+        what: What it is, for messages.
+        context: The episode.
+
+    Raises:
+        PolicyFailure: It is not JSON, and the agent only passed on what the policy wrote.
+        AgentFailed: It is not JSON.
+    """
+    try:
+        return decode_json(text)
+    except ValueError as error:
+        message = f"{what} is not JSON ({error}): {shorten(text)}"
+        said = (extract_text(call.reply.message.get("content")) for call in context.calls)
+        if text.strip() and any(text.strip() in reply for reply in said):
+            raise PolicyFailure(f"{message}; the policy wrote it", output=text) from None
+        raise AgentFailed(message) from None
+
+
+def shorten(text: str) -> str:
+    """Returns the start of a text, quoted."""
+    return repr(text[:SHOWN]) + ("..." if len(text) > SHOWN else "")
+
+
+def refuse_windows(what: str) -> None:
+    """Refuses an operating system without process groups.
+
+    Raises:
+        ConfigError: This is Windows.
+    """
+    if os.name == "nt":
+        raise ConfigError(
+            Problem("_type", f"{what} needs process groups, which Windows does not have", "run it in WSL, or on Linux")
+        )

@@ -1,0 +1,267 @@
+"""Runs a program of any language once, within limits, and kills everything that it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from reinforge.rollout.isolation.processes import (
+    RunningProcess,
+    kill_group,
+    kill_marked,
+    kill_members,
+    list_processes,
+)
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+
+MAX_STDOUT = 16 << 20
+"""Most bytes that a program may write to its standard output."""
+MAX_STDERR = 1 << 16
+"""Bytes that are kept of the end of its standard error."""
+CLOSE_S = 0.5
+"""Seconds for which what a program has left behind may still write to its pipes."""
+WATCH_S = 0.25
+"""Seconds between two looks at the memory and the processes of every program."""
+MARK = "REINFORGE_PROCESS_ID"
+"""The variable by which a program's processes are recognized, also those that leave its group."""
+
+LIMITED_MEMORY = (
+    "import os, resource, sys; limit = int(sys.argv[1]); "
+    "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)); os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Limits its own memory and becomes the program. `RLIMIT_DATA` counts what can be written to, so that it fits Node and
+Go, which reserve far more addresses than they use."""
+
+
+class ProgramError(Exception):
+    """A program could not be started, failed, or gave no answer that can be used; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """What one run of a program may use.
+
+    Attributes:
+        max_memory_mb: MiB of memory, of each process and of all together; None: no limit.
+        max_processes: Number of processes at a time; None: no limit.
+    """
+
+    max_memory_mb: int | None = None
+    max_processes: int | None = None
+
+    def find_excess(self, processes: Sequence[RunningProcess]) -> str | None:
+        """Returns which limit a program exceeds; None: none.
+
+        Args:
+            processes: Its own.
+        """
+        if self.max_processes is not None and len(processes) > self.max_processes:
+            return f"it had {len(processes)} processes, more than max_processes ({self.max_processes})"
+        used = sum(process.resident_bytes for process in processes) >> 20
+        if self.max_memory_mb is not None and used > self.max_memory_mb:
+            return f"it used {used} MiB of memory, more than max_memory_mb ({self.max_memory_mb})"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """How a program ended.
+
+    Attributes:
+        exit_code: Negative: the signal that killed it.
+        stdout: What it wrote.
+        stderr: The end of what it wrote there.
+    """
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class ProgramOutput(asyncio.SubprocessProtocol):
+    """Collects what a program writes.
+
+    Attributes:
+        exited: Set when the program has ended.
+        closed: Set when nothing can write to its pipes any more either.
+        excess: The limit that it exceeded, for which it was killed; None: none.
+    """
+
+    def __init__(self) -> None:
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
+        self.excess: str | None = None
+        self.pid = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the program's id."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self.pid = transport.get_pid()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keeps the first bytes of the standard output and the last ones of the standard error."""
+        if fd == 2:
+            self.stderr += data
+            del self.stderr[:-MAX_STDERR]
+        elif len(self.stdout) + len(data) <= MAX_STDOUT:
+            self.stdout += data
+        else:
+            self.kill(f"it wrote more than {MAX_STDOUT >> 20} MiB to its standard output")
+
+    def kill(self, excess: str) -> None:
+        """Kills the program's group because of a limit."""
+        self.excess = self.excess or excess
+        kill_members(self.pid)
+
+    def process_exited(self) -> None:
+        """The program has ended."""
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The program has ended and its pipes are closed."""
+        self.closed.set()
+
+
+@dataclass
+class ProgramWatch:
+    """Looks at the running programs every `WATCH_S` seconds and kills those that exceed their limits."""
+
+    _programs: dict[ProgramOutput, ProgramLimits] = field(default_factory=dict)
+    _added: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[ProgramWatch]:
+        """Watches until the end of the block."""
+        task = asyncio.create_task(self._run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    @contextlib.contextmanager
+    def watching(self, output: ProgramOutput, limits: ProgramLimits) -> Iterator[None]:
+        """Watches one program during the block."""
+        self._programs[output] = limits
+        self._added.set()
+        try:
+            yield
+        finally:
+            del self._programs[output]
+
+    async def _run(self) -> None:
+        while True:
+            if not self._programs:
+                self._added.clear()
+                await self._added.wait()
+            leaders = {output.pid for output in self._programs}
+            found = await run_in_daemon_thread(partial(find_processes_of, leaders), "program-watch")
+            for output, limits in list(self._programs.items()):
+                if (excess := limits.find_excess(found.get(output.pid, []))) is not None:
+                    output.kill(excess)
+            await asyncio.sleep(WATCH_S)
+
+
+def find_processes_of(
+    leaders: Collection[int], processes: Mapping[int, RunningProcess] | None = None
+) -> dict[int, list[RunningProcess]]:
+    """Returns the processes of each program: those of its group, and their descendants.
+
+    Example: leaders {5}, processes 5 (group 5), 6 (parent 5, group 6), 7 (parent 1, group 5), 8 (parent 1, group 8)
+        -> {5: [5, 6, 7]}
+
+    Args:
+        leaders: The programs, each of which leads its group.
+        processes: Where to look; None: every running process.
+    """
+    processes, found = list_processes() if processes is None else processes, defaultdict(list)
+    for pid, process in processes.items():
+        above, seen = pid, set[int]()
+        while above in processes and above not in seen:
+            seen.add(above)
+            if processes[above].group in leaders:
+                found[processes[above].group].append(process)
+                break
+            above = processes[above].parent
+    return dict(found)
+
+
+async def run_program(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    stdin: bytes = b"",
+    limits: ProgramLimits,
+    watch: ProgramWatch,
+) -> ProgramResult:
+    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled.
+
+    Args:
+        command: Absolute path of the program, and its arguments.
+        cwd: Where it starts.
+        env: Its whole environment.
+        stdin: Its standard input.
+        limits: What it may use.
+        watch: Keeps to `limits`.
+
+    Raises:
+        ProgramError: It cannot be started, or exceeded a limit.
+    """
+    mark = uuid.uuid4().hex
+    if limits.max_memory_mb is not None:
+        memory = str(limits.max_memory_mb << 20)
+        command = [sys.executable, "-I", "-S", "-c", LIMITED_MEMORY, memory, *command]
+    loop = asyncio.get_running_loop()
+    try:
+        transport, output = await loop.subprocess_exec(
+            ProgramOutput, *command, cwd=cwd, env={**env, MARK: mark}, start_new_session=True
+        )
+    except (OSError, ValueError) as error:
+        raise ProgramError(f"{command[0]} cannot be started: {error}") from None
+    try:
+        with watch.watching(output, limits):
+            _write(transport, stdin)
+            await output.exited.wait()
+            kill_members(output.pid)  # what it left behind may hold its pipes open
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(output.closed.wait(), CLOSE_S)
+    finally:
+        runs = not output.exited.is_set()
+        try:
+            await asyncio.shield(run_in_daemon_thread(lambda: end_program(output.pid, mark, runs=runs), "program-end"))
+        finally:
+            transport.close()
+    if output.excess is not None:
+        raise ProgramError(f"was killed: {output.excess}")
+    code = transport.get_returncode()
+    assert code is not None  # it has exited
+    return ProgramResult(code, bytes(output.stdout), bytes(output.stderr))
+
+
+def _write(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
+    pipe = transport.get_pipe_transport(0)
+    assert isinstance(pipe, asyncio.WriteTransport)
+    pipe.write(stdin)
+    with contextlib.suppress(OSError, NotImplementedError):
+        pipe.write_eof()
+
+
+def end_program(pid: int, mark: str, *, runs: bool) -> None:
+    """Kills everything that a program has started.
+
+    Args:
+        pid: The program, which leads its group.
+        mark: The value of its `MARK`.
+        runs: False if it has ended, so that its id may belong to another process already.
+    """
+    if runs:
+        kill_group(pid)
+    kill_marked(f"{MARK}={mark}")

@@ -1,0 +1,155 @@
+"""Bad requests get a response that says what is wrong, in the form of the API that was called; nothing is sampled."""
+
+import asyncio
+import json
+
+import pytest
+
+from reinforge.errors import BackendError, ConfigError, EngineError
+from reinforge.rollout.capture import AsyncLLM, Capture
+from reinforge.rollout.http.endpoint import EndpointRequest, EpisodeEndpoint
+from reinforge.types.request import SamplingParams
+from tests.doubles import PolicyModel, ScriptedPolicy
+
+CHAT = "/v1/chat/completions"
+QUESTION = {"model": "agent", "messages": [{"role": "user", "content": "2 + 3?"}]}
+
+
+def endpoint_of(policy, **options):
+    capture = Capture(seed=1)
+
+    def find(name):
+        return AsyncLLM(name, PolicyModel(policy), capture, SamplingParams())
+
+    return EpisodeEndpoint(find, "agent", {"agent": "scripted"}, **options), capture
+
+
+async def ask(body, path=CHAT, method="POST", policy=None, **options):
+    endpoint, capture = endpoint_of(policy or ScriptedPolicy(), **options)
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = await endpoint.handle(EndpointRequest(method, path, {}, raw))
+    return response, json.loads(response.body), capture
+
+
+BAD_BODIES = {
+    "no JSON": (b"{", "not JSON"),
+    "no UTF-8": (b'{"model": "\xff"}', "not UTF-8"),
+    "too deep": (b"[" * 100_000, "nested too deeply"),
+    "a huge number": (b'{"n": ' + b"9" * 5000 + b"}", "not JSON"),
+    "no object": (b"[]", "an object"),
+    "no messages": ({"model": "agent"}, "messages"),
+    "empty messages": ({"model": "agent", "messages": []}, "messages"),
+    "messages are a text": ({"model": "agent", "messages": "hi"}, "messages"),
+    "a message is a text": ({"messages": ["hi"]}, "messages[0]"),
+    "a message without a role": ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    "a content is a number": ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image"),
+    "n is a text": ({**QUESTION, "n": "two"}, "n: expected a whole number"),
+    "n is 0": ({**QUESTION, "n": 0}, "n: expected at least 1"),
+    "too many choices": ({**QUESTION, "n": 1000}, "128"),
+    "temperature is a text": ({**QUESTION, "temperature": "hot"}, "temperature"),
+    "max_tokens is negative": ({**QUESTION, "max_tokens": -1}, "max_tokens"),
+    "stop is a number": ({**QUESTION, "stop": 3}, "stop"),
+    "stream is a text": ({**QUESTION, "stream": "yes"}, "stream"),
+    "a tool without a function": ({**QUESTION, "tools": [{"type": "function"}]}, "tools[0].function"),
+    "a tool of OpenAI's": ({**QUESTION, "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "a tool's schema is a list": (
+        {**QUESTION, "tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        "tools[0].function.parameters",
+    ),
+    "tools are an object": ({**QUESTION, "tools": {}}, "tools"),
+    "a tool choice is a number": ({**QUESTION, "tool_choice": 1}, "tool_choice"),
+    "an unknown argument": ({**QUESTION, "self": 1}, "self"),
+    "a misspelt argument": ({**QUESTION, "temprature": 1}, "temprature"),
+    "a model is a list": ({**QUESTION, "model": ["agent"]}, "model"),
+    "a response format is a text": ({**QUESTION, "response_format": "json"}, "response_format"),
+    "a logit bias is a list": ({**QUESTION, "logit_bias": [1]}, "logit_bias"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+async def test_a_bad_body_is_refused_with_the_field_and_the_reason(name):
+    body, message = BAD_BODIES[name]
+    policy = ScriptedPolicy()
+    response, error, _ = await ask(body, policy=policy)
+    assert (response.status, error["error"]["type"]) == (400, "invalid_request_error"), error
+    assert message in error["error"]["message"]
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-should-retry"] == "false"
+    assert policy.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models/agent", 405),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/models/gpt-4o", 404),
+        ("GET", "/v1/chat/completionsx", 404),
+    ],
+)
+async def test_other_paths_and_methods_are_refused(method, path, status):
+    response, error, _ = await ask(QUESTION, path, method)
+    assert response.status == status
+    assert error["error"]["message"]
+
+
+async def test_anthropics_clients_get_anthropics_errors():
+    response, error, _ = await ask(b"{", "/v1/messages")
+    assert response.status == 400
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+
+
+async def test_models_are_listed_by_entry_and_by_name():
+    _, listed, _ = await ask(b"", "/v1/models", "GET")
+    assert [each["id"] for each in listed["data"]] == ["agent", "scripted"]
+    response, one, _ = await ask(b"", "/v1/models/scripted", "GET")
+    assert (response.status, one["id"], one["object"]) == (200, "scripted", "model")
+
+
+async def test_what_is_no_fault_of_the_request_is_no_400():
+    for error, status in [(BackendError("odd"), 502), (EngineError("broken"), 500), (ConfigError("none yet"), 500)]:
+        response, body, _ = await ask(QUESTION, policy=ScriptedPolicy(lambda request, error=error: error))
+        assert (response.status, body["error"]["type"]) == (status, "server_error")
+        assert str(error) in body["error"]["message"]
+
+
+async def test_secrets_of_a_failure_are_not_told_to_the_agent():
+    failure = BackendError("401 for Authorization: Bearer sk-proj-abcdefghijklmnopqrstuvwxyz0123456789")
+    _, body, _ = await ask(QUESTION, policy=ScriptedPolicy(lambda request: failure))
+    assert "abcdefghijklmnop" not in body["error"]["message"]
+
+
+async def test_null_fields_are_absent_ones_and_an_absent_model_is_the_workflows():
+    body = {"messages": QUESTION["messages"], "temperature": None, "tools": None, "stop": None, "stream": None}
+    response, answer, _ = await ask(body)
+    assert response.status == 200, answer
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "yes", "refusal": None}
+
+
+async def test_several_requests_at_once_are_answered_each_with_its_own_reply():
+    policy = ScriptedPolicy(lambda request: request.messages[0]["content"].upper())
+    endpoint, capture = endpoint_of(policy)
+    bodies = [json.dumps({"messages": [{"role": "user", "content": f"q{i}"}]}).encode() for i in range(20)]
+    responses = await asyncio.gather(*(endpoint.answer(EndpointRequest("POST", CHAT, {}, body)) for body in bodies))
+    said = [json.loads(response.body)["choices"][0]["message"]["content"] for response in responses]
+    assert said == [f"Q{i}" for i in range(20)]
+    assert len(capture.calls) == 20
+
+
+async def test_a_streamed_answer_has_the_text_of_the_whole_one():
+    policy = ScriptedPolicy(lambda request: "several words of an answer")
+    endpoint, _ = endpoint_of(policy)
+    request = EndpointRequest("POST", CHAT, {}, json.dumps({**QUESTION, "stream": True}).encode())
+    response = await endpoint.handle(request)
+    events = b"".join(response.body).decode().split("\n\n")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert (
+        "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "several words of an answer"
+    )
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert len({chunk["id"] for chunk in chunks}) == 1

@@ -1,0 +1,218 @@
+"""The gateway with the official clients: what they ask for is sampled once and recorded."""
+
+import asyncio
+import json
+import socket
+import sys
+
+import pytest
+from anthropic import AsyncAnthropic, NotFoundError
+from openai import APIStatusError, AsyncOpenAI
+
+from reinforge.rollout import gateway as server
+from reinforge.rollout.gateway import Gateway
+from reinforge.rollout.http import gateway_door
+from tests.doubles import ScriptedPolicy
+from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
+
+HELLO = [{"role": "user", "content": "hello?"}]
+
+
+@pytest.fixture
+async def gateway():
+    async with Gateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def episode():
+    return Episode(ScriptedPolicy(lambda request: "a reply of five words"))
+
+
+@pytest.fixture
+async def openai(gateway, episode):
+    with gateway.attach(episode.endpoint) as door:
+        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0) as client:
+            yield client
+
+
+@pytest.fixture
+async def anthropic(gateway, episode):
+    with gateway.attach(episode.endpoint) as door:
+        url = door.environment()["ANTHROPIC_BASE_URL"]
+        async with AsyncAnthropic(base_url=url, api_key=door.api_key, max_retries=0) as client:
+            yield client
+
+
+async def test_chat_completions_streamed_and_not(openai, episode):
+    reply = await openai.chat.completions.create(model="agent", messages=HELLO)
+    assert reply.choices[0].message.content == "a reply of five words"
+    async with openai.chat.completions.stream(model="agent", messages=HELLO) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "a reply of five words"
+    assert len(episode.capture.calls) == 2
+
+
+async def test_text_completions_streamed_and_not(openai, episode):
+    reply = await openai.completions.create(model="agent", prompt="hello", max_tokens=100)
+    chunks = await openai.completions.create(model="agent", prompt=[1, 2], max_tokens=100, stream=True)
+    streamed = "".join([chunk.choices[0].text async for chunk in chunks])
+    assert (reply.choices[0].text, streamed) == ("a reply of five words",) * 2
+    assert [call.request.prompt for call in episode.capture.calls] == ["hello", (1, 2)]
+
+
+async def test_responses_streamed_and_not(openai, episode):
+    reply = await openai.responses.create(model="agent", input="hello?", instructions="Be brief.")
+    async with openai.responses.stream(model="agent", input="hello?") as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert (reply.output_text, final.output_text) == ("a reply of five words",) * 2
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert episode.capture.calls[0].request.messages[0] == {"role": "system", "content": "Be brief."}
+
+
+async def test_messages_of_anthropic_streamed_and_not(anthropic, episode):
+    reply = await anthropic.messages.create(model="agent", max_tokens=100, messages=HELLO)
+    async with anthropic.messages.stream(model="agent", max_tokens=100, messages=HELLO) as stream:
+        streamed = await stream.get_final_message()
+    assert (reply.content[0].text, streamed.content[0].text) == ("a reply of five words",) * 2
+    assert len(episode.capture.calls) == 2
+
+
+async def test_models_are_the_entries_of_llms(openai):
+    assert [model.id async for model in openai.models.list()] == ["agent", "scripted"]
+
+
+async def test_the_environment_is_all_that_the_official_clients_need(gateway, episode, monkeypatch):
+    with gateway.attach(episode.endpoint) as door:
+        for name, value in door.environment().items():
+            monkeypatch.setenv(name, value)
+        async with AsyncOpenAI() as openai, AsyncAnthropic() as anthropic:
+            await openai.responses.create(model="agent", input="hello?")
+            await anthropic.messages.create(model="agent", max_tokens=9, messages=HELLO)
+    assert len(episode.capture.calls) == 2
+
+
+async def test_the_key_alone_says_which_episode(gateway):
+    first, second = Episode(), Episode()
+    with gateway.attach(first.endpoint), gateway.attach(second.endpoint) as door:
+        for headers in ({}, {"authorization": None, "x_api_key": door.api_key}):
+            status, _, _ = await ask(door, path="/v1/chat/completions", **headers)
+            assert status == 200
+    assert (len(first.capture.calls), len(second.capture.calls)) == (0, 2)
+
+
+async def test_an_error_of_either_api_has_the_message_and_the_type_of_its_client(openai, anthropic, gateway):
+    with pytest.raises(APIStatusError, match="temperature") as failure:
+        await openai.chat.completions.create(model="agent", messages=HELLO, temperature="hot")  # type: ignore[arg-type]
+    assert failure.value.status_code == 400
+    episode = Episode(entries=("agent", "judge"))
+    with gateway.attach(episode.endpoint) as door:
+        url = door.environment()["ANTHROPIC_BASE_URL"]
+        async with AsyncAnthropic(base_url=url, api_key=door.api_key) as client:
+            with pytest.raises(NotFoundError, match="llms has: agent, judge"):
+                await client.messages.create(model="claude", max_tokens=9, messages=HELLO)
+
+
+async def test_the_server_listens_on_the_loopback_only(gateway):
+    (listener,) = gateway._listener.sockets
+    assert listener.family == socket.AF_INET
+    assert listener.getsockname()[0] == "127.0.0.1"
+
+
+async def ask_at_another_address(gateway):
+    """Asks at 127.0.0.2, an address of this machine on Linux that is not the gateway's; returns the status."""
+    with gateway.attach(Episode().endpoint) as door:
+        reader, writer = await asyncio.open_connection("127.0.0.2", gateway.port)
+        writer.write(write_request(door, host=f"localhost:{gateway.port}"))
+        status, _, _ = await read_response(reader)
+        writer.close()
+    return status
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no 127.0.0.2")
+async def test_another_address_of_this_machine_is_not_answered(gateway):
+    with pytest.raises(ConnectionRefusedError):
+        await ask_at_another_address(gateway)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no 127.0.0.2")
+async def test_without_the_loopback_every_address_is_answered(monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(server, "LOOPBACK", "0.0.0.0")
+    async with Gateway() as gateway:
+        assert await ask_at_another_address(gateway) == 200
+
+
+async def test_a_connection_is_used_again(gateway):
+    with gateway.attach(Episode().endpoint) as door:
+        reader, writer = await open_connection(door)
+        for _ in range(3):
+            writer.write(write_request(door))
+            status, headers, _ = await read_response(reader)
+            assert status == 200
+            assert headers["server"] == "reinforge"
+        writer.close()
+
+
+async def test_too_many_requests_wait_and_none_is_lost(gateway, monkeypatch):
+    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 4)
+    episode = Episode(HeldPolicy())
+    with gateway.attach(episode.endpoint) as door:
+        asking = [asyncio.create_task(ask(door)) for _ in range(40)]
+        while episode.policy.most < 4:
+            await asyncio.sleep(0)
+        episode.policy.release.set()
+        answers = await asyncio.gather(*asking)
+    assert sorted(text_of(body) for _, _, body in answers) == sorted(f"reply {number}" for number in range(40))
+    assert episode.policy.most == 4
+    assert len(episode.capture.calls) == 40
+
+
+async def test_without_the_bound_all_requests_are_sampled_at_once(gateway, monkeypatch):
+    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 10**6)
+    episode = Episode(HeldPolicy())
+    with gateway.attach(episode.endpoint) as door:
+        asking = [asyncio.create_task(ask(door)) for _ in range(40)]
+        while episode.policy.most < 40:
+            await asyncio.sleep(0)
+        episode.policy.release.set()
+        await asyncio.gather(*asking)
+
+
+async def test_the_end_of_an_episode_cancels_its_calls_and_tells_their_clients(gateway):
+    episode, other = Episode(HeldPolicy()), Episode(HeldPolicy())
+    with gateway.attach(other.endpoint) as open_door:
+        with gateway.attach(episode.endpoint) as door:
+            asking, waiting = asyncio.create_task(ask(door)), asyncio.create_task(ask(open_door))
+            await asyncio.gather(episode.policy.asked.wait(), other.policy.asked.wait())
+        status, _, body = await asking
+        assert (status, json.loads(body)["error"]["code"]) == (410, "episode_ended")
+        await door.wait_closed()
+        assert episode.capture.calls == []
+        assert episode.capture.pending == 0
+        other.policy.release.set()
+        assert (await waiting)[0] == 200
+
+
+async def test_the_end_of_the_gateway_waits_for_what_it_cancels():
+    episode = Episode(HeldPolicy())
+    async with Gateway() as gateway:
+        door = gateway.attach(episode.endpoint)
+        asking = asyncio.create_task(ask(door))
+        await episode.policy.asked.wait()
+    assert (await asking)[0] == 410
+    assert episode.capture.pending == 0
+    with pytest.raises(OSError, match="."):
+        await open_connection(door)
+
+
+async def test_a_long_stream_lets_other_requests_through(gateway):
+    text = "word " * 3000
+    episode = Episode(ScriptedPolicy(lambda request: text))
+    with gateway.attach(episode.endpoint) as door:
+        status, headers, body = await ask(door, {**CHAT, "stream": True})
+    assert status == 200
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert body.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,301 @@
+"""Whatever reaches the gateway is answered, in the form of its API, and no other episode notices."""
+
+import asyncio
+import json
+
+import pytest
+
+from reinforge.rollout import gateway as server
+from reinforge.rollout.gateway import MAX_BODY_BYTES, Gateway
+from reinforge.rollout.http import gateway_door
+from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, write_request
+
+MESSAGES = {**CHAT, "max_tokens": 9}
+
+
+@pytest.fixture
+async def gateway():
+    async with Gateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def episode():
+    return Episode(entries=("agent", "judge"))
+
+
+@pytest.fixture
+async def door(gateway, episode):
+    """The door of an episode; afterwards another one is as well as before."""
+    other = Episode()
+    with gateway.attach(other.endpoint) as untouched, gateway.attach(episode.endpoint) as door:
+        yield door
+        assert (await ask(untouched))[0] == 200
+        assert len(other.capture.calls) == 1
+    assert episode.capture.pending == 0
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+BODIES = {
+    "invalid UTF-8": (b'{"model": "\xff"}', 400, "not UTF-8"),
+    "no JSON": (b"{", 400, "not JSON"),
+    "an empty body": (b"", 400, "JSON"),
+    "JSON that is no object": (b"[]", 400, "expected an object, found a list of 0"),
+    "deep JSON": (b"[" * 100_000, 400, "nested"),
+    "a number of 5,000 digits": (b'{"seed": ' + b"9" * 5000 + b"}", 400, "."),
+    "a model that does not exist": ({**CHAT, "model": "gpt"}, 404, "llms has: agent, judge"),
+    "no messages": ({"model": "agent"}, 400, "messages: expected at least one message"),
+    "a message without content": (
+        {"model": "agent", "messages": [{"role": "user"}]}, 400, "messages[0].content is missing"),
+    "a tool schema that is none": ({**CHAT, "tools": [TOOL]}, 400, "tools[0].function.parameters.type"),
+    "a schema of a kind that is none": (
+        {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": 7}}]}, 400, "object, found 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_bad_body_is_refused_with_its_reason(door, episode, name):
+    body, expected, reason = BODIES[name]
+    status, headers, answer = await ask(door, body)
+    assert status == expected
+    assert reason in json.loads(answer)["error"]["message"]
+    assert headers["x-should-retry"] == "false"
+    assert episode.capture.calls == []
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_read(door):
+    status, headers, body = await ask(door, b"", content_length=50_000_000)
+    assert (status, headers["connection"]) == (413, "close")
+    assert json.loads(body)["error"]["code"] == "request_too_large"
+
+
+async def send_more_than_the_limit(door):
+    """Sends a body of unknown length that is longer than the limit; returns the status."""
+    reader, writer = await open_connection(door)
+    writer.write(write_request(door, b"", content_length=None, transfer_encoding="chunked"))
+    piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    for _ in range(MAX_BODY_BYTES // 0x100000 + 1):
+        writer.write(piece)
+        await writer.drain()
+    writer.write(b"0\r\n\r\n")
+    status, _, _ = await read_response(reader)
+    writer.close()
+    return status
+
+
+async def test_a_body_of_unknown_length_is_read_up_to_the_limit(door):
+    assert await send_more_than_the_limit(door) == 413
+
+
+async def test_without_the_limit_the_body_is_read_whole(episode):
+    """Mutation check: 400, since 33 MiB of spaces were read and are no JSON."""
+    async with Gateway(max_body_bytes=1 << 40) as gateway:
+        with gateway.attach(episode.endpoint) as door:
+            assert await send_more_than_the_limit(door) == 400
+
+
+async def test_a_client_may_ask_before_it_sends_its_body(door):
+    reader, writer = await open_connection(door)
+    content = json.dumps(CHAT).encode()
+    writer.write(write_request(door, b"", content_length=len(content), expect="100-continue"))
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+    writer.write(content)
+    assert (await read_response(reader))[0] == 200
+    writer.close()
+
+
+async def test_a_slow_body_is_given_up(episode, monkeypatch):
+    monkeypatch.setattr(server, "LINGER_S", 0.02)
+    async with Gateway(body_timeout_s=0.02) as gateway:
+        with gateway.attach(episode.endpoint) as door:
+            status, _, body = await ask(door, b"", content_length=100)
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_a_slow_head_is_given_up(episode, monkeypatch):
+    monkeypatch.setattr(server, "IDLE_TIMEOUT_S", 0.02)
+    async with Gateway() as gateway:
+        with gateway.attach(episode.endpoint) as door:
+            reader, writer = await open_connection(door)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: ")
+            assert await reader.read() == b""
+            writer.close()
+
+
+@pytest.mark.parametrize("num_sent", [30, -30])
+async def test_without_the_time_limits_a_slow_client_is_waited_for(episode, monkeypatch, num_sent):
+    """Mutation check: a request whose head, or whose body, takes longer than the limits above is still answered."""
+    monkeypatch.setattr(server, "IDLE_TIMEOUT_S", 3600.0)
+    async with Gateway(body_timeout_s=3600.0) as gateway:
+        with gateway.attach(episode.endpoint) as door:
+            reader, writer = await open_connection(door)
+            content = write_request(door)
+            writer.write(content[:num_sent])
+            await asyncio.sleep(0.1)
+            writer.write(content[num_sent:])
+            assert (await read_response(reader))[0] == 200
+            writer.close()
+
+
+async def test_a_client_that_hangs_up_while_it_sends_leaves_nothing(door, episode, caplog):
+    _, writer = await open_connection(door)
+    writer.write(write_request(door, b"{", content_length=100))
+    await writer.drain()
+    writer.transport.abort()
+    assert (await ask(door))[0] == 200
+    assert len(episode.capture.calls) == 1
+    assert not caplog.records
+
+
+async def test_bytes_that_are_no_http_are_refused_without_a_traceback_in_the_log(door, caplog):
+    reader, writer = await open_connection(door)
+    writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+    assert (await reader.readuntil(b"\r\n")).startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+    writer.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("path", "expected", "code"),
+    [
+        ("/episodes/0123456789abcdef/v1/chat/completions", 404, "episode_not_found"),
+        ("/v1/files", 404, "not_found"),
+        ("/v1/../v1/files", 404, "not_found"),
+        ("/v1/models/nothing", 405, "method_not_allowed"),
+    ],
+)
+async def test_a_path_that_is_not_there(door, path, expected, code):
+    status, _, body = await ask(door, path=path)
+    assert (status, json.loads(body)["error"]["code"]) == (expected, code)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("key", [None, "Bearer", "Bearer sk-episode-wrong", "Basic YTpi", "Bearer \udcff"])
+async def test_a_wrong_key_is_refused(door, episode, path, key):
+    status, _, body = await ask(door, path=path, authorization=key)
+    assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+    assert episode.capture.calls == []
+
+
+async def test_the_key_of_one_episode_opens_no_other(gateway, door, episode):
+    with gateway.attach(Episode().endpoint) as other:
+        status, _, _ = await ask(door, authorization=f"Bearer {other.api_key}")
+    assert status == 401
+    assert episode.capture.calls == []
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+async def test_an_episode_that_has_ended_is_told_to_its_clients_only(gateway, path):
+    episode = Episode()
+    with gateway.attach(episode.endpoint) as door:
+        pass
+    status, _, body = await ask(door, path=path)
+    assert (status, json.loads(body)["error"]["code"]) == (410, "episode_ended")
+    assert (await ask(door, path=path, authorization="Bearer wrong"))[0] == 401
+    assert episode.capture.calls == []
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+async def test_without_closing_its_door_the_key_of_an_ended_episode_samples(gateway, monkeypatch, path):
+    """Mutation check."""
+    monkeypatch.setattr(gateway_door.GatewayDoor, "close", lambda self: None)
+    episode = Episode()
+    with gateway.attach(episode.endpoint) as door:
+        pass
+    assert (await ask(door, path=path))[0] == 200
+    assert len(episode.capture.calls) == 1
+
+
+async def test_the_latest_ended_episodes_are_remembered(gateway, monkeypatch):
+    monkeypatch.setattr(server, "MAX_ENDED", 2)
+    doors = [gateway.attach(Episode().endpoint) for _ in range(3)]
+    for door in doors:
+        door.close()
+    assert [(await ask(door))[0] for door in doors] == [404, 410, 410]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1"},
+        {"host": None},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://localhost:1"},
+    ],
+)
+async def test_a_page_in_a_browser_gets_nothing(door, episode, headers):
+    status, answered, _ = await ask(door, **headers)
+    assert status in (400, 403)  # 400: HTTP itself requires the Host header
+    assert not any(name.startswith("access-control") for name in answered)
+    assert episode.capture.calls == []
+
+
+async def test_options_names_the_methods_and_allows_no_page(door):
+    status, headers, _ = await ask(door, b"", method="OPTIONS")
+    assert (status, headers["allow"]) == (204, "get, head, options, post")
+    assert not any(name.startswith("access-control") for name in headers)
+
+
+async def test_head_is_get_without_the_body(door):
+    _, got, _ = await ask(door, b"", method="GET", path="/models")
+    status, headers, _ = await ask(door, b"", method="HEAD", path="/models")
+    assert (status, headers["content-length"]) == (200, got["content-length"])
+    assert (await ask(door, b"", method="DELETE", path="/models"))[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("headers", "path"), [({"authorization": "Bearer wrong"}, "/messages"), ({"host": "evil.example"}, "/messages")]
+)
+async def test_anthropics_clients_get_errors_in_their_form(door, headers, path):
+    _, _, body = await ask(door, MESSAGES, path=path, **headers)
+    assert json.loads(body)["type"] == "error"
+
+
+async def test_a_failure_of_the_model_is_told_and_recorded_nowhere(gateway):
+    episode = Episode()
+    episode.policy.script = lambda request: RuntimeError("out of luck")
+    with gateway.attach(episode.endpoint) as door:
+        status, _, body = await ask(door)
+    assert status == 500
+    assert "out of luck" in json.loads(body)["error"]["message"]
+    assert episode.capture.calls == []
+
+
+def accept_every_key(monkeypatch):
+    monkeypatch.setattr(gateway_door.GatewayDoor, "accepts", lambda self, key: True)
+
+
+def check_no_origin(monkeypatch):
+    monkeypatch.setattr(Gateway, "_check_origin", lambda self, request: None)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "headers"),
+    [
+        (accept_every_key, {"authorization": "Bearer wrong"}),
+        (check_no_origin, {"host": "evil.example"}),
+        (check_no_origin, {"origin": "https://evil.example"}),
+    ],
+)
+async def test_without_the_check_a_stranger_samples(door, episode, monkeypatch, mutate, headers):
+    mutate(monkeypatch)
+    assert (await ask(door, **headers))[0] == 200
+    assert len(episode.capture.calls) == 1
+
+
+async def test_one_episode_with_all_its_requests_in_flight_delays_no_other(gateway, monkeypatch):
+    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 2)
+    busy, calm = Episode(HeldPolicy()), Episode()
+    with gateway.attach(busy.endpoint) as busy_door, gateway.attach(calm.endpoint) as calm_door:
+        asking = [asyncio.create_task(ask(busy_door)) for _ in range(10)]
+        await busy.policy.asked.wait()
+        assert (await ask(calm_door))[0] == 200
+        busy.policy.release.set()
+        assert {status for status, _, _ in await asyncio.gather(*asking)} == {200}
+
+
+async def test_counting_tokens_is_refused_in_the_form_of_anthropic(door):
+    status, _, body = await ask(door, MESSAGES, path="/messages/count_tokens")
+    assert (status, json.loads(body)["error"]["type"]) == (404, "not_found_error")
