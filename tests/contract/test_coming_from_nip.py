@@ -14,7 +14,7 @@ from reinforge.multiagent import (
     collect_rollouts,
 )
 from reinforge.multiagent.nip.parameters.base import get_changed_fields
-from reinforge.rollout.threads import LoopThread
+from reinforge.rollout.isolation.threads import LoopThread
 from tests.generated import DOCS
 
 PAGE = (DOCS / "coming-from-nip.md").read_text(encoding="utf-8")
@@ -95,12 +95,11 @@ def test_the_steps_of_a_loop(tmp_path, tiny_model_dir):
 
 
 def test_the_fields_that_the_page_calls_refused_are():
-    for name in ("use_supervisor_message", "repetition_penalty", "use_dummy_api"):
+    for name in ("repetition_penalty", "use_dummy_api"):
         assert (
             name in HyperParameters("s", "pure_text_ei", "d", agents={"a": {"model_name": "m"}}).agents["a"].UNSUPPORTED
         )
     params = HyperParameters("s", "pure_text_ei", "d")
-    assert {"verifier_decision_spectrum", "force_guess"} <= set(params.protocol_common.UNSUPPORTED)
-    assert "num_initial_ei_iterations" in params.pure_text_malt.UNSUPPORTED
+    assert {"prover_invalid_response_penalty", "force_guess"} <= set(params.protocol_common.UNSUPPORTED)
     assert "apps_difficulty" in params.code_validation.UNSUPPORTED
     assert get_changed_fields(params.rl) == {}

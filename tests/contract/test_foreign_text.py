@@ -11,7 +11,7 @@ from reinforge.dialects.tool_calls import ToolFormat, find_bad_call, read_tool_c
 from reinforge.evaluation.answers import parse_answer
 from reinforge.evaluation.evaluators.numeric import find_last_number
 from reinforge.multiagent.decisions import read_decision
-from reinforge.rollout.openai_http import extract_error_message
+from reinforge.rollout.models.openai_http import extract_error_message
 from reinforge.safe_text import escape_markdown, to_printable
 
 SIZE = 100_000
@@ -24,6 +24,19 @@ PARTS = [
     "decision: i ", "accept", "accept ",
     "sk-", "eyJ.", "bearer ", "authorization: ", "a://", "a@", "://a", "www.", "|", "\\", "é", "\x1b",
 ]  # fmt: skip
+FAMILY_PARTS = [
+    "<function=f>", "<parameter=a>", "</parameter>", "<arg_key>a</arg_key><arg_value>", "</arg_value>", "[TOOL_CALLS]",
+    "[TOOL_CALLS]f{}", "[TOOL_CALLS]f[ARGS]", "<|tool_call_start|>", "<|tool_call_start|>[f()]", "[f(", "f(a=",
+    "<|tool_call|>", "<|tool_call|>[{}]", "<|tool_call>call:f{", "<|tool_call>call:f{}<tool_call|>", '<|"|>',
+    "<escape>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "<|channel|>", "<|message|>",
+    "<|message|><|end|>",
+]  # fmt: skip
+FAMILY_STARTS = [
+    "<tool_call>f<arg_key>a</arg_key><arg_value>", "<function=f><parameter=a>", "[TOOL_CALLS]",
+    "<|tool_call_start|>[f(a=",
+    "<|tool_call>call:f{a:", "<｜tool▁calls▁begin｜>",
+]  # fmt: skip
 
 
 def read_json(text):
@@ -34,8 +47,10 @@ def read_json(text):
 
 
 READERS = {
-    "tool calls (hermes)": lambda text: read_tool_calls(text, ToolFormat.HERMES),
-    "tool calls (llama3)": lambda text: read_tool_calls(text, ToolFormat.LLAMA3),
+    **{
+        f"tool calls ({tool_format})": lambda text, tool_format=tool_format: read_tool_calls(text, tool_format)
+        for tool_format in ToolFormat
+    },
     "arguments": lambda text: find_bad_call({"tool_calls": [{"function": {"name": "f", "arguments": text}}]}),
     "an error of a service": extract_error_message,
     "an answer with a number": find_last_number,
@@ -50,8 +65,8 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_no_text_takes_long_to_read(reader):
-    slow = {}
-    for part in PARTS:
+    slow, is_family = {}, reader.startswith("tool calls")
+    for part in PARTS + FAMILY_PARTS * is_family:
         body = part * (SIZE // len(part))
         for text in (
             body,
@@ -59,6 +74,7 @@ def test_no_text_takes_long_to_read(reader):
             f'{{"name": "f", "arguments": {body}',
             f"decision{body}!",
             f"x{body}\x00",
+            *(f"{start}{body}" for start in FAMILY_STARTS * is_family),
         ):
             started = time.thread_time()
             READERS[reader](text)

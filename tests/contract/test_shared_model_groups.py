@@ -8,12 +8,14 @@ import pytest
 
 from reinforge.errors import ConfigError, JobFailed, StorageError, TrajectoryError
 from reinforge.multiagent import (
+    EmbeddedSharedModelGroup,
     ExperimentSettings,
     PureTextSharedModelGroup,
     PureTextSharedModelGroupState,
     build_agents,
     build_protocol,
 )
+from reinforge.multiagent.nip.adapter_group import AdapterSharedModelGroup
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import EpisodeItem, Trajectory
 from tests.groups import Embedded, Hosted, experiment, replies, rollouts
@@ -336,3 +338,56 @@ async def test_a_damaged_model_is_not_served(backend):
     again = backend.group(params)
     with pytest.raises(StorageError, match="it is damaged: adapter_model.safetensors was changed"):
         await again.sample(ASKED)
+
+
+async def test_pairs_of_equal_replies_are_left_out(backend, caplog):
+    """Their gradients cancel: a job of nothing else ends as failed, and one of other pairs too trains on those."""
+    params = backend.experiment()
+    group = backend.group(params)
+    same = [f"say {i}" for i in range(12)]
+    good = {"prover": replies(params, "prover", same)}
+    await group.create_dpo_fine_tune_job(good, good)
+    assert await group.wait_for_fine_tune_job(60) == "failed"
+    assert "pairs" in (reason := await group.get_fine_tune_job_error_repr())
+    assert "12" in reason
+    assert group.model_name == backend.model
+    mixed = {"prover": replies(params, "prover", [*same[:2], *(f"no {i}" for i in range(10))])}
+    first = await group.create_dpo_fine_tune_job(good, mixed)
+    assert await group.wait_for_fine_tune_job(60) == "succeeded", await group.get_fine_tune_job_error_repr()
+    assert await group.create_dpo_fine_tune_job(good, mixed) == first
+    assert backend.num_jobs(group) == 1
+
+
+async def test_changed_settings_of_the_backend_make_another_job(backend):
+    """Under the same run_id; settings that say where and how often to call do not count."""
+    params = backend.experiment()
+    data = both(params)
+    group = backend.group(params)
+    first = await group.create_supervised_fine_tune_job(data)
+    assert await group.wait_for_fine_tune_job(60) == "succeeded"
+    await group.close()
+    backend.settings = backend.same_settings
+    again = backend.group(params)
+    assert await again.create_supervised_fine_tune_job(data) == first
+    await again.close()
+    backend.settings = backend.changed_settings
+    changed = backend.group(params)
+    assert await changed.create_supervised_fine_tune_job(data) != first
+    assert await changed.wait_for_fine_tune_job(60) == "succeeded"
+
+
+async def test_without_the_safeties_of_a_dpo_job(tmp_path, tiny_model_dir, monkeypatch):
+    """Mutations: a job of equal pairs ends as succeeded, and changed settings return the old job."""
+    backend = Embedded(tmp_path / "groups", tiny_model_dir)
+    params = backend.experiment()
+    good = {"prover": replies(params, "prover", [f"say {i}" for i in range(12)])}
+    monkeypatch.setattr(AdapterSharedModelGroup, "_drop_identical_pairs", lambda self, collection: collection)
+    monkeypatch.setattr(EmbeddedSharedModelGroup, "_job_settings", {})
+    group = backend.group(params)
+    first = await group.create_dpo_fine_tune_job(good, good)
+    assert await group.wait_for_fine_tune_job(60) == "succeeded"
+    await group.close()
+    backend.settings = backend.changed_settings
+    changed = backend.group(params)
+    assert await changed.create_dpo_fine_tune_job(good, good) == first
+    await changed.close()

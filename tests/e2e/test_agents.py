@@ -55,11 +55,12 @@ def transcripts(project, name):  # noqa: F811
         ({"_type": "expert_iteration"}, {}, {}),
         ({"_type": "expert_iteration", "rollout_selection_method": "weighted_sampling"}, {}, {}),
         ({"_type": "malt"}, {"num_generations": 1}, {"num_responses": 2}),
+        ({"_type": "malt", "num_initial_ei_epochs": 1}, {"num_generations": 1}, {"num_responses": 2}),
         ({"_type": "grpo"}, {"agent_weights": {"verifier": 2.0}}, {}),
         ({"_type": "grpo"}, {"num_generations": 2}, {"num_responses": 2}),
         ({"_type": "expert_iteration"}, {"verifier_guess_replacement_proportion": 0.5}, {}),
     ],
-    ids=["threshold", "weighted_sampling", "malt", "grpo", "grpo_on_trees", "guesses"],
+    ids=["threshold", "weighted_sampling", "malt", "malt_after_expert_iteration", "grpo", "grpo_on_trees", "guesses"],
 )
 def test_agents_are_trained_together(talk, algorithm, builder, protocol):
     run = talk(algorithm, builder=builder, **protocol)
@@ -77,6 +78,8 @@ def test_agents_are_trained_together(talk, algorithm, builder, protocol):
     first = page["transcripts"][0]
     if protocol:
         assert [len(branch["branches"]) for branch in first["branches"]] == [2, 2]
+        had_branches = "branches" in transcripts(run, "epoch-0000.yml")["transcripts"][0]
+        assert had_branches is ("num_initial_ei_epochs" not in algorithm)
     else:
         assert [message["agent"] for message in first["dialogue"]] == ["prover", "verifier"]
 

@@ -99,7 +99,7 @@ def test_a_response_that_breaks_off_is_found_by_its_step(project, art):
 
 @pytest.mark.parametrize(
     ("protocol", "reason"),
-    [(1, "the response broke off and no new step came within 0.2 s"), (2, "CUDA out of memory")],
+    [(1, "and no new step came within 0.2 s (settle_s)"), (2, "CUDA out of memory")],
 )
 def test_a_failed_job_ends_the_run_with_the_reason(project, art, protocol, reason):
     art.ends = ["failed"]
@@ -130,7 +130,7 @@ def test_settings_reach_the_server_under_its_names(project, art):
     training = {"learning_rate": 2e-5, "beta": 0.1, "loss_fn": "ppo", "epsilon": 0.2}
     use_art_adapter(project, art, 2, training=training)
     assert project.finetune().exit_code == 0
-    sent = {"learning_rate": 2e-5, "kl_penalty_coef": 0.1, "ppo": True, "epsilon": 0.2}
+    sent = {"learning_rate": 2e-5, "kl_penalty_coef": 0.1, "loss_fn": "ppo", "ppo": True, "epsilon": 0.2}
     assert art.jobs[0].config == sent
 
 

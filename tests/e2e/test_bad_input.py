@@ -252,6 +252,18 @@ def test_prompts_that_are_all_too_long_stop_the_run_with_the_numbers_and_the_fix
     assert "called the model" not in project.summary["reason"]
 
 
+def test_an_agent_that_goes_on_after_prompts_that_are_all_too_long_is_told_the_same(project):
+    project.rows = [{"id": str(i), "question": f"{i} " + "word " * 2000, "answer": "a"} for i in range(64)]
+    text = (project.folder / "task.py").read_text()
+    call = next(line for line in text.splitlines() if "create(" in line)
+    indent = call[: len(call) - len(call.lstrip())]
+    copes = f"{indent}try:\n    {call}\n{indent}except Exception:\n{indent}    return ''"
+    project.write("task.py", text.replace(call, copes))
+    output = assert_rejected(project, r'the prompt is too long in (\d+) of \1: in example "\d+"', code=3)
+    assert re.search(r"the prompt has \d{4,} tokens, but the limit is \d+ \(max_model_len\)", output)
+    assert "called the model" not in project.summary["reason"]
+
+
 @pytest.mark.parametrize(
     "name", ["../elsewhere", "a/b", "..", "last", "-x", " ", "a\nb", "\x1b[31m", "", "ünï", "x" * 129]
 )

@@ -75,7 +75,8 @@ def test_check_lists_every_error_with_its_line_without_torch(written, monkeypatc
     lines = "3:5 4:1 6:3 7:1 10:5 11:5 13:7 15:5 20:5 22:3 25:3 26:3 28:5"
     for line in lines.split():
         assert f"broken.yml:{line} " in done.stderr, f"{line} is not in\n{done.stderr}"
-    assert done.stderr.startswith("error: 13 problems:")
+    assert done.stderr.startswith("error: 14 problems:")
+    assert "broken.yml:24:1 finetuning.enabled: is false" in done.stderr
     assert done.stderr.rstrip().endswith("False"), "torch was imported"
 
 
@@ -207,11 +208,11 @@ def test_smoke_runs_every_stage_once(written):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--endpoint", "http://x/run"], "--endpoint: remote workflows are not supported"),
+        (["--endpoint", "http://169.254.169.254/run"], "a cloud's metadata service, which is blocked"),
         (["--endpoint", "not a url"], '"not a url" is not a URL'),
-        (["--endpoint_timeout", "5"], "--endpoint_timeout: remote workflows are not supported"),
+        (["--endpoint_timeout", "5"], "--endpoint_timeout is about a deployed agent"),
         (["--endpoint-timeout", "-5"], "expected a number of seconds > 0, found -5"),
-        (["--result_json_path", "$.answer"], "--result_json_path: remote workflows are not supported"),
+        (["--result_json_path", "$.answer"], "--result_json_path is about a deployed agent"),
         (["--result_json_path", "answer"], '"answer" is not a JSONPath'),
         (["--validation_config_file", "other.yml"], "there is no file other.yml"),
         (["-o", "finetuning.run_configuration.override", "[[a, b]]"], "override is a command-line option"),

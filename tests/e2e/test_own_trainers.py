@@ -74,6 +74,30 @@ def test_a_trainer_that_submits_no_job_does_not_end_as_trained(project, remote):
     )
 
 
+class IdleTrainer(PlainTrainer):
+    """Returns at once."""
+
+    async def run(self, num_epochs):
+        return []
+
+
+class IdleTrainerConfig(TrainerConfig, name="test_idle_trainer"):
+    """A trainer whose run() does nothing."""
+
+
+@register_trainer(config_type=IdleTrainerConfig)
+async def idle_trainer(config, builder):
+    yield IdleTrainer(config)
+
+
+def test_a_trainer_that_neither_collects_nor_submits_does_not_end_well(project, remote):  # noqa: F811
+    use_remote(project, remote).set("trainers.trainer", {"_type": "test_idle_trainer"})
+    result = project.set("finetuning.num_epochs", 20).finetune()
+    assert result.exit_code == 3, result.output
+    assert "IdleTrainer collected 0 times and submitted no job in 20 epochs. Its run() must call" in result.output
+    assert project.summary["status"] == "failed"
+
+
 def test_one_epoch_without_a_job_may_happen_but_is_no_verdict(project, remote):  # noqa: F811
     result = use_trainer(project, remote, 1, submits=False).finetune()
     assert result.exit_code == 0, result.output

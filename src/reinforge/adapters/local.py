@@ -20,8 +20,8 @@ from reinforge.errors import BackendError, ConfigError, OutOfMemory, Problem, Re
 from reinforge.files import find_damage, write_folder
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.llms import find_adapters
-from reinforge.rollout.threads import run_in_daemon_thread
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.models.llms import find_adapters
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.trajectory import TrajectoryCollection
 

@@ -22,7 +22,7 @@ from reinforge.errors import BackendError, ConfigError, JobFailed, Problem
 from reinforge.files import replace_file, storage_boundary, to_json
 from reinforge.interfaces import Algorithm, Builder, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.openai_config import EndpointConfig
+from reinforge.rollout.models.openai_config import EndpointConfig
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import DPOItem, TrajectoryCollection
@@ -69,7 +69,7 @@ class NeMoCustomizerTrainerAdapter(TrainerAdapter):
             raise ConfigError(problems)
         from reinforge.adapters.nemo_customizer_service import NeMoCustomizerService  # imports aiohttp
         from reinforge.adapters.openai_jobs import HostedJobs
-        from reinforge.rollout.openai_http import OpenAIEndpoint
+        from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
         config = self.adapter_config
         limits = EndpointConfig(timeout_s=config.timeout_s, max_retries=config.max_retries)
@@ -112,12 +112,14 @@ class NeMoCustomizerTrainerAdapter(TrainerAdapter):
         """Returns the settings that take effect, as (name, value) to display."""
         config = self.adapter_config
         given = config.hyperparameters
+        num = run_config.num_epochs
+        again = f"; each of the {num} jobs starts from it again: prefer num_epochs 1 and the trainer's num_runs {num}"
         return [
             (
                 "service",
                 f"NeMo Customizer at {config.entity_host}, data at {config.datastore_host} (receives the pairs)",
             ),
-            ("model", f"{config.customization_config}, in the namespace {config.namespace}"),
+            ("model", f"{config.customization_config}, in the namespace {config.namespace}{again if num > 1 else ''}"),
             ("job", f"DPO, {given.finetuning_type}, {given.epochs} epochs, learning rate {given.learning_rate:g}"),
         ]
 

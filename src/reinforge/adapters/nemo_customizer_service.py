@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field
 from reinforge.adapters.openai_answers import Entry
 from reinforge.adapters.openai_service import HostedJob
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
-from reinforge.rollout.openai_answers import Answer, Name, parse_answer
-from reinforge.rollout.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
+from reinforge.rollout.models.openai_answers import Answer, Name, parse_answer
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
 from reinforge.types.job import TrainingStatusEnum, parse_job_status
 
 logger = logging.getLogger(__name__)

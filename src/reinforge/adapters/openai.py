@@ -28,7 +28,12 @@ from reinforge.errors import BackendError, ConfigError, JobFailed, Problem, Traj
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, Builder, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.openai_config import OpenAILLMConfig, find_entry_name, resolve_endpoint, warn_about_api_key
+from reinforge.rollout.models.openai_config import (
+    OpenAILLMConfig,
+    find_entry_name,
+    resolve_endpoint,
+    warn_about_api_key,
+)
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import TrajectoryCollection
@@ -80,8 +85,8 @@ class OpenAIAdapter(TrainerAdapter):
         from reinforge.adapters.openai_jobs import HostedJobs  # imports aiohttp, which nothing before this needs
         from reinforge.adapters.openai_policy import HostedPolicy
         from reinforge.adapters.openai_service import FineTuningService
-        from reinforge.rollout.openai_client import OpenAIChat
-        from reinforge.rollout.openai_http import OpenAIEndpoint
+        from reinforge.rollout.models.openai_client import OpenAIChat
+        from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
         config = self.adapter_config
         endpoint = OpenAIEndpoint(config, self.url, self._key)
@@ -109,11 +114,13 @@ class OpenAIAdapter(TrainerAdapter):
         config, (base, model) = self.adapter_config, self._resolve_models(run_config)
         first = base if model == base else f"{model}, fine-tuned from {base}"
         start = "the base model" if config.fine_tune_from_scratch else "the previous job's model"
-        hyperparameters = ", ".join(f"{name} {value}" for name, value in self._get_hyperparameters().items())
+        settings = self._get_hyperparameters(self.algorithm)
+        methods = dict.fromkeys(METHODS[type(each)] for each in (self.algorithm.for_epoch(0), self.algorithm))
+        hyperparameters = ", ".join(f"{name} {value}" for name, value in settings.items())
         return [
             ("service", f"{self.url} (receives all prompts of the agent and the training files)"),
             ("model", f"{first}; each job starts from {start}"),
-            ("job", f"{METHODS[type(self.algorithm)]}, {hyperparameters}; at most {config.max_wait_s:g} s"),
+            ("job", f"{', then '.join(methods)}, {hyperparameters}; at most {config.max_wait_s:g} s"),
         ]
 
     def policy(self) -> HostedPolicy | None:
@@ -151,7 +158,7 @@ class OpenAIAdapter(TrainerAdapter):
         except (JobFailed, TrajectoryError) as error:
             metadata["refused"] = str(error)
             return TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
-        body, content = self._build_request(key), file.content
+        body, content = self._build_request(key, self.algorithm.for_epoch(trajectories.epoch)), file.content
         identity = [trajectories.run_id, key, hashlib.sha256(content).hexdigest(), body]
         job_metadata = {
             "reinforge_run": trajectories.run_id[:MAX_METADATA_LENGTH],
@@ -174,7 +181,7 @@ class OpenAIAdapter(TrainerAdapter):
 
     def _build_training_file(self, trajectories: TrajectoryCollection) -> TrainingFile:
         """Returns the training file of what the algorithm selects from a collection."""
-        algorithm, groups = self.algorithm, trajectories.groups
+        algorithm, groups = self.algorithm.for_epoch(trajectories.epoch), trajectories.groups
         if isinstance(algorithm, Preference):
             return build_preference_file(groups, algorithm)
         assert isinstance(algorithm, SFT | RejectionSampling)  # `validate` reports every other algorithm
@@ -192,25 +199,25 @@ class OpenAIAdapter(TrainerAdapter):
             "pairs)"
         )
 
-    def _get_hyperparameters(self) -> dict[str, Any]:
+    def _get_hyperparameters(self, algorithm: Algorithm) -> dict[str, Any]:
         config = self.adapter_config
         hyperparameters: dict[str, Any] = {
             "n_epochs": config.n_epochs,
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
-        if isinstance(self.algorithm, Preference):
-            hyperparameters["beta"] = self.algorithm.config.beta
+        if isinstance(algorithm, Preference):
+            hyperparameters["beta"] = algorithm.config.beta
         return hyperparameters
 
-    def _build_request(self, key: str) -> dict[str, Any]:
+    def _build_request(self, key: str, algorithm: Algorithm) -> dict[str, Any]:
         """Returns the request that creates a job, without its file and metadata."""
         config, policy = self.adapter_config, self._require_policy()
-        method = METHODS[type(self.algorithm)]
+        method = METHODS[type(algorithm)]
         seed = config.seed if config.seed is not None else stable_seed(self.run_config.seed, "job", key) % 2**31
         return {
             "model": policy.base_model if config.fine_tune_from_scratch else policy.newest_model,
-            "method": {"type": method, method: {"hyperparameters": self._get_hyperparameters()}},
+            "method": {"type": method, method: {"hyperparameters": self._get_hyperparameters(algorithm)}},
             "seed": seed,
             **({"suffix": config.suffix} if config.suffix else {}),
         }

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict
 
-from reinforge.rollout.openai_answers import Answer, Count, ErrorText, Name
+from reinforge.rollout.models.openai_answers import Answer, Count, ErrorText, Name
 
 E = TypeVar("E", bound="Entry")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reinforge.config.schema import TrainerAdapterConfig
-from reinforge.rollout.openai_config import EndpointConfig
+from reinforge.rollout.models.openai_config import EndpointConfig
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]

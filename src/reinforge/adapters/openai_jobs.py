@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from reinforge.adapters.openai_service import HostedJob
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.rollout.openai_http import MAX_WAIT_S, RetryableError, UnexpectedAnswer
+from reinforge.rollout.models.openai_http import MAX_WAIT_S, RetryableError, UnexpectedAnswer
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow
 from reinforge.interfaces import PolicyServer
-from reinforge.rollout.openai_client import OpenAIChat
-from reinforge.rollout.openai_http import RequestRejected
+from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_http import RequestRejected
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 

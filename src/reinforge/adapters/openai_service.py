@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from reinforge.adapters.openai_answers import Entry, FileAnswer, JobAnswer, Page
 from reinforge.errors import BackendError
-from reinforge.rollout.openai_answers import A, describe_json, parse_answer
-from reinforge.rollout.openai_http import (
+from reinforge.rollout.models.openai_answers import A, describe_json, parse_answer
+from reinforge.rollout.models.openai_http import (
     OpenAIEndpoint,
     RequestRejected,
     RetryableError,

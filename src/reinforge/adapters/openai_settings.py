@@ -101,14 +101,18 @@ def find_model_problems(base_model: str | None, config: FinetuneConfig) -> list[
     return []
 
 
-def _find_algorithm_problems(config: FinetuneConfig, algorithm: Algorithm) -> Iterator[Problem]:
-    path, name = "finetuning.algorithm", type(algorithm).__name__
+def _find_algorithm_problems(
+    config: FinetuneConfig, algorithm: Algorithm, path: str = "finetuning.algorithm"
+) -> Iterator[Problem]:
+    name = type(algorithm).__name__
     if type(algorithm) not in METHODS:
         supported = "sft, rejection_sampling, expert_iteration, dpo or malt"
         yield Problem(path, f"the fine-tuning API does not support {name}", f"use {supported}, or `_type: local`")
     if isinstance(algorithm, ExpertIteration) and algorithm.is_weighted:
         message = "weighted_sampling repeats trajectories, but a training file lists each row once"
         yield Problem(f"{path}.rollout_selection_method", message, "set it to threshold, or use `_type: local`")
+    if (first := algorithm.for_epoch(0)) is not algorithm:
+        yield from _find_algorithm_problems(config, first, f"{path}.initial_ei")
     if isinstance(algorithm, DPO):
         for name in ("label_smoothing", "sft_coef", "length_normalised"):
             value, default = getattr(algorithm.config, name), DPOConfig.model_fields[name].default

@@ -29,8 +29,8 @@ from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Prob
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, Builder, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.llms import find_served_entries
-from reinforge.rollout.openai_config import EndpointConfig, OpenAILLMConfig
+from reinforge.rollout.models.llms import find_served_entries
+from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKEND = "openpipe_art"
-MAX_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +182,8 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _find_or_start(self, base: int, built: ARTGroups, settings: dict[str, Any], was_interrupted: bool) -> str:
         """Returns the id of the job that starts from a step; starts one unless one is found."""
-        from reinforge.adapters.openpipe_art_client import AFTER_STEP, SubmissionLost
-        from reinforge.rollout.openai_http import RetryableError
+        from reinforge.adapters.openpipe_art_client import AFTER_STEP, MAX_PAUSE_S, SubmissionLost
+        from reinforge.rollout.models.openai_http import RetryableError
 
         client, backend = self._require_client(), self.adapter_config.backend
         lost = f"{AFTER_STEP}{base}"
@@ -214,7 +213,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _settle(self, base: int) -> bool:
         """Returns True once the model has a step after `base`; False if none comes within `settle_s`."""
-        from reinforge.rollout.openai_http import RetryableError
+        from reinforge.rollout.models.openai_http import RetryableError
 
         client, settle_s = self._require_client(), self.adapter_config.settle_s
         logger.warning(
@@ -321,13 +320,13 @@ class ARTTrainerAdapter(TrainerAdapter):
         from reinforge.adapters.openpipe_art_client import Serving
         from reinforge.adapters.openpipe_art_server import ARTServer, make_endpoints
         from reinforge.adapters.openpipe_art_service import ARTTrainingService
-        from reinforge.rollout.openai_http import OpenAIEndpoint
+        from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
         config, backend = self.adapter_config, self.adapter_config.backend
         limits = self._endpoint_config()
         if backend.protocol == 2:
             key = SecretStr(backend.api_key)
-            return ARTTrainingService(OpenAIEndpoint(limits, backend.url, key), backend, key)
+            return ARTTrainingService(OpenAIEndpoint(limits, backend.url, key), backend, key, config.settle_s)
         short, long = make_endpoints(limits, backend.url, config.max_wait_s)
         named = self.llm is not None and self.llm.base_url is not None
         inference = Serving(str(self.llm.base_url), self.llm.api_key) if named and self.llm is not None else None
@@ -342,8 +341,8 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def _make_policy(self, serving: Serving, run_config: FinetuneConfig) -> ARTPolicy:
         from reinforge.adapters.openpipe_art_client import parse_step
         from reinforge.adapters.openpipe_art_policy import ARTPolicy
-        from reinforge.rollout.openai_client import OpenAIChat
-        from reinforge.rollout.openai_http import OpenAIEndpoint
+        from reinforge.rollout.models.openai_client import OpenAIChat
+        from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
         client, backend = self._require_client(), self.adapter_config.backend
         folder = Path(run_config.policy.model or "")

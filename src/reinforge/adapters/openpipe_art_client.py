@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from pydantic import SecretStr
 
 from reinforge.adapters.openai_service import HostedJob
 from reinforge.errors import BackendError
-from reinforge.rollout.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
 from reinforge.types.job import TrainingStatusEnum
 
 AFTER_STEP = "after-step-"
 KEY_REJECTED = (401, 403)
 NOT_FOUND = 404
+MAX_PAUSE_S = 10.0
+"""Longest pause before a job is submitted again that the backend did not take."""
 
 
 class SubmissionLost(BackendError):
@@ -47,6 +50,7 @@ class ARTClient(ABC):
 
     Args:
         endpoint: The connection to the backend.
+        settle_s: Seconds to look for the checkpoint of a job whose end is not known.
 
     Attributes:
         serves_steps: True: each step is served under its own name; False: only the newest, under the model's.
@@ -54,9 +58,10 @@ class ARTClient(ABC):
 
     serves_steps: bool = True
 
-    def __init__(self, endpoint: OpenAIEndpoint):
-        self.endpoint = endpoint
+    def __init__(self, endpoint: OpenAIEndpoint, settle_s: float = 600.0):
+        self.endpoint, self.settle_s = endpoint, settle_s
         self._base_steps: dict[str, int] = {}
+        self._unsettled_since: dict[str, float] = {}
 
     def remember_base(self, id_: str, step: int) -> None:
         """Notes the step that a job started from; the next one is its own."""
@@ -150,6 +155,20 @@ class ARTClient(ABC):
         return self.make_job(
             id_, TrainingStatusEnum.RUNNING if step is None else TrainingStatusEnum.COMPLETED, step=step
         )
+
+    def wait_for_step(self, id_: str, reason: str, metrics: Mapping[str, Any] | None = None) -> HostedJob:
+        """Returns a job that has ended, or broke off, without a checkpoint: failed once `settle_s` have passed.
+
+        Args:
+            id_: The job.
+            reason: What is known of its end.
+            metrics: What it reported.
+        """
+        since = self._unsettled_since.setdefault(id_, time.monotonic())
+        if time.monotonic() - since < self.settle_s:
+            return self.make_job(id_, TrainingStatusEnum.RUNNING, metrics=metrics)
+        error = f"{reason}, and no new step came within {self.settle_s:g} s (settle_s)"
+        return self.make_job(id_, TrainingStatusEnum.FAILED, error=error, metrics=metrics)
 
     def make_job(
         self,

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from reinforge.config.schema import Block, TrainerAdapterConfig
-from reinforge.rollout.openai_config import validate_key, validate_url
+from reinforge.rollout.models.openai_config import validate_key, validate_url
 
 
 class ARTBackendConfig(Block):
@@ -90,7 +90,11 @@ class ARTTrainingSettings(Block):
     learning_rate: float | None = Field(default=None, gt=0)
     kl_penalty_coef: float | None = Field(default=None, ge=0)
     kl_penalty_source: Literal["current_learner", "sample"] | None = None
+    kl_penalty_reference_step: int | None = Field(default=None, ge=0)
+    kl_penalty_step_lag: int | None = Field(default=None, ge=1)
+    kl_ref_adapter_path: str | None = None
     loss_fn: Literal["cispo", "ppo"] | None = None
+    ppo: bool | None = None
     epsilon: float | None = Field(default=None, ge=0)
     epsilon_high: float | None = Field(default=None, ge=0)
     advantage_balance: float | None = Field(default=None, ge=-1, le=1)
@@ -105,6 +109,7 @@ class ARTTrainingSettings(Block):
     scale_learning_rate_by_reward_std_dev: bool | None = None
     num_trajectories_learning_rate_multiplier_power: float | None = None
     logprob_calculation_chunk_size: int | None = Field(default=None, ge=1)
+    packed_sequence_length: int | None = Field(default=None, ge=1)
 
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art_trainer_adapter"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from reinforge.adapters.openai_policy import HostedPolicy
-from reinforge.rollout.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_client import OpenAIChat
 
 
 class ARTPolicy(HostedPolicy):

@@ -22,13 +22,21 @@ from pydantic import SecretStr
 
 from reinforge.adapters.openai_answers import Entry, Page
 from reinforge.adapters.openai_service import HostedJob
-from reinforge.adapters.openpipe_art_client import AFTER_STEP, ARTClient, Serving, average_metrics
+from reinforge.adapters.openpipe_art_client import (
+    AFTER_STEP,
+    MAX_PAUSE_S,
+    NOT_FOUND,
+    ARTClient,
+    Serving,
+    average_metrics,
+)
 from reinforge.adapters.openpipe_art_config import ARTBackendConfig
 from reinforge.adapters.openpipe_art_settings import split_settings
 from reinforge.errors import BackendError
-from reinforge.rollout.openai_answers import describe_json, parse_answer
-from reinforge.rollout.openai_config import EndpointConfig, validate_key, validate_url
-from reinforge.rollout.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer
+from reinforge.rollout.models.openai_answers import describe_json, parse_answer
+from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, UnexpectedAnswer
+from reinforge.safe_text import remember_secret
 from reinforge.types.job import TrainingStatusEnum
 
 ANY_HOST = ("0.0.0.0", "::", "localhost", "127.0.0.1", "::1")
@@ -54,8 +62,8 @@ class ARTServer(ARTClient):
         inference: Serving | None = None,
         settle_s: float = 600.0,
     ):
-        super().__init__(endpoint)
-        self.training, self.backend, self.inference, self.settle_s = training, backend, inference, settle_s
+        super().__init__(endpoint, settle_s)
+        self.training, self.backend, self.inference = training, backend, inference
         self.serves_steps = True
         self._streams: dict[str, asyncio.Task[str]] = {}
         self._serving: Serving | None = None
@@ -71,7 +79,9 @@ class ARTServer(ARTClient):
         body = {"model": self._describe_model(), "config": self.backend.server_config}
         path = "/_prepare_backend_for_training"
         answer = await self.training.retry(lambda: self._prepare(path, body, fix))
-        self._serving = self.inference or answer
+        self._serving = (
+            answer if self.inference is None else Serving(self.inference.url, self.inference.key or answer.key)
+        )
         await self._find_names()
         return self._serving
 
@@ -85,6 +95,8 @@ class ARTServer(ARTClient):
             url, key = validate_url(self._reach(answer[0])), validate_key(SecretStr(answer[1]))
         except ValueError as error:
             raise UnexpectedAnswer(f"{where}: the inference endpoint is unusable: {error}") from None
+        if key is not None:
+            remember_secret(key.get_secret_value())  # each call repeats it, so an error of the server may, too
         return Serving(url, key)
 
     def _reach(self, url: str) -> str:
@@ -103,6 +115,10 @@ class ARTServer(ARTClient):
             page = parse_answer(Page[Entry], json.loads(await endpoint.call("GET", "/models")), endpoint.url, "a list")
         except (ValueError, UnexpectedAnswer):  # any HTTP server in between may answer; the first call tells
             return
+        except RequestRejected as error:
+            if error.status == NOT_FOUND:  # it has no list of models
+                return
+            raise
         finally:
             await endpoint.close()
         names = [entry.id for entry in page.data or []]
@@ -146,8 +162,25 @@ class ARTServer(ARTClient):
             "verbose": False,
         }
         id_ = f"{AFTER_STEP}{step}"
-        self._streams[id_] = asyncio.create_task(self.training.send("POST", "/_train_model", body=body))
+        self._streams[id_] = asyncio.create_task(self._train(body))
         return id_
+
+    async def _train(self, body: Mapping[str, Any]) -> str:
+        """Returns the response of a job; a server that does not take the job is asked again.
+
+        Raises:
+            RetryableError: The response broke off, or the server never took the job.
+            BackendError: The server refuses the job.
+        """
+        attempts = self.endpoint.config.max_retries + 1
+        for attempt in range(1, attempts + 1):
+            try:
+                return await self.training.send("POST", "/_train_model", body=body)
+            except RetryableError as error:
+                if not error.was_refused or attempt == attempts:
+                    raise
+                await asyncio.sleep(min(error.wait_s or 0.5 * 2**attempt, MAX_PAUSE_S))
+        raise AssertionError("unreachable")
 
     async def retrieve_job(self, id_: str) -> HostedJob:
         """Returns a job by its response, or by the step that it makes if the response was lost."""
@@ -159,7 +192,11 @@ class ARTServer(ARTClient):
         try:
             rows = _parse_lines(stream.result())
         except RetryableError as error:
-            return await self._retrieve_lost(id_, str(error))
+            if error.was_refused:
+                return self.make_job(id_, TrainingStatusEnum.FAILED, error=f"the server did not take the job: {error}")
+            job = await self.retrieve_by_step(id_)
+            done = job.status is TrainingStatusEnum.COMPLETED
+            return job if done else self.wait_for_step(id_, f"the response broke off ({error})")
         except BackendError as error:
             return self.make_job(id_, TrainingStatusEnum.FAILED, error=str(error))
         job = await self.retrieve_by_step(id_)
@@ -167,18 +204,6 @@ class ARTServer(ARTClient):
             message = f"the response ended, but {id_.removeprefix(AFTER_STEP)} is still the newest step"
             return self.make_job(id_, TrainingStatusEnum.FAILED, error=message)
         return self.make_job(id_, job.status, step=job.metrics["art_step"], metrics=average_metrics(rows))
-
-    async def _retrieve_lost(self, id_: str, reason: str) -> HostedJob:
-        """Returns a job whose response broke off: it may still make its step within `settle_s`."""
-        deadline = asyncio.get_running_loop().time() + self.settle_s
-        while True:
-            job = await self.retrieve_by_step(id_)
-            if job.status is TrainingStatusEnum.COMPLETED:
-                return job
-            if asyncio.get_running_loop().time() >= deadline:
-                message = f"the response broke off and no new step came within {self.settle_s:g} s: {reason}"
-                return self.make_job(id_, TrainingStatusEnum.FAILED, error=message)
-            await asyncio.sleep(min(1.0, self.settle_s / 10))
 
     async def keep_steps(self, steps: Sequence[int]) -> None:
         """Deletes all checkpoints but these and the newest."""

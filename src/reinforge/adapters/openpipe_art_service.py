@@ -22,8 +22,8 @@ from reinforge.adapters.openai_service import HostedJob
 from reinforge.adapters.openpipe_art_client import AFTER_STEP, ARTClient, Serving, SubmissionLost, average_metrics
 from reinforge.adapters.openpipe_art_config import ARTBackendConfig
 from reinforge.errors import BackendError
-from reinforge.rollout.openai_answers import Answer, ErrorText, Name, describe_json, parse_answer
-from reinforge.rollout.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer
+from reinforge.rollout.models.openai_answers import Answer, ErrorText, Name, describe_json, parse_answer
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer
 from reinforge.types.job import TrainingStatusEnum
 
 MODELS = "/preview/models"
@@ -71,10 +71,13 @@ class ARTTrainingService(ARTClient):
         endpoint: The connection.
         backend: The model.
         key: The key, which also opens the inference endpoint.
+        settle_s: Seconds to wait for the checkpoint of a job that has ended.
     """
 
-    def __init__(self, endpoint: OpenAIEndpoint, backend: ARTBackendConfig, key: SecretStr | None):
-        super().__init__(endpoint)
+    def __init__(
+        self, endpoint: OpenAIEndpoint, backend: ARTBackendConfig, key: SecretStr | None, settle_s: float = 600.0
+    ):
+        super().__init__(endpoint, settle_s)
         self.backend, self.key = backend, key
         self._model: ARTModelAnswer | None = None
         self._events: dict[str, list[EventAnswer]] = {}
@@ -151,7 +154,7 @@ class ARTTrainingService(ARTClient):
             base = self._base_steps.get(id_)
             step = await (self.get_step() if base is None else self.find_step_after(base))
             if step is None:  # the checkpoint is listed a little later than the event
-                return self.make_job(id_, TrainingStatusEnum.RUNNING, metrics=metrics)
+                return self.wait_for_step(id_, "the job has ended", metrics)
             return self.make_job(id_, TrainingStatusEnum.COMPLETED, step=step, metrics=metrics)
         running = TrainingStatusEnum.RUNNING if STARTED in kinds else TrainingStatusEnum.PENDING
         return self.make_job(id_, running, metrics=metrics)

@@ -18,7 +18,9 @@ from reinforge.interfaces import Algorithm
 
 ALIASES = {"beta": "kl_penalty_coef"}
 """Older names of settings, as files still have them."""
-ONLY_PROTOCOL_2 = ("kl_penalty_source",)
+ONLY_PROTOCOL_2 = ("kl_penalty_source", "kl_penalty_reference_step", "kl_penalty_step_lag", "packed_sequence_length")
+NEWER_SPELLINGS = ("loss_fn", "normalize_advantages")
+"""Second names that only protocol 2 has, for `ppo` and `scale_rewards`."""
 TRAIN_CONFIG = ("learning_rate", "kl_penalty_coef")
 """Protocol 1: these are in `config`, all others in `dev_config`."""
 LEAVE_OUT = "leave it out; the server chooses it"
@@ -51,17 +53,27 @@ def find_art_problems(config: ARTTrainerAdapterConfig, run: FinetuneConfig, algo
 
 
 def build_training_settings(config: ARTTrainerAdapterConfig) -> dict[str, Any]:
-    """Returns the settings that are sent, under the names of protocol 2; what is not set is left out."""
+    """Returns the settings that are sent, under the names of protocol 2; what is not set is left out.
+
+    The loss and the scaling of rewards have two names each there, and its clients send both.
+
+    Example: {"loss_fn": "ppo", "scale_rewards": false}
+        -> {"loss_fn": "ppo", "ppo": true, "scale_rewards": false, "normalize_advantages": false}.
+    """
     given = {ALIASES.get(name, name): value for name, value in (config.training or {}).items()}
     settings = ARTTrainingSettings.model_validate(given).model_dump(exclude_none=True)
-    loss = settings.pop("loss_fn", None)
-    return settings if loss is None else {**settings, "ppo": loss == "ppo"}
+    if "loss_fn" in settings or "ppo" in settings:
+        is_ppo = settings.get("loss_fn") == "ppo" or bool(settings.get("ppo"))
+        settings |= {"loss_fn": "ppo" if is_ppo else "cispo", "ppo": is_ppo}
+    if "scale_rewards" in settings:
+        settings["normalize_advantages"] = settings["scale_rewards"]
+    return settings
 
 
 def split_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the `config` and the `dev_config` of protocol 1."""
     config = {name: value for name, value in settings.items() if name in TRAIN_CONFIG}
-    return config, {name: value for name, value in settings.items() if name not in TRAIN_CONFIG}
+    return config, {name: value for name, value in settings.items() if name not in (*TRAIN_CONFIG, *NEWER_SPELLINGS)}
 
 
 def _find_training_problems(config: ARTTrainerAdapterConfig, path: str) -> Iterator[Problem]:
@@ -69,6 +81,9 @@ def _find_training_problems(config: ARTTrainerAdapterConfig, path: str) -> Itera
     for old, new in ALIASES.items():
         if old in given and new in given:
             yield Problem(f"{path}.{old}", f"is an older name of {new}, and both are set", "remove one of the two")
+    if {"loss_fn", "ppo"} <= set(given) and bool(given["ppo"]) != (given["loss_fn"] == "ppo"):
+        message = f"is {given['ppo']}, but loss_fn is {given['loss_fn']}"
+        yield Problem(f"{path}.ppo", message, "remove it; loss_fn is its newer name")
     known = [*ARTTrainingSettings.model_fields, *ALIASES]
     if config.backend.protocol == 1:
         known = [name for name in known if name not in ONLY_PROTOCOL_2]

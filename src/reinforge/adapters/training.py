@@ -53,12 +53,14 @@ class AdapterBatch:
         groups: The trajectories collected for the adapter.
         samples: The samples that the algorithm built from them.
         epoch: The epoch, from 0.
+        algorithm: The algorithm of that epoch.
     """
 
     name: str
     groups: list[TrajectoryGroup]
     samples: list[TrainingSample]
     epoch: int
+    algorithm: Algorithm
 
     @property
     def adapter(self) -> str | None:
@@ -135,7 +137,8 @@ class JobRunner:
             JobFailed: There was no training signal, or too many steps were skipped.
         """
         groups_by_adapter = split_by_adapter(trajectories, list(engine.policies))
-        samples = {name: self.algorithm.build_samples(groups) for name, groups in groups_by_adapter.items()}
+        algorithm = self.algorithm.for_epoch(trajectories.epoch)
+        samples = {name: algorithm.build_samples(groups) for name, groups in groups_by_adapter.items()}
         if not any(samples.values()):
             raise JobFailed(self._explain_no_samples(trajectories))
         results: dict[str, AdapterResult] = {}
@@ -144,7 +147,7 @@ class JobRunner:
         try:
             for name, groups in groups_by_adapter.items():
                 label = name if len(engine.policies) > 1 else ""
-                batch = AdapterBatch(label, groups, samples[name], trajectories.epoch or 0)
+                batch = AdapterBatch(label, groups, samples[name], trajectories.epoch or 0, algorithm)
                 try:
                     results[name] = self._train(engine, batch, config)
                 except NoTrainingSignal as reason:
@@ -173,25 +176,27 @@ class JobRunner:
         return metrics
 
     def _explain_no_samples(self, trajectories: TrajectoryCollection) -> str:
+        algorithm = self.algorithm.for_epoch(trajectories.epoch)
         num_untrainable = count_untrainable_tokens(trajectories.groups)
         untrainable = (
-            f"; {num_untrainable:,} sampled tokens cannot be trained: they were sampled at temperature 0, or top_p, "
-            f"top_k or min_p (finetuning.sampling) kept more than {MAX_SUPPORT} tokens"
+            f"; {num_untrainable:,} sampled tokens cannot be trained: they were sampled at temperature 0, with "
+            "penalties or a logit_bias, or top_p, top_k or min_p (finetuning.sampling) kept more than "
+            f"{MAX_SUPPORT} tokens"
         )
         return (
-            f"nothing to train: {type(self.algorithm).__name__} uses none of {trajectories.num_trajectories} "
+            f"nothing to train: {type(algorithm).__name__} uses none of {trajectories.num_trajectories} "
             "trajectories: no turn has trainable token ids, or no reward is good enough (min_reward, min_margin)"
             f"{untrainable if num_untrainable else ''}"
         )
 
     def _train(self, engine: Engine, batch: AdapterBatch, config: FinetuneConfig) -> AdapterResult:
         """Trains one adapter within the open job."""
-        samples = batch.samples
+        samples, algorithm = batch.samples, batch.algorithm
         if not samples:
-            raise NoTrainingSignal(f"nothing to train: {type(self.algorithm).__name__} uses none of its trajectories")
+            raise NoTrainingSignal(f"nothing to train: {type(algorithm).__name__} uses none of its trajectories")
         weight_by_agent(samples)
-        engine.score(samples, self.algorithm.needs, batch.adapter)
-        for sample, advantages in zip(samples, self.algorithm.credit(samples), strict=True):
+        engine.score(samples, algorithm.needs, batch.adapter)
+        for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):
             sample.advantages = advantages
         if not any(np.any(sample.advantages) for sample in samples):
             raise NoTrainingSignal("nothing to learn: all advantages are zero")
@@ -203,7 +208,7 @@ class JobRunner:
         probes = _choose_probes(engine, batch, config.seed, sampled_by_current=not self.from_scratch)
         report = engine.update(
             samples,
-            self.algorithm.loss,
+            algorithm.loss,
             progress_start=start,
             progress_end=end,
             epoch=batch.epoch,

@@ -107,7 +107,7 @@ async def _run_chat(path: str, device: str, system: str | None, sampling: Sampli
 
 async def _run_conversation(policy: PolicyServer, opening: list[Message], sampling: SamplingParams) -> None:
     from reinforge.errors import ContextOverflow
-    from reinforge.rollout.threads import run_in_daemon_thread
+    from reinforge.rollout.isolation.threads import run_in_daemon_thread
     from reinforge.types.request import ModelRequest
 
     history = list(opening)

@@ -43,9 +43,9 @@ def command(
 ) -> None:
     """Validate configuration, data, components, rewards and output folder of a run, without loading a model.
 
-    First lists the Python code that the file imports, the environment variables that it reads and the hosts that it
-    calls; then imports the code and validates the run. With --sample N, every evaluator scores the expected answer and
-    an empty answer of N examples.
+    First lists the Python code that the file imports, the programs that it runs, the environment variables that it
+    reads and the hosts that it calls; then imports the code and validates the run. With --sample N, every evaluator
+    scores the expected answer and an empty answer of N examples.
 
     \b
     Example:
@@ -57,15 +57,18 @@ def command(
         raise click.UsageError("--no_import and --sample cannot be combined: evaluators are imported")
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
+        from reinforge.errors import ConfigError
         from reinforge.trainer.setup.reach import list_reach
 
-        loaded = load_config(file, overrides=overrides)
+        loaded = load_config(file, overrides=overrides, keep_going=True)
         reach = list_reach(loaded)
         if not as_json:
             for name, text in reach.format_rows():
                 say(f"  {name:<10} {text}")
         if not no_import:
             _validate(file, loaded, reach, num_samples, as_json=as_json)
+        elif loaded.problems:
+            raise ConfigError(loaded.problems)
         elif as_json:
             say_json({"ok": True, "imported": False, "reach": reach.as_dict()})
         else:

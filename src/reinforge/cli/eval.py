@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,10 +12,15 @@ from reinforge.cli.options import (
     CONFIG_FILE,
     DATA,
     DEBUG,
+    ENDPOINT,
+    ENDPOINT_PATHS,
+    ENDPOINT_TIMEOUT,
     JSON,
     OUTPUT,
     OVERRIDE,
+    RESULT_JSON_PATH,
     GroupedCommand,
+    collect_overrides,
     option,
     parse_output_file,
 )
@@ -33,6 +39,9 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
     "split", type=SPLITS, group=DATA, help="Split to evaluate; default: select, or all if finetuning is not enabled."
 )
 @option("limit", metavar="N", type=click.IntRange(min=1), group=DATA, help="Evaluate only the first N examples.")
+@ENDPOINT
+@ENDPOINT_TIMEOUT
+@RESULT_JSON_PATH
 @option("output", callback=parse_output_file, metavar="FILE", group=OUTPUT, help="Write all episodes as JSON Lines.")
 @OVERRIDE
 @COMPAT
@@ -44,9 +53,9 @@ def command(
     split: str | None,
     limit: int | None,
     output: Path | None,
-    overrides: tuple[tuple[str, str], ...],
     as_json: bool,
     debug: bool,
+    **flags: Any,
 ) -> None:
     """Evaluate the agent of a file, with its own model or with that of a run. Trains nothing.
 
@@ -57,6 +66,7 @@ def command(
     Example:
       reinforge eval run.yml
       reinforge eval run.yml --model 20260101-120000-ab12 --split confirm --json
+      reinforge eval run.yml --endpoint http://127.0.0.1:9000/run --result_json_path '$.answer'
     """
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
@@ -67,7 +77,7 @@ def command(
         from reinforge.trainer.setup.reach import list_reach
         from reinforge.trainer.signals import run_interruptible
 
-        loaded = load_config(file, overrides=overrides)
+        loaded = load_config(file, overrides=collect_overrides(flags, ENDPOINT_PATHS), keep_going=True)
         if not as_json:
             for name, text in list_reach(loaded).format_sent_variables():
                 say(f"{name}: {text}", err=True)

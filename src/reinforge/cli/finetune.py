@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,17 @@ from reinforge.cli.options import (
     COMPAT,
     DATA,
     DEBUG,
+    ENDPOINT,
+    ENDPOINT_PATHS,
+    ENDPOINT_TIMEOUT,
     JSON,
     LIMITS,
     OUTPUT,
     OVERRIDE,
+    RESULT_JSON_PATH,
     RUN,
     GroupedCommand,
+    collect_overrides,
     option,
     parse_existing_file,
 )
@@ -27,9 +31,7 @@ from reinforge.cli.report import AtEnd, exit_on_error, run_and_exit
 
 FLAG_PATHS = {
     "dataset": "eval.general.dataset.file_path",
-    "endpoint": "finetuning.run_configuration.endpoint",
-    "endpoint_timeout": "finetuning.run_configuration.endpoint_timeout",
-    "result_json_path": "finetuning.run_configuration.result_json_path",
+    **ENDPOINT_PATHS,
     "validation_dataset": "finetuning.run_configuration.validation_dataset",
     "validation_interval": "finetuning.run_configuration.validation_interval",
     "validation_config_file": "finetuning.run_configuration.validation_config_file",
@@ -52,9 +54,9 @@ FLAG_PATHS = {
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
 @option("validation_config_file", metavar="FILE", group=DATA, help="YAML file whose eval section is used to validate.")
-@option("endpoint", metavar="URL", group=DATA, help="Remote workflow; not supported in this version.")
-@option("endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of the remote workflow.")
-@option("result_json_path", metavar="PATH", group=DATA, help="JSONPath into the response of the remote workflow.")
+@ENDPOINT
+@ENDPOINT_TIMEOUT
+@RESULT_JSON_PATH
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
 @option("resume", metavar="RUN|last", group=RUN, help="Resume a stopped run; FILE is optional then.")
 @option("allow_config_change", is_flag=True, group=RUN, help="Resume even if the configuration has changed.")
@@ -120,7 +122,7 @@ def train(
         raise click.UsageError("--project_root requires --resume without FILE: a file's own folder is its project")
     if dry_run and smoke:
         raise click.UsageError("--dry_run and --smoke cannot be combined")
-    overrides = _collect_overrides(options)
+    overrides = collect_overrides(options, FLAG_PATHS)
     if dry_run and chosen is not None:
         _write_resolved_config(chosen, overrides, run_name, as_json=as_json, debug=debug)
         return
@@ -133,7 +135,8 @@ def train(
 
         progress = SilentProgress() if as_json else default_progress()
         options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
-        loaded = load_config(chosen, overrides=overrides) if chosen is not None else None
+        keep_going = resume is None  # all problems are reported together, before the run starts
+        loaded = load_config(chosen, overrides=overrides, keep_going=keep_going) if chosen is not None else None
         if resume is not None:
             options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root)
         assert loaded is not None
@@ -172,13 +175,9 @@ def _write_resolved_config(
         from reinforge.trainer.options import RunOptions
         from reinforge.trainer.setup.check import dry_run
 
-        written = asyncio.run(dry_run(load_config(file, overrides=overrides), RunOptions(run_name=run_name)))
+        loaded = load_config(file, overrides=overrides, keep_going=True)
+        written = asyncio.run(dry_run(loaded, RunOptions(run_name=run_name)))
         if as_json:
             say_json({"ok": True, "config": str(written)})
         else:
             say(f"{file} is valid; wrote {written}")
-
-
-def _collect_overrides(options: dict[str, Any]) -> list[tuple[str, str]]:
-    flags = [(path, json.dumps(options[name])) for name, path in FLAG_PATHS.items() if options.get(name) is not None]
-    return flags + [(path, value) for path, value in options["overrides"]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ OUTPUT_DIR = option(
     show_default=True,
     help="Folder that contains the run folders.",
 )
+ENDPOINT_PATHS = {
+    name: f"finetuning.run_configuration.{name}" for name in ("endpoint", "endpoint_timeout", "result_json_path")
+}
+"""The configuration path of each flag about a deployed agent."""
+ENDPOINT = option(
+    "endpoint", metavar="URL", group=DATA, help="Deployed agent to run in the place of `workflow`; it calls the model."
+)
+ENDPOINT_TIMEOUT = option(
+    "endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of its episodes."
+)
+RESULT_JSON_PATH = option("result_json_path", metavar="PATH", group=DATA, help="JSONPath of the output in its answer.")
 COMPAT = option(
     "compat",
     type=click.Choice(["nat"]),
@@ -118,3 +130,14 @@ COMPAT = option(
 JSON = click.option("--json", "as_json", cls=GroupedOption, is_flag=True, help="Print the result as JSON.")
 DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help="Print the traceback if the command fails.")
 """Arguments and options that several commands have."""
+
+
+def collect_overrides(options: Mapping[str, Any], paths: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns the overrides of a call, pairs of path and YAML value: those of flags, then those of `-o`, which win.
+
+    Args:
+        options: The options of the call, `overrides` among them.
+        paths: The configuration path of each flag that is an override with its own name.
+    """
+    flags = [(path, json.dumps(options[name])) for name, path in paths.items() if options.get(name) is not None]
+    return [*flags, *options["overrides"]]

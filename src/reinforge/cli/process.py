@@ -130,7 +130,7 @@ def leave(code: int, *, at_once: bool = False) -> NoReturn:
         code: The exit code.
         at_once: Do not wait at all.
     """
-    from reinforge.rollout.processes import kill_descendants
+    from reinforge.rollout.isolation.processes import kill_descendants
 
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -24,6 +24,7 @@ from typing import Any
 
 from reinforge.compat.nat_names import MODULES
 from reinforge.errors import describe_error
+from reinforge.rollout.isolation.worker_pool import WORKER_SETUP
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,12 @@ PACKAGE = "nat"
 ENTRY_POINT_GROUP = "nat.components"
 ORIGIN = "<reinforge.compat.nat>"
 PAGE = "docs/coming-from-nat.md"
+INSTALL = "reinforge.compat.nat:install"
+"""What a worker process calls, to do the same."""
 
 
 def install(*, over_installed: bool = False) -> bool:
-    """Makes `import nat...` lead to reinforge.
+    """Makes `import nat...` lead to reinforge, also in the worker processes of `isolation: process`.
 
     Args:
         over_installed: Also replace the modules of an installed toolkit that have a counterpart here; all other modules
@@ -56,6 +59,7 @@ def install(*, over_installed: bool = False) -> bool:
     for name in [name for name in sys.modules if finder.serves(name)]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
+    WORKER_SETUP[INSTALL] = {"over_installed": over_installed}
     return True
 
 
@@ -63,6 +67,7 @@ def uninstall() -> None:
     """Undoes `install`; modules that have imported names keep them."""
     finders = [finder for finder in sys.meta_path if isinstance(finder, NatFinder)]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders]
+    WORKER_SETUP.pop(INSTALL, None)
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == ORIGIN:
             del sys.modules[name]

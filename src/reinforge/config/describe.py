@@ -39,7 +39,8 @@ def iterate_fields(model: type[BaseModel], above: str = "") -> Iterator[FieldLin
     for key, field in settable_keys(model).items():
         path = f"{above}{key}"
         block, named = _find_block(field.annotation), _find_named_block(field.annotation)
-        if block is None and named is None:
+        listed = _find_listed_block(field.annotation)
+        if block is None and named is None and listed is None:
             yield FieldLine(path, _format_kind(field), _format_default(field), field.description or "")
         if block is not None:
             if _format_default(field) in (None, "null"):
@@ -48,6 +49,9 @@ def iterate_fields(model: type[BaseModel], above: str = "") -> Iterator[FieldLin
         if named is not None:
             yield FieldLine(path, "mapping of blocks", _format_default(field), field.description or "")
             yield from iterate_fields(named, f"{path}.NAME.")
+        if listed is not None:
+            yield FieldLine(path, "list of blocks", _format_default(field), field.description or "")
+            yield from iterate_fields(listed, f"{path}.N.")
 
 
 def _find_block(annotation: Any) -> type[BaseModel] | None:
@@ -63,6 +67,11 @@ def _find_block(annotation: Any) -> type[BaseModel] | None:
 def _find_named_block(annotation: Any) -> type[BaseModel] | None:
     """Returns the class of the blocks in a field that maps names to blocks."""
     return _find_block(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+
+
+def _find_listed_block(annotation: Any) -> type[BaseModel] | None:
+    """Returns the class of the blocks in a field that lists blocks."""
+    return _find_block(get_args(annotation)[0]) if get_origin(annotation) is list else None
 
 
 OR_NULL = " or null"

@@ -110,10 +110,15 @@ class Document:
             value = get_child(value, key)
         return None if value is ABSENT else value
 
+    @property
+    def problems(self) -> list[Problem]:
+        """Every problem found so far, in the order of the file's lines."""
+        return [problem for _, problem in sorted(self._problems, key=lambda pair: pair[0])]
+
     def raise_problems(self) -> None:
-        """Raises every problem found so far, in the order of the file's lines; does nothing if there is none."""
+        """Raises every problem found so far; does nothing if there is none."""
         if self._problems:
-            raise ConfigError([problem for _, problem in sorted(self._problems, key=lambda pair: pair[0])])
+            raise ConfigError(self.problems)
 
 
 def parse_yaml(text: str, name: str = "") -> Document:

@@ -8,6 +8,7 @@ from typing import Any
 
 from reinforge.config.document import KeyPath
 from reinforge.config.schema import Config
+from reinforge.errors import Problem
 
 
 @dataclass
@@ -22,6 +23,8 @@ class LoadedConfig:
         placeholders: Text with `${VAR}` as written, by path.
         types: The `_type` of each component, by path.
         marks: Line and column of each key, by path; text for a key set by an override.
+        problems: What is wrong with it; empty unless it was loaded with `keep_going`. Nothing runs on it then.
+        invalid: Paths of the components with problems; they cannot be built.
     """
 
     config: Config
@@ -31,6 +34,8 @@ class LoadedConfig:
     placeholders: dict[KeyPath, str] = field(default_factory=dict)
     types: dict[KeyPath, str] = field(default_factory=dict)
     marks: dict[KeyPath, Any] = field(default_factory=dict, repr=False)
+    problems: list[Problem] = field(default_factory=list)
+    invalid: frozenset[KeyPath] = frozenset()
 
     def locate(self, path: str) -> str:
         """Returns `file:line:column` of a dotted path, of the nearest key above it that is in the file, or the file.

@@ -9,7 +9,7 @@ Each component's block becomes an instance of the class that is registered for i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.environment import expand
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.overrides import apply_override
+from reinforge.config.partial import build_partial
 from reinforge.config.problems import Validator
 from reinforge.config.references import check_references
 from reinforge.config.renamed_keys import rename_keys
@@ -39,6 +40,7 @@ def load_config(
     registry: Registry | None = None,
     environ: Mapping[str, str] | None = None,
     project_root: Path | None = None,
+    keep_going: bool = False,
 ) -> LoadedConfig:
     """Returns the validated configuration of a YAML file.
 
@@ -48,9 +50,12 @@ def load_config(
         registry: Where component types are looked up; None: everything that is installed.
         environ: Variables for `${VAR}`; None: those of the process.
         project_root: Base of relative paths and of `module:name`; None: the file's folder.
+        keep_going: Return what is left of a file with problems, with these as its `problems`, so that data and
+            components can be validated as well.
 
     Raises:
-        ConfigError: The file has problems; lists all of them, in the order of its lines.
+        ConfigError: The file has problems; lists all of them, in the order of its lines. With `keep_going`: the file
+            is no YAML, or nothing is left of it.
     """
     path = Path(path)
     document = parse_yaml(_read(path), str(path))
@@ -64,21 +69,32 @@ def load_config(
         apply_override(document, *override)
     placeholders = expand(document, os.environ if environ is None else environ)
     report_secrets_in_urls(document, placeholders)
-    loaded = _validate(document, placeholders, registry or REGISTRY, path)
+    loaded = _validate(document, placeholders, registry or REGISTRY, path, keep_going=keep_going)
     protect_secrets(loaded)
     return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
-def build_config(data: Mapping[str, Any], *, registry: Registry | None = None) -> LoadedConfig:
+def build_config(
+    data: Mapping[str, Any],
+    *,
+    registry: Registry | None = None,
+    keep_going: bool = False,
+    expanded_sections: Sequence[str] = (),
+) -> LoadedConfig:
     """Returns the validated configuration of data from Python.
 
-    `${VAR}` is not expanded. Instances of configuration classes may replace mappings with a `_type`, and functions
-    may replace `module:name`.
+    `${VAR}` is expanded in `expanded_sections` only. Instances of configuration classes may replace mappings with a
+    `_type`, and functions may replace `module:name`. `keep_going` is that of `load_config`.
 
     Raises:
         ConfigError: The data has problems; lists all of them.
     """
-    loaded = _validate(Document(_copy_data(data)), {}, registry or REGISTRY, None)
+    document = Document(_copy_data(data))
+    sections = Document({name: document.data[name] for name in expanded_sections if name in document.data})
+    placeholders = expand(sections, os.environ)
+    sections.raise_problems()
+    document.data.update(sections.data)
+    loaded = _validate(document, placeholders, registry or REGISTRY, None, keep_going=keep_going)
     protect_secrets(loaded)
     return loaded
 
@@ -120,7 +136,12 @@ def _copy_data(value: Any) -> Any:
 
 
 def _validate(
-    document: Document, placeholders: dict[KeyPath, str], registry: Registry, path: Path | None
+    document: Document,
+    placeholders: dict[KeyPath, str],
+    registry: Registry,
+    path: Path | None,
+    *,
+    keep_going: bool,
 ) -> LoadedConfig:
     for block in BLOCKS:
         above = document.get(block[:-1])
@@ -136,11 +157,16 @@ def _validate(
         _put(blocks, key_path, instance)
     config = validator.validate(Config, blocks, ())
     check_references(document)
-    document.raise_problems()
+    invalid = frozenset[KeyPath]()
+    if keep_going and document.problems and (left := build_partial(document, blocks, registry)) is not None:
+        config, invalid = left
+    else:
+        document.raise_problems()
     if config is None:
         raise ConfigError("the configuration could not be validated")
     root = path.parent.resolve() if path else Path.cwd()
-    return LoadedConfig(config, path, root, document.data, placeholders, types, document.marks)
+    data, marks = document.data, document.marks
+    return LoadedConfig(config, path, root, data, placeholders, types, marks, document.problems, invalid)
 
 
 def _put(blocks: Any, key_path: KeyPath, instance: Any) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from reinforge.registry import TypedConfig
 from reinforge.types.evaluation import MAX_SCORE
 from reinforge.types.key_aliases import ConfigModel
+
+PARTIAL = "partial"
+"""Key of the validation context under which a configuration may lack required components; see `config/partial.py`."""
 
 
 class Block(ConfigModel):
@@ -270,6 +273,13 @@ class PolicyConfig(Block):
     chat_template: str | None = Field(
         default=None, description="Jinja template, or a file with one; null: that of the tokenizer."
     )
+    history: Literal["template", "splice"] = Field(
+        default="template",
+        description="How the earlier replies of a conversation reach the policy. template: the chat template renders "
+        "the whole history, as other servers do; where it changes an earlier reply, such as dropping its reasoning, "
+        "the episode is trained as several samples. splice: the prompt continues the tokens that were sampled, and the "
+        "template renders only the new messages.",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
         description="Data type of the model; with bfloat16 the optimizer keeps float32 master weights.",
@@ -473,8 +483,8 @@ class FinetuneConfig(Block):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Device of the policy.")
 
     @model_validator(mode="after")
-    def _check_enabled(self) -> FinetuneConfig:
-        if self.enabled:
+    def _check_enabled(self, info: ValidationInfo) -> FinetuneConfig:
+        if self.enabled and PARTIAL not in (info.context or {}):
             names = ("trainer", "trajectory_builder", "trainer_adapter", "reward_function")
             missing = [name for name in names if getattr(self, name) is None]
             if missing:

@@ -45,3 +45,6 @@ def iterate_models(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Ba
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from iterate_models(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from iterate_models(item, (*path, index))

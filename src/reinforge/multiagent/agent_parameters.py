@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from reinforge.config.schema import Block
+
+SupervisedRounds = Literal["none", "all", "first", "all_but_first"]
 
 
 class AgentParameters(Block):
@@ -28,6 +32,16 @@ class AgentParameters(Block):
         default=None, ge=1, description="Maximum tokens of a reply; null: as many as the context allows."
     )
     num_invalid_generation_retries: int = Field(default=20, ge=0, description="Retries after an invalid reply.")
+
+    use_supervisor_message: SupervisedRounds = Field(
+        default="none", description="Rounds in which its prompt ends with a supervisor's line that says what to write."
+    )
+    supervisor_name: str = Field(default="Supervisor", description="The name before that line.")
+
+    def is_supervised(self, round_id: int) -> bool:
+        """Returns True if its prompt ends with the supervisor's line in a round, from 0."""
+        rounds = self.use_supervisor_message
+        return rounds == "all" or rounds == ("all_but_first" if round_id else "first")
 
     @model_validator(mode="after")
     def _check_single_prompt(self) -> AgentParameters:

@@ -96,8 +96,8 @@ class PureTextWholeAgent:
         for round_ in range(dialogue.round):
             messages = dialogue.messages_in(round_)
             own = [message for message in messages if message.agent == self.name]
-            if own and (hint := handler.hint(self.name, dialogue.before_round(round_))):
-                heard.append(hint)
+            if own and (line := self._build_last_line(dialogue.before_round(round_), handler)):
+                heard.append(line)
             for message in own:
                 prompt.append(_user_message([*heard, f"[{message.channel}]"] if with_labels else heard))
                 prompt.append({"role": "assistant", "content": message.text})
@@ -106,10 +106,18 @@ class PureTextWholeAgent:
                 if message.agent != self.name and message.channel in visible:
                     line = f"{handler.display_name(message.agent, dialogue)}: {_indent_continuation(message.shown)}"
                     heard.append(f"[{message.channel}] {line}" if with_labels else line)
-        if hint := handler.hint(self.name, dialogue):
-            heard.append(hint)
+        if line := self._build_last_line(dialogue, handler):
+            heard.append(line)
         prompt.append(_user_message([*heard, f"[{channel}]"] if with_labels else heard))
         return prompt
+
+    def _build_last_line(self, dialogue: Dialogue, handler: ProtocolHandler) -> str:
+        """Returns the last line of the agent's prompt for its next turn: the protocol's hint, or the supervisor's."""
+        hint, parameters = handler.hint(self.name, dialogue), self.parameters
+        if not parameters.is_supervised(dialogue.round):
+            return hint
+        task = hint or f"{handler.task(self.name, dialogue)} Use at most {parameters.max_response_words} words."
+        return f"{parameters.supervisor_name}: {task}"
 
     def sampling_arguments(self) -> dict[str, Any]:
         """Returns the sampling arguments of a request; for a trained policy the run's own settings override them."""

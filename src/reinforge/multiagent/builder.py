@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reinforge.algorithms.malt import MALT
+from reinforge.algorithms.malt import MALT, MALTConfig
 from reinforge.algorithms.preference import Preference
-from reinforge.config.schema import Config
+from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import EvaluationError, Problem, did_you_mean
 from reinforge.interfaces import Algorithm, Builder, PolicyServer
 from reinforge.multiagent.guess_replacement import replace_verifier_guesses
@@ -154,12 +154,17 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         groups = await self._build_epoch_groups(epoch, records, meta)
         if self.trajectory_builder_config.fine_tune_on_all_previous_rollouts and not is_refill:
             assert self.evaluation is not None
-            for before in range(epoch):
+            for before in range(self._find_first_compatible(epoch), epoch):
                 earlier = await self._build_epoch_groups(before, self.evaluation.journalled_episodes(before), meta)
                 for trajectory in (each for siblings in earlier for each in siblings):
                     trajectory.group_id = f"epoch {before}/{trajectory.group_id}"
                 groups += earlier
         return groups
+
+    def _find_first_compatible(self, epoch: int) -> int:
+        """Returns the first epoch whose episodes an epoch can also train on: single dialogues make no pairs."""
+        num_single = count_single_dialogue_epochs(self.run_config)
+        return num_single if epoch >= num_single else 0
 
     async def _build_epoch_groups(
         self, epoch: int, records: Sequence[EpisodeRecord], meta: dict[str, Any]
@@ -194,6 +199,11 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
                         trajectory.group_id = f"{trajectory.group_id}/{name}"
                         groups.setdefault(trajectory.group_id, []).append(trajectory)
         return list(groups.values())
+
+
+def count_single_dialogue_epochs(config: FinetuneConfig) -> int:
+    """Returns the epochs at the start of a run that collect single dialogues even if the protocol grows trees."""
+    return config.algorithm.num_initial_ei_epochs if isinstance(config.algorithm, MALTConfig) else 0
 
 
 def get_protocol_output(record: EpisodeRecord) -> dict[str, Any] | None:

@@ -23,6 +23,9 @@ _LABEL = r"(?:(?:my|the|final)\s+)*(?:decision|verdict|answer)\b(?:\s+is\b)?[\W_
 _STOPS = r"(?=\s*(?:$|[^\w\s?/|]))"
 
 
+MAX_LISTED_WORDS = 12
+
+
 def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
     """Returns the decision in a message, or None.
 
@@ -30,15 +33,32 @@ def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
         text: The message.
         words: Words for the decisions, in lower case.
     """
+    decided = {words[word] for word in find_decision_words(text, words)}
+    return next(iter(decided)) if len(decided) == 1 else None
+
+
+def find_decision_words(text: str, words: Mapping[str, Decision]) -> set[str]:
+    """Returns the words of a message that decide; several may agree, or contradict each other."""
     word = "|".join(re.escape(each) for each in sorted(words, key=len, reverse=True))
-    labelled, alone = set[Decision](), set[Decision]()
+    labelled, alone = set[str](), set[str]()
     for line in text.lower().splitlines():
         line = line.strip(_AROUND)
         if found := re.match(rf"{_LABEL}({word}){_STOPS}(.*)", line):
             others = {words[other] for other in re.findall(rf"\b({word})\b", found[2])}
             if not others - {words[found[1]]} and "?" not in found[2]:
-                labelled.add(words[found[1]])
+                labelled.add(found[1])
         elif found := re.fullmatch(rf"(?:i\s+)?({word})[\s.!*_]*", line):
-            alone.add(words[found[1]])
-    decided = labelled or alone
-    return next(iter(decided)) if len(decided) == 1 else None
+            alone.add(found[1])
+    return labelled or alone
+
+
+def list_decision_words(values: Mapping[str, float]) -> str:
+    """Returns the words of a scale for a prompt, from the one that rejects most.
+
+    Example: {"agree": 1, "disagree": -1, "undecided": 0} -> "disagree, undecided or agree"; with more than 12 words:
+    "0, 1, ... or 100".
+    """
+    words = sorted(values, key=lambda word: values[word])
+    if len(words) > MAX_LISTED_WORDS:
+        return f"{words[0]}, {words[1]}, ... or {words[-1]}"
+    return f"{', '.join(words[:-1])} or {words[-1]}"

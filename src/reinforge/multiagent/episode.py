@@ -101,10 +101,19 @@ class ProtocolWorkflow:
         handler: The protocol.
         agents: Its agents by name.
         penalty: Reward of an agent that gives no valid reply.
+        first_tree_epoch: Epochs before this one collect single dialogues.
     """
 
-    def __init__(self, handler: ProtocolHandler, agents: Mapping[str, PureTextWholeAgent], penalty: float = 0.0):
+    def __init__(
+        self,
+        handler: ProtocolHandler,
+        agents: Mapping[str, PureTextWholeAgent],
+        penalty: float = 0.0,
+        *,
+        first_tree_epoch: int = 0,
+    ):
         self.handler, self.agents, self.penalty = handler, dict(agents), penalty
+        self.first_tree_epoch = first_tree_epoch
         names = [name if agent.is_trainable else f"{name} (frozen)" for name, agent in self.agents.items()]
         self.__qualname__ = f"{type(handler).__name__}: {', '.join(names)}"  # a run prints this as its agent
 
@@ -121,7 +130,8 @@ class ProtocolWorkflow:
             ContextOverflow: The same, because a prompt was longer than the context.
         """
         opening = self._open_dialogue(item, context)
-        width = self.handler.config.num_responses if context.is_training else 1
+        grows_tree = context.is_training and context.epoch >= self.first_tree_epoch
+        width = self.handler.config.num_responses if grows_tree else 1
         level, ended, messages, num_invalid = [_DialogueBranch(opening)], list[_DialogueBranch](), list[dict](), 0
         while level:
             grown, pending = await self._play_round(level, width, context)

@@ -96,7 +96,9 @@ async def _replace_guess(
     if isinstance(encoded, TokenLogprobs) and isinstance(sampled, TokenLogprobs):
         encoded = replace(encoded, prompt_token_ids=sampled.prompt_token_ids)
     turn.content, turn.logprobs = text, encoded
-    trajectory.reward = handler.rewards(parse_dialogues(output)[0], truth)[str(trajectory.agent)]
+    dialogue = parse_dialogues(output)[0]
+    messages = tuple(replace(m, text=text) if m.call_id == call.call_id else m for m in dialogue.messages)
+    trajectory.reward = handler.rewards(replace(dialogue, messages=messages), truth)[str(trajectory.agent)]
     trajectory.metadata = {**(trajectory.metadata or {}), "guess_replaced": True}
     return True
 

@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from reinforge.config.schema import WorkflowConfig
 from reinforge.interfaces import Builder
 from reinforge.multiagent.agent_parameters import AgentParameters
-from reinforge.multiagent.decisions import read_decision
+from reinforge.multiagent.decisions import find_decision_words, list_decision_words, read_decision
 from reinforge.multiagent.dialogue import DECISIONS, Decision, Dialogue, DialogueProblem, Step
 from reinforge.types.evaluation import EvalInputItem
 
@@ -78,6 +78,10 @@ class ProtocolConfig(DialogueConfig):
         default={word: word for word in DECISIONS},
         description="Words that decide, in lower case, each with its decision: accept, reject or none.",
     )
+    decision_values: dict[str, float] = Field(
+        default_factory=dict,
+        description="How far each word accepts, from -1 to 1: rewards are interpolated; empty: each decides fully.",
+    )
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> ProtocolConfig:
@@ -90,6 +94,15 @@ class ProtocolConfig(DialogueConfig):
             raise ValueError(f"decision_words has no word for {' and '.join(sorted(missing))}")
         if odd := [word for word in self.decision_words if word != word.strip().lower() or not word]:
             raise ValueError(f"decision_words: {odd[0]!r} must be a lower-case word")
+        if self.decision_values and self.decision_values.keys() != self.decision_words.keys():
+            raise ValueError("decision_values must have the words of decision_words, and no others")
+        for word, value in self.decision_values.items():
+            if abs(value) > 1 or {"accept": 1, "reject": -1, "none": 0}[self.decision_words[word]] != (value > 0) - (
+                value < 0
+            ):
+                raise ValueError(
+                    f"decision_values: {word!r} is {value}; write 0 to 1 for accept, -1 to 0 for reject, 0 for none"
+                )
         return self
 
 
@@ -141,7 +154,8 @@ class ProtocolHandler(ABC):
         """
         if not self.verifier_names:
             return DialogueProblem.without_truth(item)
-        return DialogueProblem.from_item(item, self.config.decision_words)
+        words = {} if self.config.decision_values else self.config.decision_words  # on a scale, 1 may mean reject
+        return DialogueProblem.from_item(item, words)
 
     def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
         """Returns the decision that each prover argues for in one episode."""
@@ -163,7 +177,9 @@ class ProtocolHandler(ABC):
 
     def format_decision(self, decision: Decision) -> str:
         """Returns the message that makes a decision; `parse_decision` reads it back."""
-        return next((word for word, meant in self.config.decision_words.items() if meant == decision), decision)
+        words = [word for word, meant in self.config.decision_words.items() if meant == decision]
+        values = self.config.decision_values
+        return max(words, key=lambda word: abs(values.get(word, 1.0)), default=decision)
 
     def check_reply(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
         """Returns why a reply is invalid, in which case it is sampled again; None if it is valid."""
@@ -192,7 +208,22 @@ class ProtocolHandler(ABC):
             return ""
         if self.config.last_round_hint is not None:
             return self.config.last_round_hint
-        return f"Decide now: {self.format_decision('accept')} or {self.format_decision('reject')}."
+        return f"Decide now: {self.list_decisions()}."
+
+    def list_decisions(self) -> str:
+        """Returns the words that decide, for a prompt: "accept or reject", or all of a scale."""
+        if values := self.config.decision_values:
+            return list_decision_words(values)
+        return f"{self.format_decision('accept')} or {self.format_decision('reject')}"
+
+    def task(self, agent: str, dialogue: Dialogue) -> str:
+        """Returns what an agent should write next, for agents with a supervisor (`use_supervisor_message`)."""
+        if agent not in self.verifier_names:
+            return "Write your next message."
+        if dialogue.round + 1 < self.min_message_rounds:
+            return "Ask a question."
+        way = "Decide" if self.is_last_turn(agent, dialogue.round) else "Ask a question, or decide"
+        return f"{way}: write {self.list_decisions()} on a line of its own."
 
     def step_interaction_protocol(self, dialogue: Dialogue) -> Step:
         """Returns the outcome of the last round: the dialogue ends with a decision or with the last round.
@@ -212,12 +243,14 @@ class ProtocolHandler(ABC):
 
         Absent agents are left out, and so are agents whose reward depends on a truth that is unknown.
 
-        Example: stance accept, truth reject, decision accept -> prover 1, verifier -1.
+        Example: stance accept, truth reject, decision accept -> prover 1, verifier -1; if the verifier's word has the
+        value 0.5 in `decision_values`: prover 0.75, verifier -0.5.
         """
         config, truth = self.config, dialogue.problem.truth
+        value = self.find_decision_value(dialogue, decision)
         present = [name for name in self.agent_names if name not in dialogue.absent]
         earned = {
-            name: config.prover_reward if decision is not None and decision == dialogue.stances.get(name) else 0.0
+            name: self._compute_prover_reward(dialogue.stances.get(name), decision, value)
             for name in present
             if name in self.prover_names
         }
@@ -228,9 +261,31 @@ class ProtocolHandler(ABC):
         elif truth is None:
             return {} if config.shared_reward else earned
         else:
-            judged = config.verifier_reward if decision == truth else config.verifier_incorrect_penalty
+            end = config.verifier_reward if decision == truth else config.verifier_incorrect_penalty
+            share = 1.0 if value is None else abs(value)
+            judged = share * end + (1 - share) * config.verifier_no_guess_reward
         paid = present if config.shared_reward else [name for name in present if name in self.verifier_names]
         return {**earned, **dict.fromkeys(paid, judged)}
+
+    def find_decision_value(self, dialogue: Dialogue, decision: Decision | None) -> float | None:
+        """Returns how far the verifier accepts, from -1 to 1; None without a decision or without `decision_values`."""
+        values = self.config.decision_values
+        if decision is None or not values:
+            return None
+        for message in reversed(dialogue.messages):
+            if message.agent in self.verifier_names[:1] and self.parse_decision(message.text) == decision:
+                words = find_decision_words(message.text, self.config.decision_words)
+                return sum(values[word] for word in words) / len(words)
+        return 0.0  # it decided both ways
+
+    def _compute_prover_reward(self, stance: Decision | None, decision: Decision | None, value: float | None) -> float:
+        if decision is None:
+            share = 0.0
+        elif value is None:
+            share = float(decision == stance)
+        else:
+            share = (1 + (value if stance == "accept" else -value)) / 2
+        return share * self.config.prover_reward
 
     async def settle_rewards(self, dialogue: Dialogue, item: Any) -> Mapping[str, float]:
         """Returns the final rewards of a dialogue that is over; a team calls its evaluator here."""

@@ -8,6 +8,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder
 from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
+from reinforge.multiagent.builder import count_single_dialogue_epochs
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.workflow import bind_workflow
@@ -42,7 +43,8 @@ async def build_protocol_workflow(handler: ProtocolHandler, builder: Builder) ->
         message = "no agent can be trained: all are frozen, or none uses an entry of llms with `_type: policy`"
         raise ConfigError(Problem("agents", message, "set freeze_agent: false and a policy for at least one"))
     ordered = {name: agents[name] for name in handler.agent_names}
-    workflow = ProtocolWorkflow(handler, ordered, config.outcomes.policy_error)
+    num_single = count_single_dialogue_epochs(config)
+    workflow = ProtocolWorkflow(handler, ordered, config.outcomes.policy_error, first_tree_epoch=num_single)
     return bind_workflow(workflow, next(iter(ordered.values())).llm)
 
 

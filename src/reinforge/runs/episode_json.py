@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from reinforge.files import to_plain
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
-from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import Outcome
 
@@ -38,6 +38,7 @@ def dump_episode(record: EpisodeRecord) -> dict[str, Any]:
         },
         "output": record.item.output_obj,
         "wall_s": round(record.wall_s, 6),
+        **({} if record.overflow is None else {"overflow": record.overflow}),
         "calls": [_dump_call(call) for call in record.calls],
         "marks": [
             {**asdict(mark), "data": to_plain(mark.data) if mark.data is not None else None} for mark in record.marks
@@ -65,6 +66,7 @@ def parse_episode(data: dict[str, Any], item: EvalInputItem) -> EpisodeRecord:
         scores={name: EvalOutputItem(id=item.id, **score) for name, score in data["scores"].items()},
         reward=data["reward"],
         wall_s=data["wall_s"],
+        overflow=data.get("overflow"),
     )
 
 
@@ -83,11 +85,47 @@ def _dump_call(call: ModelCall) -> dict[str, Any]:
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "seed": sampling.seed,
+        **_dump_settings(request),
         **_dump_reply(call.reply),
         **(several if call.others else {}),
         "started_s": round(call.started_s, 6),
         "ended_s": round(call.ended_s, 6),
     }
+
+
+_SAMPLING = ("max_tokens", "stop", "frequency_penalty", "presence_penalty", "logit_bias")
+_REQUEST = ("template_kwargs", "tool_choice", "parallel_tool_calls", "prompt")
+_DEFAULT_SAMPLING = [(name, getattr(SamplingParams(), name)) for name in _SAMPLING]
+_DEFAULT_REQUEST = [(name, getattr(ModelRequest([]), name)) for name in _REQUEST]
+
+
+def _dump_settings(request: ModelRequest) -> dict[str, Any]:
+    """Returns how a reply was sampled, besides temperature and filters: what is not the default."""
+    sampling = request.sampling
+    dumped = {name: value for name, default in _DEFAULT_SAMPLING if (value := getattr(sampling, name)) != default}
+    dumped |= {name: value for name, default in _DEFAULT_REQUEST if (value := getattr(request, name)) != default}
+    if request.grammar is not None:
+        dumped["grammar"] = {"kind": request.grammar.kind, "text": request.grammar.text}
+    return dumped
+
+
+def _parse_request(data: dict[str, Any], sampling: SamplingParams) -> ModelRequest:
+    """Returns the request of a call; settings that an older record lacks are the defaults."""
+    given = {name: data[name] for name in _REQUEST if name in data}
+    if isinstance(given.get("prompt"), list):
+        given["prompt"] = tuple(given["prompt"])
+    grammar = Grammar(**data["grammar"]) if "grammar" in data else None
+    return ModelRequest(data["messages"], sampling, data["tools"], grammar=grammar, **given)
+
+
+def _parse_sampling(data: dict[str, Any]) -> SamplingParams:
+    given = {name: data[name] for name in _SAMPLING if name in data}
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
+    if "logit_bias" in given:
+        given["logit_bias"] = tuple((token, bias) for token, bias in given["logit_bias"])
+    filters = data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0)
+    return SamplingParams(*filters, seed=data.get("seed"), **given)
 
 
 def _dump_reply(reply: ModelReply) -> dict[str, Any]:
@@ -112,14 +150,12 @@ def _dump_reply(reply: ModelReply) -> dict[str, Any]:
 
 
 def _parse_call(data: dict[str, Any]) -> ModelCall:
-    sampling = SamplingParams(
-        data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0), seed=data.get("seed")
-    )
+    sampling = _parse_sampling(data)
     return ModelCall(
         data["call_id"],
         data["llm"],
         data["model"],
-        ModelRequest(data["messages"], sampling, data["tools"]),
+        _parse_request(data, sampling),
         _parse_reply(data, sampling),
         tuple(data["functions"]),
         data["started_s"],
@@ -164,19 +200,28 @@ def parse_tokens(data: dict[str, Any]) -> TokenLogprobs:
     return TokenLogprobs(**{**data, **lists, "supports": supports})
 
 
-def _dump_supports(supports: Supports) -> dict[str, str]:
+def _dump_supports(supports: Supports) -> dict[str, Any]:
     """Returns supports as base64 of deflated differences between neighbours, which are small in sorted sets."""
 
     def pack(numbers: NDArray[np.int32]) -> str:
         differences = np.diff(numbers, prepend=np.int32(0)).astype("<i4")
         return base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode()
 
-    return {"counts": pack(supports.counts), "token_ids": pack(supports.token_ids)}
+    dumped: dict[str, Any] = {"counts": pack(supports.counts), "token_ids": pack(supports.token_ids)}
+    if supports.masks:
+        masks = base64.b64encode(zlib.compress(b"".join(supports.masks), 1)).decode()
+        dumped |= {"masks": masks, "num_masks": len(supports.masks)}
+    return dumped
 
 
-def _parse_supports(data: dict[str, str]) -> Supports:
+def _parse_supports(data: dict[str, Any]) -> Supports:
     def unpack(text: str) -> bytes:
         differences = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4")
         return differences.cumsum(dtype=np.int32).tobytes()
 
-    return Supports(unpack(data["counts"]), unpack(data["token_ids"]))
+    masks: tuple[bytes, ...] = ()
+    if "masks" in data:  # absent in older records
+        joined = zlib.decompress(base64.b64decode(data["masks"]))
+        size = len(joined) // data["num_masks"]
+        masks = tuple(joined[start : start + size] for start in range(0, len(joined), size))
+    return Supports(unpack(data["counts"]), unpack(data["token_ids"]), masks)

@@ -347,6 +347,8 @@ def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None)
         parts.append(f"{metrics.num_missing} missing{reason}")
     if num_skipped:
         parts.append(f"{num_skipped} optimizer steps skipped (non-finite numbers)")
+    if num_left_out := metrics.job.get("num_tokens_left_out"):
+        parts.append(f"{num_left_out:,} sampled tokens not trained (penalties, logit_bias, or temperature 0)")
     if seconds is not None:
         parts.append(format_duration(seconds))
     return f"epoch {metrics.epoch} ({metrics.epoch + 1}/{num_epochs}): {', '.join(parts)}"

@@ -113,7 +113,7 @@ def finetune(
         adapter={"_type": "local"},
         finetuning=_merge_settings(finetuning, {} if settings is None else settings),
     )
-    loaded = build_config(data, registry=registry)
+    loaded = build_config(data, registry=registry, keep_going=resume is None)
     shown = progress or _choose_progress()
     options = RunOptions(
         run_name=run_name, progress=shown, overwrite=overwrite, allow_config_change=allow_config_change

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.schema import FinetuneConfig
+from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
 from reinforge.evaluation.splits import SPLITS, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
-from reinforge.rollout.llms import find_adapters
+from reinforge.rollout.models.llms import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
@@ -25,6 +25,7 @@ from reinforge.runs.saved_model import SavedModel, find_model
 from reinforge.runs.summary import format_unscored
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.prepare import Attempts, build_llms
+from reinforge.trainer.setup.remote_workflow import find_remote_problems
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
 
@@ -189,6 +190,8 @@ async def prepare_evaluation(
         served_as: Name of the split inside the evaluation; None: the same.
     """
     attempt, config = Attempts(builder.locate), builder.config.finetuning
+    attempt.add(builder.loaded.problems)
+    attempt.add(find_remote_problems(config.run_configuration or FinetuneRunConfig(), builder.config.workflow))
     if builder.config.workflow is None:
         attempt.add([Problem("workflow", "no agent is configured", "add one with a `_type`")])
     if not builder.config.eval.evaluators:

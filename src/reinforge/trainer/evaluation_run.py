@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
+from reinforge.config.schema import FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import replace_file, to_json
 from reinforge.registry import Registry
@@ -19,7 +20,6 @@ from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInput, EvalOutput, EvaluationRunConfig, EvaluationRunOutput
 
 UNSUPPORTED = {
-    "endpoint": "remote workflows",
     "skip_workflow": "scoring outputs that the dataset already holds",
     "skip_completed_entries": "skipping rows that already hold an output",
 }
@@ -54,6 +54,9 @@ class EvaluationRun:
             ConfigError: The configuration or the data is wrong; nothing was started.
         """
         loaded = self._load()
+        if self.config.endpoint is not None:
+            flags = {name: getattr(self.config, name) for name in ("endpoint", "endpoint_timeout", "result_json_path")}
+            loaded.config.finetuning.run_configuration = FinetuneRunConfig.model_validate(flags)
         async with ComponentBuilder(loaded, self.registry) as builder:
             evaluation, adapter = await prepare_evaluation(builder, ALL, SilentProgress(), served_as="train")
             if adapter is not None:

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
-from reinforge.rollout.containment import SCOPE, BlockedTime, LoopBlocked
-from reinforge.rollout.processes import kill_descendants
+from reinforge.rollout.isolation.containment import SCOPE, BlockedTime, LoopBlocked
+from reinforge.rollout.isolation.processes import kill_descendants
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 """Signals that stop a run. Slurm can send SIGUSR1 some time before it ends a job (`sbatch --signal`)."""

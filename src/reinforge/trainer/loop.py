@@ -32,7 +32,7 @@ from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.evaluation.run import check_missing_share
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
-from reinforge.interfaces import Builder, Trainer
+from reinforge.interfaces import Algorithm, Builder, Trainer
 from reinforge.registry import register_trainer
 from reinforge.rollout.episode import attach_captured_tokens, attach_prompts, attach_remote_prompts
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
@@ -72,7 +72,7 @@ class EpochTrainer(Trainer):
 
     Args:
         trainer_config: Its configuration.
-        kwargs: `needs_groups`, `has_signal` and `skip_reason` of the algorithm; others are ignored.
+        kwargs: `algorithm`, or its `needs_groups`, `has_signal` and `skip_reason`; others are ignored.
     """
 
     is_resumable = True
@@ -81,6 +81,7 @@ class EpochTrainer(Trainer):
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)
         self.context: RunContext | None = None
+        self.algorithm: Algorithm | None = kwargs.get("algorithm")
         self.needs_groups: bool = kwargs.get("needs_groups", True)
         self.has_signal: Callable[[TrajectoryGroup], bool] | None = kwargs.get("has_signal")
         self.skip_reason: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("skip_reason", lambda groups: None)
@@ -201,6 +202,10 @@ class EpochTrainer(Trainer):
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
         self._num_missing, self._missing_reasons = 0, ReasonCounts()
+        if self.algorithm is not None:
+            algorithm = self.algorithm.for_epoch(epoch)
+            self.needs_groups, self.has_signal = algorithm.needs_groups, algorithm.has_signal
+            self.skip_reason = algorithm.skip_reason
         meta = {"epoch": epoch, "trainer_run_id": run_id, **self._examples_to_collect(epoch)}
         collection = await self._collect(epoch, run_id, meta)
         if epoch == 0 or not self._reward_history:
@@ -506,6 +511,7 @@ async def epoch_trainer(config: EpochTrainerConfig, builder: Builder) -> AsyncIt
     algorithm = await builder.get_algorithm()
     yield EpochTrainer(
         config,
+        algorithm=algorithm,
         needs_groups=algorithm.needs_groups,
         has_signal=algorithm.has_signal,
         skip_reason=algorithm.skip_reason,

@@ -28,7 +28,7 @@ from reinforge.config.imports import is_own_file
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.values import iterate_models, iterate_values
 from reinforge.files import to_json
-from reinforge.rollout import isolation
+from reinforge.rollout.isolation import worker_pool as isolation
 from reinforge.version import __version__
 
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "jinja2", "numpy")

@@ -45,15 +45,17 @@ def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, e
     return error
 
 
-def build_no_job_error(trainer: str, num_collections: int) -> JobFailed:
-    """Returns the error to raise after a user's trainer has collected several times without submitting a job.
+def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> JobFailed:
+    """Returns the error to raise after several epochs in which a user's trainer submitted no job.
 
     Args:
         trainer: The trainer's class.
         num_collections: How often it called the builder's `start_run`.
+        num_epochs: How many epochs it was to run.
     """
     error = JobFailed(
-        f"nothing was trained: {trainer} collected {num_collections} times and submitted no job. Its run() must call "
+        f"nothing was trained: {trainer} collected {num_collections} times and submitted no job in {num_epochs} "
+        "epochs. Its run() must call "
         "self.trainer_adapter.submit(...) with the groups to train on, and return the status of each job"
     )
     error.can_resume = False
@@ -102,7 +104,8 @@ def refuse_untrainable(
         _refuse_long_prompts(builder, config)
         raise _build_refusal(
             f"none of the {len(trajectories)} episodes called the model: the workflow must call "
-            "llm.chat.completions.create(...) on the `llm` it is given"
+            "llm.chat.completions.create(...) on the `llm` it is given; a program or a service must send its calls to "
+            "the base URL it is given (OPENAI_BASE_URL)"
         )
     if trains_on == "messages" and turns and all(not turn.is_recorded and turn.trained is None for turn in turns):
         raise _build_refusal(
@@ -139,7 +142,8 @@ def _explain_unselected(builder: TrajectoryBuilder, config: FinetuneConfig) -> s
 def _refuse_long_prompts(builder: TrajectoryBuilder, config: FinetuneConfig) -> None:
     """Refuses a collection without any reply, if the reason is that the prompts do not fit the context."""
     records = [record for record in builder.records or [] if not record.outcome.is_missing]
-    too_long = [record for record in records if record.outcome is Outcome.CONTEXT_OVERFLOW and not record.calls]
+    overflows = ((each, each.overflow or each.reason) for each in records if not each.calls)
+    too_long = [(each, why) for each, why in overflows if each.overflow or each.outcome is Outcome.CONTEXT_OVERFLOW]
     if not too_long:
         return
     wanted = config.policy.max_model_len
@@ -150,7 +154,7 @@ def _refuse_long_prompts(builder: TrajectoryBuilder, config: FinetuneConfig) -> 
     )
     raise _build_refusal(
         f"no episode has a reply, because the prompt is too long in {len(too_long)} of {len(records)}: in example "
-        f'"{too_long[0].key.example_id}", {too_long[0].reason}; {fix}'
+        f'"{too_long[0][0].key.example_id}", {too_long[0][1]}; {fix}'
     )
 
 

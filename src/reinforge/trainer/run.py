@@ -44,6 +44,7 @@ from reinforge.trainer.options import RunOptions
 from reinforge.trainer.ownership import seal_run
 from reinforge.trainer.provenance import Provenance, collect_provenance
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
+from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.prepare import (
     Parts,
@@ -85,6 +86,7 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:
     """Runs a configuration to its end inside a running event loop; see `run_config`."""
     config: FinetuneConfig = loaded.config.finetuning
+    await refuse_problems(loaded, registry)
     require_enabled(loaded)
     if options.smoke:
         shrink_for_smoke(loaded.config)
@@ -225,7 +227,7 @@ class _Run:
         """Runs all epochs and returns the status of every job.
 
         Raises:
-            JobFailed: A job failed, or a user's trainer submitted none in more collections than may train nothing.
+            JobFailed: A job failed, or a user's trainer submitted none in more epochs than may train nothing.
         """
         observer = None if isinstance(self.trainer, EpochTrainer) else TrainerObserver(self.trainer, self.context)
         if observer is not None:
@@ -234,8 +236,10 @@ class _Run:
         stages.refuse_failed(statuses)
         num_jobs, num_collections = (observer.num_jobs, observer.num_collections) if observer is not None else (0, 0)
         self.summary.num_jobs = max(len(statuses), num_jobs)
-        if not self.summary.num_jobs and num_collections >= self.config.limits.max_empty_updates:
-            raise build_no_job_error(type(self.trainer).__name__, num_collections)
+        num_empty = max(num_collections, self.config.num_epochs)
+        is_empty = observer is not None and not self.summary.num_jobs
+        if is_empty and num_empty >= self.config.limits.max_empty_updates and not self.summary.smoke:
+            raise build_no_job_error(type(self.trainer).__name__, num_collections, self.config.num_epochs)
         return statuses
 
     def _record_settings(self) -> None:

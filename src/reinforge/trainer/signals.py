@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reinforge.errors import Interrupted, StorageError
-from reinforge.rollout.containment import close_loop, create_loop, run_loop
+from reinforge.rollout.isolation.containment import close_loop, create_loop, run_loop
 from reinforge.runs.resuming import describe_resume
 from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.guard import LoopGuard

@@ -21,9 +21,9 @@ from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.adapters.openai_jobs import HostedJobs
 from reinforge.adapters.openai_service import JOB_KEY, FineTuningService
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.rollout.openai_client import OpenAIChat
-from reinforge.rollout.openai_config import EndpointConfig, OpenAILLMConfig
-from reinforge.rollout.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer, extract_error_message
+from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer, extract_error_message
 from reinforge.types.job import TrainingJobRef, TrainingStatusEnum
 from reinforge.types.request import ModelRequest
 

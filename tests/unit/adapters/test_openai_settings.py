@@ -44,6 +44,8 @@ def test_weighted_rows_and_sft_coef_are_rejected() -> None:
     weighted = ExpertIteration(ExpertIterationConfig(rollout_selection_method="weighted_sampling"))
     [problem] = find_problems(weighted)
     assert "finetuning.algorithm.rollout_selection_method" in str(problem)
+    [problem] = find_problems(MALT(MALTConfig(sft_coef=0.0, num_initial_ei_epochs=1, initial_ei=weighted.config)))
+    assert "finetuning.algorithm.initial_ei.rollout_selection_method" in str(problem)
     [problem] = find_problems(MALT())
     assert "finetuning.algorithm.sft_coef: is 1.0, but" in str(problem)
 

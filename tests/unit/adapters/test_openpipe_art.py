@@ -1,21 +1,29 @@
 """What is sent to an ART backend, key by key, beside what its published clients send."""
 
+import asyncio
+
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 
+from reinforge.adapters import openpipe_art_server
 from reinforge.adapters.openpipe_art import ARTTrainerAdapter
 from reinforge.adapters.openpipe_art_client import average_metrics, parse_step
 from reinforge.adapters.openpipe_art_config import ARTBackendConfig, ARTTrainerAdapterConfig
 from reinforge.adapters.openpipe_art_groups import build_groups
 from reinforge.adapters.openpipe_art_server import ARTServer
+from reinforge.adapters.openpipe_art_settings import build_training_settings, find_art_problems, split_settings
 from reinforge.algorithms.grpo import GRPO
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError
+from reinforge.rollout.models.openai_config import OpenAILLMConfig
+from reinforge.safe_text import redact_secrets
 from reinforge.types.job import TrainingStatusEnum
-from reinforge.types.request import ChatPrompt
+from reinforge.types.request import ChatPrompt, ModelRequest
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection, TrajectoryGroup
 from tests.art import FAST, describe_backend
 from tests.art_service import ARTService
+from tests.openai_service import ApiError
 
 CALL = {"id": "call-7", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
@@ -153,6 +161,37 @@ def test_a_server_that_calls_itself_localhost_is_reached_at_its_address():
     assert server._reach("https://infer.example/v1") == "https://infer.example/v1"
 
 
+def describe(training, protocol=2, **backend):
+    where = {"base_url": "http://a.example/v1"} if protocol == 2 else {"ip": "10.0.0.5", "port": 1}
+    return ARTTrainerAdapterConfig(backend={**where, **backend}, training=training)
+
+
+@pytest.mark.parametrize(
+    ("training", "sent"),
+    [
+        ({"loss_fn": "ppo"}, {"loss_fn": "ppo", "ppo": True}),
+        ({"loss_fn": "cispo"}, {"loss_fn": "cispo", "ppo": False}),
+        ({"ppo": True}, {"loss_fn": "ppo", "ppo": True}),
+        ({"ppo": False, "loss_fn": "cispo"}, {"loss_fn": "cispo", "ppo": False}),
+        ({"scale_rewards": False}, {"scale_rewards": False, "normalize_advantages": False}),
+        ({"kl_penalty_reference_step": 3, "packed_sequence_length": 64}, None),
+        ({}, {}),
+    ],
+)
+def test_each_setting_is_sent_under_every_name_that_the_clients_send(training, sent):
+    settings = build_training_settings(describe(training))
+    assert settings == (training if sent is None else sent)
+    config, dev_config = split_settings(settings)
+    assert config == {}
+    assert not {"loss_fn", "normalize_advantages"} & set(dev_config), "a server of protocol 1 knows neither"
+
+
+def test_two_names_of_one_setting_that_differ_are_refused():
+    config = describe({"ppo": True, "loss_fn": "cispo"})
+    (problem,) = find_art_problems(config, FinetuneConfig(trainer_adapter="a"), GRPO())
+    assert (problem.path, problem.message) == ("trainer_adapters.a.training.ppo", "is True, but loss_fn is cispo")
+
+
 # Over HTTP.
 
 
@@ -212,4 +251,98 @@ async def test_health_is_asked_at_the_configured_port(art):
     adapter = await connect(art, 1)
     assert await adapter.is_healthy()
     assert art.calls["health"] == 1
+    await adapter.cleanup()
+
+
+def refuse(status, text="no"):
+    """A server that answers a call with a status."""
+
+    def answer(request, context):
+        raise ApiError(status, text)
+
+    return answer
+
+
+async def test_a_server_that_does_not_take_a_job_now_is_asked_again(art):
+    adapter = await connect(art, 1)
+    art.faults = {"train": [refuse(429), refuse(429)]}
+    status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert (len(art.jobs), art.calls["train"]) == (1, 3)
+    await adapter.cleanup()
+
+
+async def test_a_server_that_never_takes_a_job_fails_it_at_once(art):
+    adapter = await connect(art, 1, max_retries=0, settle_s=600.0)
+    art.faults = {"train": [refuse(429)]}
+    async with asyncio.timeout(30):
+        status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
+    assert status.status is TrainingStatusEnum.FAILED
+    assert "the server did not take the job" in status.message
+    assert art.jobs == []
+    await adapter.cleanup()
+
+
+async def test_the_status_of_a_job_whose_response_broke_off_is_read_without_waiting(art):
+    adapter = await connect(art, 1, settle_s=600.0)
+    art.ends = ["failed"]
+    ref = await adapter.submit(make_collection())
+    async with asyncio.timeout(30):
+        while art.jobs == [] or not art.jobs[0].is_over:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            assert (await adapter.status(ref)).status is TrainingStatusEnum.RUNNING, "it may still make its step"
+            await asyncio.sleep(0.05)
+    await adapter.cleanup()
+
+
+async def test_a_job_that_ends_without_a_checkpoint_fails_after_a_while(art):
+    adapter = await connect(art, 2, settle_s=0.1)
+    ref = await adapter.submit(make_collection())
+    empty = {"object": "list", "data": [], "has_more": False}
+    art.faults = {"checkpoints": [lambda request, context: web.json_response(empty)] * 1000}
+    async with asyncio.timeout(30):
+        status = await adapter.wait_until_complete(ref)
+    assert status.status is TrainingStatusEnum.FAILED
+    assert "the job has ended, and no new step came within 0.1 s (settle_s)" in status.message
+    await adapter.cleanup()
+
+
+async def find_message_with_key(key):
+    """Returns the message of an error that repeats the request, as it would be shown."""
+    service = ARTService()
+    service.inference_key = key
+    with service:
+        adapter = await connect(service, 1)
+        service.faults = {"step": [refuse(422, f"input: {key}")]}
+        with pytest.raises(BackendError) as caught:
+            await adapter.submit(make_collection())
+        await adapter.cleanup()
+    return redact_secrets(str(caught.value))
+
+
+async def test_the_inference_key_of_the_server_never_reaches_a_message():
+    assert "inference-canary-1" not in await find_message_with_key("inference-canary-1")
+
+
+async def test_a_key_that_is_not_remembered_reaches_a_message(monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(openpipe_art_server, "remember_secret", lambda key: None)
+    assert "inference-canary-2" in await find_message_with_key("inference-canary-2")
+
+
+async def test_an_entry_without_a_key_gets_the_one_that_the_server_tells(art):
+    entry = OpenAILLMConfig(model_name="agent-1", base_url=f"http://{art.ip}:{art.port}/v1")
+    config = ARTTrainerAdapterConfig(backend=describe_backend(art, 1, art.key), **FAST)
+    adapter = ARTTrainerAdapter(config, GRPO(), entry)
+    await adapter.initialize(FinetuneConfig())
+    reply = await adapter.policy().sample(ModelRequest((Q,)))
+    assert reply.message["content"]
+    await adapter.cleanup()
+
+
+async def test_an_endpoint_without_a_list_of_models_is_used_as_it_is(art):
+    art.faults = {"names": [refuse(404)]}
+    adapter = await connect(art, 1)
+    assert adapter.policy().served_model == "agent-1@0"
     await adapter.cleanup()

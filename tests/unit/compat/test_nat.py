@@ -12,6 +12,9 @@ import reinforge.finetuning as harness
 from reinforge.cli import main
 from reinforge.compat import nat
 from reinforge.compat.nat_names import MODULES
+from reinforge.errors import ConfigError
+from reinforge.rollout.isolation.isolated_agent import LOADER
+from reinforge.rollout.isolation.worker_pool import WORKER_SETUP, WorkerPool
 
 
 @pytest.fixture
@@ -140,3 +143,37 @@ def test_another_project_is_a_usage_error():
     result = CliRunner().invoke(main, ["finetune", "x.yml", "--compat", "trl"])
     assert result.exit_code == 2
     assert "'trl' is not 'nat'" in result.output
+
+
+AGENT = """
+from nat.data_models.finetuning import Trajectory
+
+async def agent(item, llm, context):
+    return Trajectory.__module__
+"""
+
+
+async def load_in_worker(folder):
+    (folder / "nat_task.py").write_text(AGENT)
+    pool = WorkerPool("nat_task:agent", folder, LOADER)
+    try:
+        await pool.start()
+    finally:
+        await pool.close()
+
+
+async def test_a_worker_process_has_the_same_import_paths(installed, tmp_path):
+    await load_in_worker(tmp_path)
+
+
+async def test_without_them_a_worker_says_what_it_cannot_import(tmp_path):
+    """Mutation check: a worker that is not told to install the paths."""
+    with pytest.raises(ConfigError, match="No module named 'nat'"):
+        await load_in_worker(tmp_path)
+
+
+def test_what_is_undone_is_not_done_in_workers():
+    assert nat.install()
+    assert WORKER_SETUP[nat.INSTALL] == {"over_installed": False}
+    nat.uninstall()
+    assert nat.INSTALL not in WORKER_SETUP

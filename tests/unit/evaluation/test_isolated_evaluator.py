@@ -6,7 +6,7 @@ from reinforge.config.imports import import_object
 from reinforge.errors import ConfigError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.python import LOADER, IsolatedEvaluator, PythonEvaluator
-from reinforge.rollout.isolation import WorkerPool, refuse_other_functions
+from reinforge.rollout.isolation.worker_pool import WorkerPool, refuse_other_functions
 from tests.doubles import examples
 
 REWARDS = """

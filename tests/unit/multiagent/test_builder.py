@@ -8,7 +8,7 @@ import pytest
 from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.algorithms.malt import MALT
+from reinforge.algorithms.malt import MALT, MALTConfig
 from reinforge.algorithms.samples import weight_by_agent
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.errors import ContextOverflow, EvaluationError
@@ -306,3 +306,29 @@ def test_pairs_of_a_team_want_a_tree():
 def test_too_few_examples_have_a_skip_reason():
     algorithm = ExpertIteration(ExpertIterationConfig(min_examples=2))
     assert algorithm.skip_reason([]) == "0 trajectories reach reward_threshold, but min_examples is 2"
+
+
+async def test_malt_trains_its_first_epochs_on_single_dialogues():
+    """Expert iteration of epoch 0 imitates what earned 0.9; epoch 1 pairs the replies of trees."""
+    malt = MALT(MALTConfig(num_initial_ei_epochs=1))
+    first, later = malt.for_epoch(0), malt.for_epoch(1)
+    assert (type(first), later, malt.for_epoch(None)) == (ExpertIteration, malt, malt)
+    assert (first.needs_groups, later.needs_groups) == (False, True)
+    _, collection = await collect_groups([dialogue(1, 0.5), dialogue(0, 1, generation=1)])
+    samples = first.build_samples(collection.groups)
+    assert [(sample.agent, sample.reward) for sample in samples] == [("verifier", 1), ("prover", 1)]
+    assert [set(advantages.tolist()) for advantages in first.credit(samples)] == [{0.0, 1.0}] * 2
+
+
+async def test_pairs_are_not_made_of_the_single_dialogues_of_previous_epochs():
+    """Epoch 2 trains on its own tree and on that of epoch 1; epoch 0 collected single dialogues."""
+    earlier = {0: [dialogue(1, 1, epoch=0)], 1: [tree(epoch=1)]}
+    _, collection = await collect_groups(
+        [tree(epoch=2)],
+        num_generations=1,
+        epoch=2,
+        earlier=earlier,
+        fine_tune_on_all_previous_rollouts=True,
+        algorithm=MALTConfig(num_initial_ei_epochs=1),
+    )
+    assert [group.group_id.partition("/")[0] for group in collection.groups] == ["x", "x", "epoch 1", "epoch 1"]

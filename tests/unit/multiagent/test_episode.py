@@ -226,3 +226,11 @@ async def test_views_of_one_model_for_two_roles():
     assert {name: t.reward for name, t in found.items()} == {"prover": 0.0, "verifier": -1.0}
     assert {name: t.group_id for name, t in found.items()} == {"prover": "1/prover", "verifier": "1/verifier"}
     assert talk.prompts_of("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]]
+
+
+@pytest.mark.parametrize(("epoch", "phase", "branches"), [(0, "collect", 1), (1, "collect", 4), (1, "validate", 1)])
+async def test_epochs_before_the_first_with_trees_collect_single_dialogues(epoch, phase, branches):
+    config = NIPConfig(agents={}, verifier_first=False, num_responses=2)
+    talk = Talk(NIP(config), lambda request: "accept", first_tree_epoch=1)
+    output = await talk.output(phase=phase, epoch=epoch)
+    assert len(output["branches"]) == branches

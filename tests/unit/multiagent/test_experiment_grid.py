@@ -6,7 +6,13 @@ import logging
 import pytest
 
 from reinforge.errors import ConfigError, EvaluationError
-from reinforge.multiagent import ExperimentFunctionArguments, SequentialHyperparameterExperiment, get_env_var
+from reinforge.multiagent import (
+    ExperimentFunctionArguments,
+    RunIDFunctionArguments,
+    SequentialHyperparameterExperiment,
+    get_env_var,
+    unflatten_dict_keys,
+)
 from reinforge.multiagent.nip.experiment_grid import read_grid
 
 
@@ -169,3 +175,18 @@ def test_a_file_in_json5(tmp_path):
         "model": [None],
         "frozen": [True],
     }
+
+
+def test_names_by_a_function_of_one_object(tmp_path):
+    """As in the current scripts, which nest the values of a point again."""
+
+    def name(arguments: RunIDFunctionArguments):
+        return f"{arguments.config_file_stem}_{arguments.cmd_args.run_infix}_{arguments.combo_index}"
+
+    grid = {"kind": "grid", "parameters": {"prover": {"model": ["m", "n"]}, "seed": [1]}}
+    (tmp_path / "sweep.json5").write_text(json.dumps(grid))
+    experiment, seen = script(run_id_fn=name, config_file_base_path=tmp_path)
+    experiment.run(["-c", "sweep.json5"])
+    assert [each.run_id for each in seen] == ["sweep_a_0", "sweep_a_1"]
+    assert seen[1].common_run_name == "sweep_a_None"
+    assert unflatten_dict_keys(seen[1].combo) == {"prover": {"model": "n"}, "seed": 1}

@@ -141,3 +141,23 @@ def test_an_experiment_as_a_dict_and_back(scenario):
     assert as_dict["agents"]["_default"]["temperature"] == 0.5
     assert as_dict["rl"]["num_iterations"] == 3
     assert HyperParameters.from_dict(as_dict) == params
+
+
+NO_TENSORS = dict.fromkeys(
+    ("ppo", "vanilla_ppo", "spg", "reinforce", "solo_agent", "image_classification", "message_regression")
+)
+
+
+def test_blocks_of_tensor_trainers_are_taken_if_they_are_none():
+    params = HyperParameters("s", "pure_text_ei", "d", **NO_TENSORS, pretrain_agents=False, d_representation=16)
+    reject_unsupported_fields(params, ExperimentSettings("r"))
+    assert HyperParameters.from_dict(params.to_dict()) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ppo", {"clip_epsilon": 0.2}), ("solo_agent", {"num_epochs": 3}), ("pretrain_agents", True)]
+)
+def test_settings_of_tensor_trainers_are_refused_by_name(name, value):
+    params = HyperParameters("s", "pure_text_ei", "d", **{name: value})
+    with pytest.raises(ConfigError, match=rf"hyper_params.{name}: is .*not supported\n.*it is for networks on tensors"):
+        reject_unsupported_fields(params, ExperimentSettings("r"))

@@ -286,3 +286,52 @@ def test_the_names_of_neural_interactive_proofs():
     assert [handler.agent_first_active_round(name) for name in handler.agent_names] == [1, 0]
     assert [handler.reward_mid_point_estimate(name) for name in handler.agent_names] == [0.5, 0.0]
     assert not handler.step_interaction_protocol(Dialogue(DialogueProblem("q"), round=1)).done
+
+
+FIVE = {"strongly agree": 1, "agree": 0.5, "undecided": 0, "disagree": -0.5, "strongly disagree": -1}
+MEANT = {word: "accept" if value > 0 else "reject" if value < 0 else "none" for word, value in FIVE.items()}
+
+
+@pytest.mark.parametrize(
+    ("word", "earned"),
+    [
+        ("strongly agree", (1.0, -1.0)),
+        ("Decision: agree", (0.75, -0.375)),
+        ("undecided", (0.5, 0.25)),
+        ("I disagree.", (0.25, 0.625)),
+        ("strongly disagree", (0.0, 1.0)),
+    ],
+)
+async def test_rewards_on_a_scale(word, earned):
+    """Truth reject, undecided earns 0.25: half of the way to 1 is 0.625, half of the way to -1 is -0.375."""
+    settings = {"decision_words": MEANT, "decision_values": FIVE, "verifier_no_guess_reward": 0.25}
+    config = NIPConfig(agents={}, verifier_first=False, max_message_rounds=2, **settings)
+    talk = Talk(NIP(config), {"verifier": [word], "prover": ["x"]})
+    output = await talk.output(item=example("reject"))
+    assert rewards(output) == dict(zip(("prover", "verifier"), earned, strict=True))
+    assert talk.prompts_of("verifier")[0][-1]["content"].endswith(
+        "Decide now: strongly disagree, disagree, undecided, agree or strongly agree."
+    )
+
+
+def test_numbers_of_a_scale_are_not_truths():
+    words = {str(number): "reject" if number < 5 else "accept" for number in range(11) if number != 5}
+    values = {word: int(word) / 5 - 1 for word in words}
+    handler = NIP(NIPConfig(agents={}, decision_words=words, decision_values=values))
+    assert handler.parse_problem(example(1)).truth == "accept", "the row's 1, not the scale's"
+    assert handler.parse_decision("Decision: 1") == "reject"
+    assert handler.parse_decision("Decision: 10") == "accept"
+    assert (handler.format_decision("accept"), handler.format_decision("reject")) == ("10", "0")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"accept": 1.0}, "must have the words of decision_words"),
+        ({"accept": -0.5, "reject": -1, "none": 0}, "'accept' is -0.5; write 0 to 1 for accept"),
+        ({"accept": 2, "reject": -1, "none": 0}, "'accept' is 2.0"),
+    ],
+)
+def test_values_that_contradict_the_words_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        NIPConfig(agents={}, decision_values=values)

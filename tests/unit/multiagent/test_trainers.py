@@ -99,6 +99,47 @@ def test_expert_iteration():
     assert loaded.config.workflow.max_message_rounds == 4
 
 
+def test_malt_begins_with_expert_iteration():
+    data = made(
+        "pure_text_malt",
+        pure_text_malt={"num_initial_ei_iterations": 2},
+        pure_text_ei={"reward_threshold": 0.5},
+        agents={"prover": {"use_supervisor_message": "all", "supervisor_name": "Chair"}},
+    )
+    expected = {"_type": "malt", "num_initial_ei_epochs": 2, "initial_ei": {"reward_threshold": 0.5}}
+    assert data["finetuning"]["algorithm"] == expected
+    algorithm = build_config(data).config.finetuning.algorithm
+    assert MALT(algorithm).for_epoch(1).config.reward_threshold == 0.5
+    prover = data["workflow"]["agents"]["prover"]
+    assert (prover["use_supervisor_message"], prover["supervisor_name"]) == ("all", "Chair")
+
+
+@pytest.mark.parametrize(
+    ("scale", "strongest", "value_of"),
+    [
+        ("likert_scale_4", ("strongly agree", "strongly disagree"), {"agree": 0.5, "disagree": -0.5}),
+        ("likert_scale_5", ("strongly agree", "strongly disagree"), {"neither agree nor disagree": 0}),
+        ("likert_scale_6", ("strongly agree", "strongly disagree"), {"somewhat disagree": -0.333}),
+        ("likert_scale_7", ("strongly agree", "strongly disagree"), {"neither agree nor disagree": 0, "agree": 0.667}),
+        ("likert_int_scale_11", ("10", "0"), {"5": 0, "7": 0.4}),
+        ("out_of_10", ("10", "0"), {"1": -0.8}),
+        ("out_of_100", ("100", "0"), {"50": 0, "1": -0.98}),
+    ],
+)
+@pytest.mark.parametrize("name", ["verifier_decision_scale", "verifier_decision_spectrum"])
+def test_a_verifier_that_decides_on_a_scale(name, scale, strongest, value_of):
+    common = {name: scale, "verifier_reward": 3.0}
+    params = HyperParameters("code_validation", "pure_text_ei", "d.jsonl", protocol_common=common)
+    config = build_protocol(params).config
+    assert {word: config.decision_values[word] for word in value_of} == pytest.approx(value_of)
+    assert config.verifier_no_guess_reward == 1.0, "the mean of 3 and -1"
+    handler = build_protocol(params)
+    assert tuple(map(handler.format_decision, ("accept", "reject"))) == strongest
+    prompt = config.agents["verifier"].prompt
+    assert f"{strongest[1]}," in prompt
+    assert prompt.endswith(f"or {strongest[0]}.")
+
+
 def test_malt_grows_trees():
     data = made("pure_text_malt", pure_text_malt={"num_responses_per_timestep": 3}, text_rl={"test_scheme": "all"})
     assert data["workflow"]["num_responses"] == 3
@@ -220,8 +261,17 @@ def test_agents_of_openai_train_at_the_service_and_malt_has_what_that_accepts():
 def test_a_frozen_agent_of_openai_is_an_endpoint():
     data = made(agents={"verifier": {"model_provider": "OpenAI", "model_name": "gpt-x", "freeze_agent": True}})
     assert data["llms"]["verifier"] == {"_type": "openai", "model_name": "gpt-x"}
-    with pytest.raises(ConfigError, match="verifier.model_provider: OpenRouter is not supported\n.*OPENAI_BASE_URL"):
-        made(agents={"verifier": {"model_provider": "OpenRouter", "freeze_agent": True}})
+    data = made(agents={"verifier": {"model_provider": "OpenRouter", "freeze_agent": True}})
+    assert data["llms"]["verifier"] == {
+        "_type": "openai",
+        "model_name": "m",
+        "base_url": "${OPENROUTER_BASE_URL:-https://openrouter.ai/api/v1}",
+        "api_key": "${OPENROUTER_API_KEY}",
+    }
+    with pytest.raises(
+        ConfigError, match="prover.model_provider: OpenRouter does not fine-tune models\n.*OPENAI_BASE_URL"
+    ):
+        made(agents={"prover": {"model_provider": "OpenRouter"}})
 
 
 def test_the_beta_of_dpo_and_the_device():

@@ -86,3 +86,54 @@ async def test_an_expected_output_that_is_no_decision_is_refused(answer):
 async def test_spellings_of_the_right_decision(answer, truth):
     talk = Talk(NIP(NIPConfig(agents={})), {"verifier": ["accept"], "prover": []})
     assert (await talk.output(item=example(answer)))["truth"] == truth
+
+
+@pytest.mark.parametrize(
+    ("rounds", "lines"),
+    [
+        ("all", ["Supervisor: round 1", "Supervisor: round 3"]),
+        ("first", ["round 1", "round 3"]),
+        ("all_but_first", ["Supervisor: round 1", "Supervisor: round 3"]),
+        ("none", ["round 1", "round 3"]),
+    ],
+)
+async def test_a_supervisor_says_what_the_protocol_wants(rounds, lines):
+    """The rounds are the protocol's; the prover speaks in the second and the fourth one."""
+    scripts = {"verifier": ["a", "b", "accept"], "prover": ["x", "y"]}
+    talk = Talk(Told(NIPConfig(agents={})), scripts, {"prover": {"use_supervisor_message": rounds}})
+    await talk.run()
+    first, second = talk.prompts_of("prover")
+    assert first == [user("I am prover.", "verifier: a", lines[0])]
+    assert second == [*first, assistant("x"), user("verifier: b", lines[1])], "a prompt begins with the previous one"
+
+
+async def test_a_supervisor_names_the_task_of_each_turn():
+    given = {"use_supervisor_message": "all", "supervisor_name": "Chair", "max_response_words": 9}
+    config = NIPConfig(agents={}, max_message_rounds=5, min_message_rounds=2)
+    talk = Talk(
+        NIP(config),
+        {"verifier": ["a", "b", "accept"], "prover": ["x", "y"]},
+        dict.fromkeys(("verifier", "prover"), given),
+    )
+    await talk.run()
+    said = [prompt[-1]["content"].splitlines()[-1] for prompt in talk.prompts_of("verifier")]
+    assert said == [
+        "Chair: Ask a question. Use at most 9 words.",
+        "Chair: Ask a question, or decide: write accept or reject on a line of its own. Use at most 9 words.",
+        "Chair: Decide now: accept or reject.",
+    ]
+    assert talk.prompts_of("prover")[0][-1] == user(
+        "I am prover.", "verifier: a", "Chair: Write your next message. Use at most 9 words."
+    )
+
+
+async def test_a_supervisor_of_the_first_round_speaks_to_whom_speaks_in_it():
+    talk = Talk(
+        NIP(NIPConfig(agents={})),
+        {"verifier": ["a", "accept"], "prover": ["x"]},
+        {"verifier": {"use_supervisor_message": "first"}},
+    )
+    await talk.run()
+    first, second = talk.prompts_of("verifier")
+    assert first[-1]["content"].splitlines()[-1].startswith("Supervisor: Ask a question, or decide")
+    assert second[-1] == user("prover: x")

@@ -12,7 +12,9 @@ from reinforge.redteam import (
     GRPO,
     IPO,
     PPO,
+    ASTNode,
     ASTSampler,
+    Graph,
     Harness,
     HFASTConfiguration,
     HFASTSystem,
@@ -322,3 +324,34 @@ def test_an_interrupted_training_keeps_its_tester(tiny_model_dir, tmp_path, capl
     monkeypatch.setattr(HFASTTrainer, "_save_what_was_trained", lambda self: None)  # mutation
     train(tmp_path / "second")
     assert not (tmp_path / "second").exists()
+
+
+class Silent(ASTSampler):
+    """Evaluation trees whose last probes and rewards are given."""
+
+    def eval_rollouts(self, seeds):
+        return [
+            Graph(opening, [ASTNode(opening, probe, "no", reward, [], 0)])
+            for opening, (probe, reward) in zip(seeds, self.turns, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("turns", "score"),
+    [
+        ([("say", -0.2), ("why", 0.1)], -0.05),
+        ([("say", -0.2), ("why", 0.1), ("", 0.15)], -0.1),
+        ([("say", 0.2), ("", 0.3)], 0.1),
+        ([("", 0.15), ("", 0.15)], None),
+    ],
+)
+def test_silence_does_not_win(tmp_path, turns, score):
+    """An empty probe counts as the worst of the others and at most 0: it has no perplexity to pay for."""
+    sampler = Silent(ToyAST(), ["hello"])
+    sampler.turns = turns
+    openings = [f"o{n}" for n in range(len(turns))]
+    trainer = HFASTTrainer(HFASTConfiguration(), sampler, DPO(sampler.system), dev_prompts=openings, ckpt_dir=tmp_path)
+    found = trainer.eval_epoch(1)
+    assert found == (None if score is None else pytest.approx(score))
+    assert (tmp_path / "best").is_dir() is (score is not None)
+    assert trainer.history[-1]["dev_empty_probes"] == sum(not probe for probe, _ in turns)

@@ -10,7 +10,7 @@ from reinforge.files import to_json
 from reinforge.rollout.episode import build_trajectory
 from reinforge.runs.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
-from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.supports import Supports
 from tests.doubles import examples
 
@@ -103,3 +103,42 @@ def test_the_version_of_a_reply_without_tokens_round_trips():
         found = again(EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])).calls[0]
         assert (found.reply, found.training_source) == (reply, call.training_source)
         assert found.reply.version == version
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+SAMPLING = SamplingParams(
+    0.7, max_tokens=9, stop=("a", "b"), frequency_penalty=0.5, presence_penalty=-1.0, logit_bias=((5, 1.5), (11, -100))
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ModelRequest(PROMPT, SAMPLING, TOOLS, {"enable_thinking": False}, tool_choice="add", parallel_tool_calls=False),
+        ModelRequest(PROMPT, SamplingParams(), grammar=Grammar("json_schema", '{"type":"object"}')),
+        ModelRequest(PROMPT, SamplingParams(), prompt="2 + 2 ="),
+        ModelRequest(PROMPT, SamplingParams(), prompt=(5, 6)),
+    ],
+)
+def test_a_record_tells_how_a_reply_was_sampled(request_):
+    record = record_of(TokenLogprobs((1, 2), (5,), (-1.0,)), SamplingParams())
+    record.calls[0].request = request_
+    assert again(record).calls[0].request == request_
+
+
+def test_defaults_are_not_written_so_that_older_records_and_new_ones_read_the_same():
+    record = record_of(TokenLogprobs((1, 2), (5,), (-1.0,)), SamplingParams())
+    (call,) = dump_episode(record)["calls"]
+    assert set(call) == {
+        "call_id", "llm", "model", "functions", "messages", "tools", "temperature", "top_p", "top_k", "min_p", "seed",
+        "reply", "finish_reason", "num_prompt_tokens", "num_completion_tokens", "prompt_token_ids", "token_ids",
+        "logprobs", "policy_version", "restricted", "started_s", "ended_s",
+    }  # fmt: skip
+    assert again(record).calls[0].request == ModelRequest(PROMPT)
+
+
+def test_a_prompt_that_was_too_long_stays_in_the_record_of_an_agent_that_went_on():
+    record = record_of(TokenLogprobs((1, 2), (5,), (-1.0,)), SamplingParams())
+    assert "overflow" not in dump_episode(record)
+    record.overflow = "the prompt has 300 tokens, but the limit is 256"
+    assert again(record).overflow == record.overflow

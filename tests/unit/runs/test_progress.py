@@ -97,6 +97,17 @@ def test_unknown_rewards_are_called_unknown(make, clock):
 
 
 @pytest.mark.parametrize("make", [plain, rich])
+def test_sampled_tokens_that_cannot_be_trained_are_counted(make, clock):
+    progress, stream = make(clock)
+    progress.start("run", Path("run"), 2, [])
+    progress.epoch_done(replace(ROW, job={"num_tokens_left_out": 1262}))
+    progress.epoch_done(replace(ROW, epoch=1, job={"num_tokens_left_out": 0}))
+    progress.close()
+    assert " ".join(stream.getvalue().split()).count("1,262 sampled tokens not trained (penalties") == 1
+    assert stream.getvalue().count("not trained") == 1
+
+
+@pytest.mark.parametrize("make", [plain, rich])
 def test_missing_and_unscored_come_with_the_commonest_reason(make, clock):
     progress, stream = make(clock)
     progress.start("run", Path("run"), 3, [])

@@ -81,6 +81,14 @@ def test_concurrent_builds_make_one_starter():
     assert made == [12]
 
 
+def test_a_starter_that_is_made_says_so_once(caplog):
+    ensure_built(toy())
+    ensure_built(toy())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "making the bundled model toy, which takes about a minute, once"
+    ]
+
+
 def test_another_recipe_is_another_model():
     assert toy().folder == toy().folder
     assert toy(Recipe(num_steps=601)).folder != toy(Recipe()).folder

@@ -13,9 +13,12 @@ from reinforge.finetuning import (
     ARTTrajectoryBuilder,
     ARTTrajectoryBuilderConfig,
     FinetuneConfig,
+    IntermediateStep,
+    IntermediateStepPayload,
     TrajectoryBuilder,
     TrajectoryBuilderConfig,
 )
+from reinforge.trainer.builders.outputs import build_episode
 from tests.contract.test_extension_guide import eval_output
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.scripted_run import ScriptedRun
@@ -220,6 +223,31 @@ async def test_steps_of_other_functions_are_not_trained():
     builder.run_config.target_functions = ["search"]
     await builder.start_run("r")
     assert (await builder.finalize("r")).trajectories == []
+
+
+async def test_what_is_left_out_is_told(caplog):
+    outputs = [eval_output(each) for each in ((1.0, 0.0), (0.5, 0.0), (1.0,), (1.0,))]
+    outputs[0].evaluation_results[0][1].eval_output_items[1].score = None
+    builder = art_builder(outputs)
+    await builder.start_run("r")
+    assert (await builder.finalize("r")).num_trajectories == 3
+    assert "r: 3 trajectories; left out: 1 without a score" in caplog.text
+    builder.run_config.target_functions = ["search"]
+    await builder.start_run("s")
+    await builder.finalize("s")
+    assert "s: 0 trajectories; left out: 2 without a reply with log-probs" in caplog.text
+
+
+def test_content_in_blocks_becomes_its_text():
+    """Written with `str`, an episode held "[{'type': 'text', ...}]" as the user's words."""
+    blocks = [{"type": "text", "text": "say "}, {"type": "text", "text": "hi"}]
+    payload = IntermediateStepPayload(
+        event_type="LLM_START", UUID="u", data={"payload": [{"role": "user", "content": blocks}]}
+    )
+    ended = IntermediateStepPayload(event_type="LLM_END", UUID="u", data={"output": "hi"})
+    node = {"function_id": "f", "function_name": "f"}
+    steps = [IntermediateStep(parent_id="root", function_ancestry=node, payload=each) for each in (payload, ended)]
+    assert [item.content for item in build_episode(steps)] == ["say hi", "hi"]
 
 
 async def test_progress_that_a_user_logs_is_in_the_history(tmp_path):

@@ -76,6 +76,34 @@ def test_candidates_are_events_of_the_agent_and_steps_of_the_configured_name():
     assert left_out == {"candidates without score, input or output": 1}
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_number_makes_no_pair(score):
+    """Compared with anything, NaN is neither greater nor less: its pairs were kept, with the reward NaN."""
+    left_out = Counter()
+    found = find_candidates(record(event(0.9, "a"), event(score, "b")), "dpo_candidate_move", left_out)
+    assert [candidate.response for candidate in found] == ["a"]
+    assert left_out == {"candidates whose score is not finite": 1}
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": [{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "q"}]},
+        {"input": [{"role": "tool", "content": "2", "tool_call_id": "c1"}]},
+        {"output": {"role": "assistant", "content": None, "tool_calls": [CALL]}},
+    ],
+)
+def test_candidates_with_tool_calls_are_left_out_and_counted(fields):
+    """A pair holds role and content only: trained without its calls, a prompt is one that the model never had."""
+    left_out = Counter()
+    data = TTCEventData(**{"turn_id": "t1", "input": "q", "score": 0.5, "output": "a", **fields})
+    assert find_candidates(record(data), "dpo_candidate_move", left_out) == []
+    assert left_out == {"candidates with tool calls, which a pair of texts cannot hold": 1}
+
+
 def test_candidates_from_the_journal_are_the_same():
     item = EvalInputItem(id="e", input_obj="q", expected_output_obj=None, full_dataset_entry={})
     step = IntermediateStepPayload(

@@ -1,6 +1,7 @@
 """What a configuration reaches, listed before any of it is imported."""
 
 import sys
+import textwrap
 
 import pytest
 
@@ -54,6 +55,19 @@ def test_imports_variables_and_hosts_are_listed_and_nothing_is_imported(project)
     assert reach.format_sent_variables()[0][1].startswith("OPENAI_API_KEY in llms.other.api_key, sent to https://api")
 
 
+def test_a_training_server_is_listed_however_its_address_is_written(project):
+    """It receives every prompt and reply; given as ip and port, it was left out."""
+    with open(project / "run.yml", "a") as file:
+        file.write(
+            "\ntrainer_adapters:\n"
+            "  one: {_type: openpipe_art_trainer_adapter, backend: {ip: 10.0.0.5, port: 7999}}\n"
+            "  two: {_type: openpipe_art_trainer_adapter, backend: {base_url: 'https://art.example/v1'}}\n"
+        )
+    hosts = list_reach(load_config(project / "run.yml", environ=ENVIRON)).hosts
+    assert hosts["http://10.0.0.5:7999"] == ["trainer_adapters.one.backend"]
+    assert hosts["https://art.example/v1"] == ["trainer_adapters.two.backend"]
+
+
 def test_the_validation_file_is_followed(project):
     (project / "other.yml").write_text("eval: {evaluators: {v: {_type: python, function: rfr_agent:check}}}\n")
     with open(project / "run.yml", "a") as file:
@@ -79,3 +93,36 @@ def test_a_url_may_come_from_a_variable(project):
     (project / "f.yml").write_text('llms: {x: {_type: openai, model_name: m, base_url: "${LLM_URL}"}}\n')
     loaded = load_config(project / "f.yml", environ={"LLM_URL": "https://host/v1"})
     assert list_reach(loaded).hosts == {"https://host/v1": ["llms.x"]}
+
+
+def test_programs_and_deployed_agents_are_listed(project, monkeypatch):
+    (project / "agent.sh").write_text("")
+    (project / "agent.sh").chmod(0o755)
+    monkeypatch.setenv("PATH", "/bin")
+    text = """
+    workflow: {_type: command, command: ["./agent.sh", "${MODE}", "a b"], env: {TOKEN: "${AGENT_TOKEN}"}}
+    functions:
+      gone: {_type: command, command: no-such-program --x}
+      boxed: {_type: command, command: [agent], container: {image: "repo/image:1", engine: docker}}
+      remote: {_type: http, url: "http://127.0.0.1:9/run", headers: {Authorization: "Bearer ${AGENT_TOKEN}"}}
+      tools:
+        _type: tool_agent
+        tools: ["rfr_agent:look", {mcp: {command: [sh, server]}}, {mcp: {url: "https://mcp.example/mcp"}}]
+    finetuning: {run_configuration: {endpoint: "http://127.0.0.1:8/agent"}}
+    """
+    (project / "run.yml").write_text(textwrap.dedent(text))
+    reach = list_reach(load_config(project / "run.yml", environ={"MODE": "fast", "AGENT_TOKEN": "canary-token"}))
+    assert [f"{name}: {text}" for name, text in reach.format_rows()] == [
+        "imports: functions.tools.tools.0.function: rfr_agent:look (rfr_agent.py)",
+        "command: functions.gone: no-such-program --x (not found)",
+        "command: functions.boxed: agent (in repo/image:1)",
+        "command: functions.tools.tools.1.mcp: sh server (/bin/sh)",
+        f"command: workflow: ./agent.sh '${{MODE}}' 'a b' ({project}/agent.sh)",
+        "variable: MODE in workflow.command.1",
+        "variable: AGENT_TOKEN in workflow.env.TOKEN",
+        "variable: AGENT_TOKEN in functions.remote.headers.Authorization, sent to http://127.0.0.1:9/run",
+        "host: http://127.0.0.1:9/run (functions.remote)",
+        "host: https://mcp.example/mcp (functions.tools.tools.2.mcp)",
+        "host: http://127.0.0.1:8/agent (finetuning.run_configuration)",
+    ]
+    assert "canary" not in str(reach.as_dict())

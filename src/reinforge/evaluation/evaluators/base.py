@@ -14,8 +14,8 @@ from reinforge.errors import describe_error
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.files import find_unwritable
 from reinforge.interfaces import Evaluator
-from reinforge.rollout.containment import TimedOut, run_contained
-from reinforge.rollout.threads import run_in_daemon_thread
+from reinforge.rollout.isolation.containment import TimedOut, run_contained
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.evaluation import MAX_SCORE, EvalInputItem, EvalOutputItem
 
 T = TypeVar("T")

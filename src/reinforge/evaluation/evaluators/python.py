@@ -22,11 +22,11 @@ from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
-from reinforge.rollout.containment import run_contained
-from reinforge.rollout.isolation import Isolation, WorkerPool, refuse_other_functions
-from reinforge.rollout.threads import run_in_daemon_thread
-from reinforge.rollout.worker import Link, Perform
-from reinforge.rollout.worker_protocol import Message, dump_item, load_error, load_item
+from reinforge.rollout.isolation.containment import run_contained
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.isolation.worker import Link, Perform
+from reinforge.rollout.isolation.worker_pool import Isolation, WorkerPool, refuse_other_functions
+from reinforge.rollout.isolation.worker_protocol import Message, dump_item, load_error, load_item
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 LOADER = "reinforge.evaluation.evaluators.python:load_scorer"

@@ -30,12 +30,15 @@ _NAMES_BY_MODULE = {
     "reinforge.multiagent.nip.experiment_agents": ("ExperimentAgent", "build_agents", "build_protocol"),
     "reinforge.multiagent.nip.experiment_grid": (
         "ExperimentFunctionArguments",
+        "RunIDFunctionArguments",
         "SequentialHyperparameterExperiment",
         "get_env_var",
+        "unflatten_dict_keys",
     ),
     "reinforge.multiagent.nip.experiment_sections": ("experiment_config",),
     "reinforge.multiagent.nip.parameters": (
         "AgentsParameters",
+        "AppsDifficultyType",
         "BaseRunParameters",
         "CodeValidationAgentParameters",
         "CodeValidationParameters",
@@ -58,6 +61,7 @@ _NAMES_BY_MODULE = {
         "TestSchemeType",
         "TextRlParameters",
         "TrainerType",
+        "VerifierDecisionSpectrumType",
         "ZkProtocolParameters",
     ),
     "reinforge.multiagent.nip.rollouts": ("build_rollouts", "decode_dialogues"),

@@ -21,6 +21,7 @@ from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ContextOverflow, JobFailed, TrajectoryError
+from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, PolicyServer
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord, Method
@@ -91,6 +92,11 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
     @abstractmethod
     def _make_adapter(self) -> tuple[Any, FinetuneConfig]:
         """Returns the adapter, not yet initialized, and its run configuration."""
+
+    @property
+    @abstractmethod
+    def _job_settings(self) -> dict[str, Any]:
+        """The caller's own settings of the backend that a job's model depends on; part of a job's name."""
 
     @abstractmethod
     def _backend_job_id(self, job: JobRecord) -> str:
@@ -255,14 +261,41 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         await self._ensure_ready()
         async with self._lock:
             collection = await self._build_collection(groups)
+            num_pairs = len(collection.trajectories)
+            if method == "dpo":
+                collection = self._drop_identical_pairs(collection)
             job = await self._find_or_create_job(method, job_name, collection)
             collection.job_key = job.name
             self.files.write_trajectories(job.name, collection)
+            if num_pairs and not collection.trajectories:
+                return self._record_failure(
+                    job, f"nothing to learn: both replies of all {num_pairs} pairs are the same"
+                )
             self.files.write_job(job)
             self._job, self.fine_tune_job_id = job, None
             self._write_state()
             crash_point("submit.after_intent")
             return await self._submit_job(job, collection)
+
+    def _drop_identical_pairs(self, collection: TrajectoryCollection) -> TrajectoryCollection:
+        """Returns the pairs whose replies differ: the gradients of two equal replies cancel.
+
+        A backend that trains on messages leaves out equal ones itself, and counts them.
+        """
+        kept = [pair for pair in collection.trajectories if len({_get_trained_tokens(each) for each in pair}) > 1]
+        if num_identical := len(collection.trajectories) - len(kept):
+            message = "%s: %d of %d pairs are left out: both of their replies are the same"
+            self.logger.warning(message, self.group_name, num_identical, len(collection.trajectories))
+        return collection.model_copy(update={"trajectories": kept}) if num_identical else collection
+
+    def _record_failure(self, job: JobRecord, reason: str) -> str:
+        """Stores a job that has failed before anything was sent to the backend, and returns its id."""
+        ref = TrainingJobRef(run_id=str(self.settings.run_id), backend="none", metadata={"job_key": job.name})
+        self._job = job.with_changes(ref=ref.model_dump(), failed=reason)
+        self.files.write_job(self._job)
+        self.fine_tune_job_id = self._backend_job_id(self._job)
+        self._write_state()
+        return self.fine_tune_job_id
 
     async def _find_or_create_job(
         self, method: Method, job_name: str | None, collection: TrajectoryCollection
@@ -275,6 +308,8 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         shared = [getattr(self.shared_agent_params, field) for field in self.SHARED_FIELDS]
         if method == "dpo" and self.shared_agent_params.dpo_beta is not None:
             shared.append(self.shared_agent_params.dpo_beta)
+        if self._job_settings:
+            shared.append(to_json(dict(sorted(self._job_settings.items()))))
         settings = (method, self.model_name, self.num_epochs, self.rl_learning_rate, *shared)
         digest = hashlib.sha256(f"{settings}{collection.resolve_job_key()}".encode()).hexdigest()[:16]
         status, _ = await self._fetch_status()
@@ -408,3 +443,11 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         names = sorted(path.parent.name for path in self.files.jobs.glob("*/job.json"))
         known = [job for name in names if (job := self.files.read_job(name)) is not None and job.ref is not None]
         return next((job for job in known if self._backend_job_id(job) == job_id), None) or self._adopt_job(job_id)
+
+
+def _get_trained_tokens(trajectory: Trajectory) -> Any:
+    """Returns what tells the trained replies of two trajectories apart: their tokens, or the trajectory itself."""
+    trained = [turn.tokens for turn in trajectory.turns if turn.is_trained]
+    if any(tokens is None for tokens in trained):
+        return id(trajectory)
+    return tuple(tuple(tokens.token_ids) for tokens in trained if tokens is not None)

@@ -10,6 +10,7 @@ from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.code_validation import find_role_prompt, read_prompt_template
+from reinforge.multiagent.nip.decision_scales import build_decision_block
 from reinforge.multiagent.nip.parameters import (
     DEFAULT_AGENT,
     HyperParameters,
@@ -30,6 +31,12 @@ PROTOCOL_FIELDS = (
     "prompt_file",
 )
 """Agent parameters that the protocol's configuration has under the same names."""
+SCALE_FIELDS = (
+    "verifier_neither_accept_nor_reject_reward",
+    "verifier_decision_spectrum",
+    "verifier_decision_scale",
+)
+"""Fields of `protocol_common` that become other settings of the protocol (`decision_scales.py`)."""
 RENAMED_PROVERS = dict.fromkeys(("debate", "merlin_arthur"), NUMBERED_PROVERS)
 """Protocols whose provers have other names in neural-interactive-proofs, with these names."""
 
@@ -153,7 +160,9 @@ def expand_agents(
 def build_protocol_block(hyper_params: HyperParameters) -> dict[str, Any]:
     """Returns the protocol's settings; fields at their defaults keep the protocol's own defaults."""
     name = hyper_params.interaction_protocol
-    block: dict[str, Any] = get_changed_fields(hyper_params.protocol_common)
+    common = hyper_params.protocol_common
+    block = {field: value for field, value in get_changed_fields(common).items() if field not in SCALE_FIELDS}
+    block |= build_decision_block(common)
     if (own := getattr(hyper_params, f"{name}_protocol", None)) is not None:
         block |= get_changed_fields(own)
     if hyper_params.protocol_common.zero_knowledge:
@@ -176,7 +185,8 @@ def build_agent_block(hyper_params: HyperParameters, name: str, params: PureText
         ConfigError: The file with its role prompt is missing, or is a template of another kind.
     """
     sampling_fields = ("temperature", "top_p") if params.freeze_agent else ()
-    values = {field: getattr(params, field) for field in (*PROTOCOL_FIELDS, *sampling_fields)}
+    supervisor_fields = () if params.use_supervisor_message == "none" else ("use_supervisor_message", "supervisor_name")
+    values = {field: getattr(params, field) for field in (*PROTOCOL_FIELDS, *sampling_fields, *supervisor_fields)}
     if params.system_prompt_template_path is not None:
         path = f"hyper_params.agents.{name}.system_prompt_template_path"
         values["prompt"] = read_prompt_template(params.system_prompt_template_path, path)

@@ -18,6 +18,7 @@ one runs.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import logging
@@ -27,7 +28,7 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -58,11 +59,35 @@ def get_env_var(var_name: str, default: Any = _REQUIRED) -> Any:
     return value
 
 
-class RunIdFunction(Protocol):
-    """Returns the name of a run, or for None what the names of all runs have in common."""
+@dataclass
+class RunIDFunctionArguments:
+    """What the function that names runs gets, if it has a single parameter.
 
-    def __call__(self, combo_index: int | None, cmd_args: Namespace) -> str:
-        """Returns the name."""
+    Attributes:
+        combo_index: The number of the point; None: what the names of all runs have in common.
+        cmd_args: The parsed command line.
+        config_file_stem: Name of the file with the grid, without its ending; None if the grid is in the script.
+    """
+
+    combo_index: int | None
+    cmd_args: Namespace
+    config_file_stem: str | None = None
+
+
+RunIdFunction = Callable[[int | None, Namespace], str] | Callable[[RunIDFunctionArguments], str]
+"""Returns the name of a run, from the number of its point and the command line, or from one object with both."""
+
+
+def unflatten_dict_keys(flat: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Returns nested dicts: {"prover.model": "m", "seed": 1} -> {"prover": {"model": "m"}, "seed": 1}."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = name.split(separator)
+        block = nested
+        for key in path:
+            block = block.setdefault(key, {})
+        block[last] = value
+    return nested
 
 
 def list_unchanged(items: Iterable[Any], *arguments: Any, **keywords: Any) -> Iterable[Any]:
@@ -108,7 +133,7 @@ class SequentialHyperparameterExperiment:
         experiment_fn: Runs one experiment.
         param_grid: Values to try, by name; several grids run one after the other. None: `--config-file` names a file.
             Names below a name are joined, {"rl": {"lr": [1, 2]}} -> "rl.lr".
-        run_id_fn: Returns the name of a run; None: the experiment's name and the number of the point.
+        run_id_fn: Returns the name of a run, see `RunIdFunction`; None: the experiment's name and the point's number.
         run_preparer_fn: Validates one experiment, see `prepare_experiment`; called with each point and the parsed
             command line before the first run.
         experiment_name: Name of the experiment.
@@ -187,12 +212,20 @@ class SequentialHyperparameterExperiment:
         assert self.cmd_args is not None
         for index, combo in enumerate(combinations):
             if index >= self.cmd_args.num_skip:
-                yield self.run_id_fn(index, self.cmd_args), combo
+                yield self._get_run_id(index), combo
+
+    def _get_run_id(self, index: int | None) -> str:
+        assert self.cmd_args is not None
+        name_run: Callable[..., str] = self.run_id_fn
+        if len(inspect.signature(name_run).parameters) > 1:
+            return name_run(index, self.cmd_args)
+        file = getattr(self.cmd_args, "config_file", None)
+        return name_run(RunIDFunctionArguments(index, self.cmd_args, None if file is None else Path(file).stem))
 
     def _run_point(self, run_id: str, combo: Combination, level: int) -> bool:
         """Returns False if the run failed."""
         assert self.cmd_args is not None
-        common = self.run_id_fn(None, self.cmd_args)
+        common = self._get_run_id(None)
         arguments = ExperimentFunctionArguments(combo, run_id, self.cmd_args, common, log_level=level)
         try:
             self.experiment_fn(arguments)

@@ -1,7 +1,8 @@
 """An experiment of neural-interactive-proofs as the sections of a configuration file.
 
 pure_text_ei     algorithm expert_iteration   dialogues; those with a high reward are imitated
-pure_text_malt   algorithm malt               trees; a preference pair at every turn of every trained agent
+pure_text_malt   algorithm malt               trees; a preference pair at every turn of every trained agent, after
+                                              num_initial_ei_iterations as with pure_text_ei
 pure_text_grpo   algorithm grpo               several dialogues per example; advantages within each agent
 """
 
@@ -27,6 +28,10 @@ from reinforge.multiagent.nip.parameters import (
 from reinforge.trainer.api import Rows, build_dataset_block, build_sections
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}
+OPENROUTER = {
+    "base_url": "${OPENROUTER_BASE_URL:-https://openrouter.ai/api/v1}",
+    "api_key": "${OPENROUTER_API_KEY}",
+}
 SELECT_SHARE = 0.15
 """Share of the examples outside the verdict on which the best checkpoint is selected."""
 RUN_WIDE_FIELDS = (
@@ -123,8 +128,9 @@ def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict
     for group, members in groups.items():
         if group in trained:
             entries[group] = {"_type": "policy", **({"adapter": group} if len(trained) > 1 else {})}
-        elif members[0].model_provider == "OpenAI":
-            entries[group] = {"_type": "openai", "model_name": members[0].model_name}
+        elif members[0].model_provider in ("OpenAI", "OpenRouter"):
+            address = OPENROUTER if members[0].model_provider == "OpenRouter" else {}
+            entries[group] = {"_type": "openai", "model_name": members[0].model_name, **address}
         else:
             entries[group] = {"_type": "local", "model": members[0].model_name}
     return entries
@@ -188,8 +194,8 @@ def _build_finetuning(hyper_params: HyperParameters, trained: PureTextAgentParam
     algorithm: dict[str, Any] = {"_type": ALGORITHMS[hyper_params.trainer]}
     if hyper_params.trainer == "pure_text_ei":
         algorithm |= get_changed_fields(hyper_params.pure_text_ei)
-    if hyper_params.trainer == "pure_text_malt" and trained.dpo_beta is not None:
-        algorithm["beta"] = trained.dpo_beta
+    if hyper_params.trainer == "pure_text_malt":
+        algorithm |= _build_malt_settings(hyper_params, trained)
     sampling = {"temperature": trained.temperature, "top_p": trained.top_p}
     rest = 1 - hyper_params.test_size
     gate = {"gate": {"num_samples": rl.num_test_iterations}} if "num_test_iterations" in get_changed_fields(rl) else {}
@@ -210,6 +216,15 @@ def _build_finetuning(hyper_params: HyperParameters, trained: PureTextAgentParam
     }
 
 
+def _build_malt_settings(hyper_params: HyperParameters, trained: PureTextAgentParameters) -> dict[str, Any]:
+    settings: dict[str, Any] = {} if trained.dpo_beta is None else {"beta": trained.dpo_beta}
+    if count := hyper_params.pure_text_malt.num_initial_ei_iterations:
+        settings["num_initial_ei_epochs"] = count
+        if initial := get_changed_fields(hyper_params.pure_text_ei):
+            settings["initial_ei"] = initial
+    return settings
+
+
 def _find_adapter_type(overrides: Mapping[str, Any], trained: PureTextAgentParameters) -> str:
     """Returns the `_type` of the trainer adapter: that of the overrides, or the one of the agents' provider."""
     default = "openai" if trained.model_provider == "OpenAI" else "local"
@@ -217,11 +232,11 @@ def _find_adapter_type(overrides: Mapping[str, Any], trained: PureTextAgentParam
 
 
 def _find_provider_problems(agents: Mapping[str, PureTextAgentParameters]) -> list[Problem]:
-    fix = "use OpenAI, with OPENAI_BASE_URL set to the URL of a service with its API"
+    fix = "use OpenAI, with OPENAI_BASE_URL set to the URL of a service with its API, or set freeze_agent"
     return [
-        Problem(f"hyper_params.agents.{name}.model_provider", "OpenRouter is not supported", fix)
+        Problem(f"hyper_params.agents.{name}.model_provider", "OpenRouter does not fine-tune models", fix)
         for name, params in agents.items()
-        if params.model_provider == "OpenRouter"
+        if params.model_provider == "OpenRouter" and not params.freeze_agent
     ]
 
 

@@ -24,10 +24,13 @@ from reinforge.multiagent.nip.parameters import (
     reject_service_chosen_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
-from reinforge.rollout.openai_config import resolve_endpoint
+from reinforge.rollout.models.openai_config import resolve_endpoint
 from reinforge.types.job import TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+
+JOB_SETTINGS = ("base_url", "n_epochs", "batch_size", "learning_rate_multiplier", "seed", "suffix")
+"""Settings of a service that a job's model depends on."""
 
 
 class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
@@ -70,6 +73,10 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
         config = FinetuneConfig(**{"seed": seed, **section, "policy": policy})
         adapter = LocalAdapterConfig(fine_tune_from_scratch=params.fine_tune_from_scratch)
         return LocalAdapter(adapter, ALGORITHMS["dpo"], job_folder=self._model_folder), config
+
+    @property
+    def _job_settings(self) -> dict[str, Any]:
+        return {name: value for name, value in self._finetuning.items() if name != "device"}
 
     def _model_folder(self, job_key: str) -> Path:
         return self.files.jobs / job_key / "model"
@@ -135,6 +142,10 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
         )
         run = FinetuneConfig(seed=stable_seed(self.hyper_params.seed, self.group_name))
         return OpenAIAdapter(config, ALGORITHMS["supervised"], *resolve_endpoint(config)), run
+
+    @property
+    def _job_settings(self) -> dict[str, Any]:
+        return {name: value for name, value in self._service.items() if name in JOB_SETTINGS}
 
     def _configure_adapter(self, job: JobRecord) -> None:
         super()._configure_adapter(job)

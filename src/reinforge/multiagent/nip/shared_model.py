@@ -31,7 +31,7 @@ from reinforge.multiagent.nip.parameters import (
     reject_unsupported_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
-from reinforge.rollout.threads import LoopThread
+from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.trajectory import Trajectory
 
 JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]

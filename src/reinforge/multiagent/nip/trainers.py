@@ -20,7 +20,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.multiagent.nip.experiment_sections import experiment_config
 from reinforge.multiagent.nip.parameters import ExperimentSettings, HyperParameters
 from reinforge.registry import Registry
-from reinforge.rollout.threads import LoopThread
+from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.removal import check_run_name
 from reinforge.runs.summary import RunSummary
@@ -38,6 +38,7 @@ NO_EFFECT = frozenset(
         "dataset_on_device",
         "enable_efficient_attention",
         "allow_auto_generated_run_id",
+        "resume_if_safe",
         "allow_resuming_wandb_run",
         "allow_overriding_wandb_config",
         "print_wandb_run_url",
@@ -103,7 +104,8 @@ def run_experiment(
         ReinforgeError: The run failed; its folder has a summary with the reason.
     """
     settings = build_settings(settings, keywords)
-    loaded = build_config(experiment_config(hyper_params, settings, dataset, overrides=overrides), registry=registry)
+    data = experiment_config(hyper_params, settings, dataset, overrides=overrides)
+    loaded = build_config(data, registry=registry, expanded_sections=("llms",))
     options = RunOptions(settings.run_id, progress or default_progress(), smoke=settings.test_run)
     if settings.run_id is not None:
         check_run_name(settings.run_id, "run_id")
@@ -136,7 +138,8 @@ def prepare_experiment(
         ConfigError: Lists every problem.
     """
     settings = build_settings(settings, keywords)
-    loaded = build_config(experiment_config(hyper_params, settings, dataset, overrides=overrides), registry=registry)
+    data = experiment_config(hyper_params, settings, dataset, overrides=overrides)
+    loaded = build_config(data, registry=registry, expanded_sections=("llms",))
     loop = LoopThread("prepare-experiment")
     try:
         report = loop.run(check_config(loaded, registry))

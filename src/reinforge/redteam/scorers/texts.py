@@ -13,7 +13,7 @@ from reinforge.evaluation.evaluators.json_schema import JsonSchema, JsonSchemaCo
 from reinforge.evaluation.evaluators.regex import Regex, RegexConfig
 from reinforge.interfaces import Evaluator
 from reinforge.redteam.core.scorer import Scorer
-from reinforge.rollout.threads import LoopThread
+from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.evaluation import EvalInputItem
 
 _loop = LoopThread("reinforge-scorers")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
+from reinforge.dialects.tool_calls import write_calls
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, EvaluationError, Problem
 from reinforge.evaluation.demonstrations import (
     DEMONSTRATION_SHAPES,
@@ -26,7 +27,7 @@ from reinforge.evaluation.shapes import InvalidRowError
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_episode_item
-from reinforge.rollout.llms import find_adapters
+from reinforge.rollout.models.llms import find_adapters
 from reinforge.trainer.builders.group import select_epoch_examples
 from reinforge.trainer.builders.offline import find_unclear_rewards, refuse_algorithm, refuse_rewards, uses_rewards
 from reinforge.types.evaluation import EvalInputItem
@@ -203,11 +204,12 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             why = "the backend serves no policy, so rows cannot be tokenized"
             raise ConfigError(Problem("finetuning.trainer_adapter", why, "use `_type: local`"))
         replies = demonstration.replies(last_only=self.trajectory_builder_config.train_on == "last")
+        written = write_calls(demonstration.messages, policy.chat_template)  # as the policy gets and writes them
         episode: list[EpisodeItem] = []
         for place, message in enumerate(demonstration.messages):
             if place in replies:
-                request = ModelRequest(demonstration.messages[:place], tools=demonstration.tools)
-                episode.append(build_episode_item(message, logprobs=await policy.encode(request, message)))
+                request = ModelRequest(written[:place], tools=demonstration.tools)
+                episode.append(build_episode_item(message, logprobs=await policy.encode(request, written[place])))
             else:
                 episode.append(build_episode_item(message, trained=False))
         return Trajectory.model_construct(

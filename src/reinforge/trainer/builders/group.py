@@ -14,7 +14,7 @@ from reinforge.interfaces import Algorithm, Builder, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_adapter_trajectories, is_trained_call
 from reinforge.rollout.functions import find_named_llm
-from reinforge.rollout.llms import find_adapters, find_served_entries
+from reinforge.rollout.models.llms import find_adapters, find_served_entries
 from reinforge.trainer.builders.outputs import build_output_groups
 from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -132,7 +132,10 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         """Returns why the algorithm or the curriculum cannot use the groups that this builder makes."""
         problems, path = self._validate_target(config), "finetuning.curriculum_learning.collect_only_included"
         # the backend of a model that the adapter does not serve may form its own groups
-        is_served = any(llm.static_type == "policy" for llm in config.llms.values()) or find_served_entries(config)
+        adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+        is_served = any(llm.static_type == "policy" for llm in config.llms.values()) or (
+            adapter is not None and adapter.served_model is not None
+        )
         compares = algorithm.needs_groups and (is_served or not config.llms)
         if compares and self.num_siblings(config.workflow) < 2:
             message = "with 1, each group has one episode, so a group-relative algorithm has nothing to compare"

@@ -6,16 +6,21 @@ that a user has overridden.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EvaluationError
 from reinforge.interfaces import TrajectoryBuilder
+from reinforge.rollout.episode import extract_text
 from reinforge.rollout.step_messages import parse_to_openai_messages
 from reinforge.types.evaluation import EvalOutputItem, EvaluationRunOutput
 from reinforge.types.steps import IntermediateStep, IntermediateStepCategory
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+
+logger = logging.getLogger(__name__)
 
 KEPT_KEYS = ("tool_calls", "tool_call_id", "function_call", "name")
 """What an item's `metadata` keeps of its message."""
@@ -26,7 +31,7 @@ ROLES = frozenset(role.value for role in EpisodeItemRole)
 async def build_output_groups(
     builder: TrajectoryBuilder, outputs: Sequence[EvaluationRunOutput], run_id: str, meta: dict[str, Any]
 ) -> list[list[Trajectory]]:
-    """Returns the trajectories of each example; those without a score or without a trained turn are left out.
+    """Returns the trajectories of each example; those without a score or without a trained turn are left out, and told.
 
     Args:
         builder: Computes the rewards; its configuration names the reward function and the target functions.
@@ -38,20 +43,26 @@ async def build_output_groups(
         EvaluationError: An output has no scores of the reward function.
     """
     config, groups = builder.run_config, dict[Any, list[Trajectory]]()
+    left_out: Counter[str] = Counter()
     reward_function = config.reward_function if config is not None else builder.trajectory_builder_config.reward
     for generation, output in enumerate(outputs):
         scores = _find_scores(output, reward_function)
         for item in output.eval_input.eval_input_items:
             score = scores.get(item.id)
             episode = build_episode(_select_steps(item.trajectory, config))
-            if score is None or not any(part.logprobs is not None for part in episode):
+            if not any(part.logprobs is not None for part in episode):
+                left_out["without a reply with log-probs (of target_functions and target_model)"] += 1
                 continue
-            reward = await builder.compute_reward(score, meta)
-            if reward is None:
+            reward = await builder.compute_reward(score, meta) if score is not None else None
+            if score is None or reward is None:
+                left_out["without a score"] += 1
                 continue
             metadata = {"id": item.id, "reasoning": score.reasoning, "run_id": run_id, "generation": generation}
             trajectory = Trajectory(episode=episode, reward=reward, metadata=metadata, group_id=str(item.id))
             groups.setdefault(item.id, []).append(trajectory)
+    if left_out:
+        counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        logger.warning("%s: %d trajectories; left out: %s", run_id, sum(map(len, groups.values())), counts)
     return list(groups.values())
 
 
@@ -63,7 +74,7 @@ def build_episode(steps: Sequence[IntermediateStep]) -> list[EpisodeItem]:
         metadata = {key: message[key] for key in KEPT_KEYS if key in message}
         item = EpisodeItem(
             role=EpisodeItemRole(role) if role in ROLES else EpisodeItemRole.OTHER,
-            content=content if isinstance(content, str) else str(content),
+            content=extract_text(content),
             logprobs=message.get("logprobs"),
             metadata=metadata or None,
         )

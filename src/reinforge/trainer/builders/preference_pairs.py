@@ -9,6 +9,7 @@ Two candidates make a pair if their scores differ, by at least `min_score_diff`,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,13 +186,14 @@ def find_candidates(record: EpisodeRecord, step_name: str, left_out: Counter[str
         data = _read_candidate(mark, step_name)
         if data is None:
             continue
-        if data.score is None or not isinstance(data.score, int | float) or data.input is None or data.output is None:
-            left_out["candidates without score, input or output"] += 1
+        if reason := _find_gap(data):
+            left_out[reason] += 1
             continue
         turn = data.turn_id if data.turn_id is not None else f"turn {data.turn_index or 0}"
         index = number if data.candidate_index is None else data.candidate_index
         prompt, response = _read_prompt(data.input), extract_text(data.output)
         turn_key = f"{record.key.generation}/{turn}"  # candidates of other episodes answer other prompts
+        assert data.score is not None
         found.append(CandidateStep(record.key.example_id, turn_key, index, prompt, response, float(data.score)))
     return found
 
@@ -240,6 +242,22 @@ def make_turn_pairs(
     if len(kept) > cut:
         left_out["pairs above max_pairs_per_turn"] += len(kept) - cut
     return kept[:cut]
+
+
+def _find_gap(data: TTCEventData) -> str:
+    """Returns why a candidate cannot be compared, or trained as text; empty: it can."""
+    if not isinstance(data.score, int | float) or data.input is None or data.output is None:
+        return "candidates without score, input or output"
+    if not math.isfinite(data.score):
+        return "candidates whose score is not finite"
+    if any(map(_has_tool_call, [*(data.input if isinstance(data.input, list) else ()), data.output])):
+        return "candidates with tool calls, which a pair of texts cannot hold"
+    return ""
+
+
+def _has_tool_call(message: Any) -> bool:
+    given = message.model_dump() if isinstance(message, BaseModel) else message
+    return isinstance(given, Mapping) and bool(given.get("tool_calls") or given.get("tool_call_id"))
 
 
 def _read_candidate(mark: Mark, step_name: str) -> TTCEventData | None:

@@ -106,22 +106,23 @@ async def check_config(
     """Validates a run of this configuration.
 
     Args:
-        loaded: A configuration that loaded without problems.
+        loaded: A configuration; problems of its own come first, and components with problems are left out.
         registry: Component types; None: all installed ones.
         num_samples: How many examples to try the evaluators on; each may call a judge twice.
         free_bytes: Returns the free bytes on a folder's disk.
     """
-    report = CheckReport()
-    try:
-        require_enabled(loaded)
-    except ConfigError as error:
-        report.problems += error.problems
-        return report
+    report = CheckReport(problems=list(loaded.problems))
+    if not {"finetuning", "finetuning.enabled"} & {problem.path for problem in loaded.problems}:
+        try:
+            require_enabled(loaded)
+        except ConfigError as error:
+            report.problems += error.problems
+            return report
     async with ComponentBuilder(loaded, registry, makes_models=False) as builder:
         attempt = Attempts(builder.locate)
         parts = await try_build_parts(builder, None, attempt)
-        report.problems = attempt.problems
-        if parts.splits:
+        report.problems += attempt.problems
+        if parts.splits and loaded.config.finetuning.reward_function is not None:
             report.examples = {name: len(items) for name, items in parts.splits.items()}
             evaluators = {name: made for name, made in parts.evaluators.items() if made is not None}
             report.rewards = await _try_rewards(evaluators, parts.splits["train"][:num_samples])
@@ -136,6 +137,16 @@ async def check_config(
     return report
 
 
+async def refuse_problems(loaded: LoadedConfig, registry: Registry | None = None) -> None:
+    """Refuses a configuration that has problems of its own.
+
+    Raises:
+        ConfigError: It has; lists these together with the problems of data and components.
+    """
+    if loaded.problems:
+        raise ConfigError((await check_config(loaded, registry)).problems)
+
+
 async def dry_run(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> Path:
     """Validates a run, writes its resolved configuration, and returns that file.
 
@@ -144,6 +155,7 @@ async def dry_run(loaded: LoadedConfig, options: RunOptions, registry: Registry 
     Raises:
         ConfigError: Lists every problem.
     """
+    await refuse_problems(loaded, registry)
     require_enabled(loaded)
     folder = options.choose_folder(loaded.config.finetuning, DRY)
     async with ComponentBuilder(loaded, registry, makes_models=False) as builder:

@@ -27,6 +27,7 @@ from reinforge.interfaces import (
 from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
+from reinforge.trainer.setup.remote_workflow import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
@@ -70,14 +71,16 @@ class ComponentBuilder:
     async def get_validation_builder(self) -> ComponentBuilder:
         """Returns the builder of dataset and evaluators for `select` and `confirm`: itself, or the validation file's.
 
+        The problems of that file are in its `loaded.problems`.
+
         Raises:
-            ConfigError: The validation file has problems.
+            ConfigError: The validation file cannot be read.
         """
         run = self.config.finetuning.run_configuration
         if run is None or run.validation_config_file is None:
             return self
         if self._validation is None:
-            other = load_config(run.validation_config_file, registry=self.registry)
+            other = load_config(run.validation_config_file, registry=self.registry, keep_going=True)
             made = ComponentBuilder(other, self.registry, makes_models=self.makes_models)
             self._validation = await self._stack.enter_async_context(made)
         return self._validation
@@ -98,7 +101,8 @@ class ComponentBuilder:
         return int(self.config.eval.general.max_concurrency)
 
     async def get_workflow(self) -> BoundWorkflow:
-        """Returns the agent."""
+        """Returns the agent: the configured one, or the deployed one of `--endpoint`."""
+        use_remote_workflow(self.loaded)
         config = self.config.workflow
         made = await self._make("workflow", "workflow", config)
         if isinstance(made, BoundWorkflow):
@@ -119,6 +123,7 @@ class ComponentBuilder:
             file: Replaces the configured file; its ending may select another file type.
         """
         config = self.config.eval.general.dataset
+        self._refuse_invalid(DATASET)
         if file is None:
             return await self._make("dataset", DATASET, config)
         if "file_path" not in type(config).model_fields:
@@ -199,6 +204,7 @@ class ComponentBuilder:
 
     async def _make(self, kind: str, path: str, config: TypedConfig, *, name: str | None = None, key: str = "") -> Any:
         """Returns a component, built once for each kind, path and key."""
+        self._refuse_invalid(path)
         if (kind, path, key) not in self._made:
             name = name or self.loaded.types.get(tuple(path.split(".")), str(config.static_type))
             component = self.registry.get(kind, name, path)
@@ -215,6 +221,15 @@ class ComponentBuilder:
                 raise ConfigError(self.locate(Problem("", message), path)) from error
             self._made[kind, path, key] = made
         return self._made[kind, path, key]
+
+    def _refuse_invalid(self, path: str) -> None:
+        """Refuses to build a component whose settings are invalid, and what needs it.
+
+        Raises:
+            ConfigError: They are; it holds no problem, since these are reported already.
+        """
+        if tuple(path.split(".")) in self.loaded.invalid:
+            raise ConfigError([])
 
     def locate(self, problem: Problem, component: str = "") -> Problem:
         """Returns a problem with its full path, file and line.

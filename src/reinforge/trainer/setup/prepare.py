@@ -18,7 +18,7 @@ from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, ChatModel, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
-from reinforge.rollout.llms import PolicyLLM, find_served_entries
+from reinforge.rollout.models.llms import PolicyLLM, find_served_entries
 from reinforge.rollout.runner import choose_llm
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
@@ -133,38 +133,47 @@ async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
 
 
 async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attempt: Attempts) -> Parts:
-    """Returns the components, with None for those that cannot be built; `attempt` then holds the problems."""
+    """Returns the components, with None for those that cannot be built; `attempt` then holds the problems.
+
+    Components with invalid settings, and what looks at them, are left out: the configuration's own problems name them.
+    """
     config = builder.config.finetuning
     if config.run_configuration is None:
         config.run_configuration = FinetuneRunConfig()
-    attempt.add(validate_run_settings(config.run_configuration))
+    attempt.add(validate_run_settings(config.run_configuration, builder.config.workflow))
     if folder is not None and folder.exists():
         attempt.add([Problem("", f"the run folder {folder} already exists", _suggest_ways_on(builder, folder))])
     workflow = await attempt(builder.get_workflow)
     validation = await attempt(builder.get_validation_builder)
-    splits: Any = await attempt(lambda: _load_splits(builder, validation)) if validation else None
+    if validation is not None and validation is not builder:
+        attempt.add(validation.loaded.problems)
+    splits: Any = await attempt(lambda: _load_splits(builder, validation, attempt)) if validation else None
     if workflow is not None and splits:
         attempt.add(workflow.example_problems([item for items in splits.values() for item in items]))
     evaluators = {}
     for name in builder.config.eval.evaluators:
         evaluators[name] = await attempt(partial(builder.get_evaluator, name))
-    held_out: Any = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators)) if validation else None
+    held_out: Any = None
+    if validation is not None:
+        held_out = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators, attempt))
     algorithm = await attempt(builder.get_algorithm)
-    trajectory_builder = await attempt(lambda: builder.get_trajectory_builder(str(config.trajectory_builder)))
+    trajectory_builder = await _get_named(attempt, builder.get_trajectory_builder, config.trajectory_builder)
     dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
-    if trajectory_builder is not None and algorithm is not None:
+    is_known = _knows_agent(builder.config)
+    if trajectory_builder is not None and algorithm is not None and is_known:
         row_locations = getattr(dataset, "row_locations", {})
         examples = splits["train"] if splits else []
         found = trajectory_builder.validate(builder.config, algorithm, examples, row_locations)
         path = f"trajectory_builders.{config.trajectory_builder}"
         attempt.add(builder.locate(problem, path) for problem in found)
-    trainer = await attempt(lambda: builder.get_trainer(str(config.trainer)))
+    trainer = await _get_named(attempt, builder.get_trainer, config.trainer)
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # making a bundled model takes time: first be sure that the run can start
-    adapter = await attempt(lambda: builder.get_trainer_adapter(str(config.trainer_adapter)))
+    adapter = await _get_named(attempt, builder.get_trainer_adapter, config.trainer_adapter)
     if adapter is not None:
         attempt.add(adapter.validate(config))
-        if adapter.serves_policy and trajectory_builder is not None and trajectory_builder.requires_policy_llm:
+        needs_llm = trajectory_builder is not None and trajectory_builder.requires_policy_llm
+        if adapter.serves_policy and needs_llm and is_known:
             attempt.add(require_policy_llm(builder.config))
         if not can_serve_policy(adapter):
             attempt.add(_refuse_policy_llm(builder.config, adapter))
@@ -174,6 +183,17 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     return Parts(
         config, workflow, splits, llms, evaluators, held_out, algorithm, adapter, trajectory_builder, trainer, shape
     )
+
+
+def _knows_agent(config: Config) -> bool:
+    """Returns True if the settings of the agent and of each model are known, at least in part."""
+    parts = [config.workflow, *config.llms.values()]
+    return all(part is not None and part.static_type is not None for part in parts)
+
+
+async def _get_named(attempt: Attempts, get: Callable[[str], Awaitable[Any]], name: str | None) -> Any:
+    """Returns the component that the configuration names; None: it names none, and its problems say so."""
+    return None if name is None else await attempt(partial(get, name))
 
 
 def _suggest_ways_on(builder: ComponentBuilder, folder: Path) -> str:
@@ -194,29 +214,43 @@ async def build_llms(builder: ComponentBuilder, workflow: BoundWorkflow | None, 
     return llms
 
 
-async def _load_splits(builder: ComponentBuilder, other: ComponentBuilder) -> dict[str, list[EvalInputItem]]:
+async def _load_splits(
+    builder: ComponentBuilder, other: ComponentBuilder, attempt: Attempts
+) -> dict[str, list[EvalInputItem]] | None:
+    """Returns the examples of each split; None: a dataset cannot be loaded, and `attempt` holds the problems."""
     config = builder.config.finetuning
     run = config.run_configuration
-    items = (await builder.get_dataset(run.dataset)).load()
+
+    async def load(source: ComponentBuilder, file: str | Path | None) -> list[EvalInputItem]:
+        dataset = await source.get_dataset(file)
+        try:
+            return list(dataset.load())
+        except ConfigError as error:
+            raise ConfigError(map(source.locate, error.problems)) from None
+
+    items = await attempt(lambda: load(builder, run.dataset))
     id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
     if run.validation_dataset is None and run.validation_config_file is None:
-        return split_examples(items, config.splits, config.seed, id_key=id_key)
+        return None if items is None else split_examples(items, config.splits, config.seed, id_key=id_key)
     if run.validation_dataset is None and other.config.eval.general.dataset is None:
         message = f"{run.validation_config_file} has no eval.general.dataset to validate on"
         raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or pass --validation_dataset"))
-    validation = (await other.get_dataset(run.validation_dataset)).load()
+    validation = await attempt(lambda: load(other, run.validation_dataset))
+    if items is None or validation is None:
+        return None
     return split_with_validation(items, validation, config.splits, config.seed, id_key=id_key)
 
 
 async def _held_out_evaluators(
-    builder: ComponentBuilder, other: ComponentBuilder, evaluators: dict[str, Evaluator]
+    builder: ComponentBuilder, other: ComponentBuilder, evaluators: dict[str, Evaluator], attempt: Attempts
 ) -> dict[str, Evaluator]:
     """Returns the evaluators of `select` and `confirm`: the validation file's if it has any."""
     names = other.config.eval.evaluators
     if other is builder or not names:
         return evaluators
     config = builder.config.finetuning
-    for name in (config.reward_function.name, config.gate.metric):
+    reward = config.reward_function.name if config.reward_function is not None else None
+    for name in (reward, config.gate.metric):
         if name is not None and name not in names:
             message = f'the run needs the evaluator "{name}", but this file has only {", ".join(names)}'
             raise ConfigError(
@@ -224,7 +258,7 @@ async def _held_out_evaluators(
                     Problem("eval.evaluators", message, f"add {name}, or remove all of them to use those of the run")
                 )
             )
-    return {name: await other.get_evaluator(name) for name in names}
+    return {name: await attempt(partial(other.get_evaluator, name)) for name in names}
 
 
 def can_serve_policy(adapter: TrainerAdapter) -> bool:

@@ -1,14 +1,16 @@
 """What a configuration reaches beyond its own file, listed without importing any of it.
 
 imports      workflow.function: task:agent (task.py)
+commands     workflow: node agent.js (/usr/bin/node)
 variables    JUDGE_KEY in llms.judge.api_key, sent to https://judge.example/v1
 hosts        https://judge.example/v1 (llms.judge)
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,7 +24,9 @@ from reinforge.config.loader import load_config
 from reinforge.config.values import iterate_models, iterate_values
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
-from reinforge.rollout.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint
+from reinforge.rollout.models.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint
+from reinforge.rollout.workflows.command import CommandWorkflowConfig, find_folder, find_program
+from reinforge.rollout.workflows.mcp_server import MCPServerConfig
 from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
@@ -45,6 +49,24 @@ class NamedImport:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.spec}" + (f" ({self.file})" if self.file else " (not found)")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCommand:
+    """A program that a configuration runs.
+
+    Attributes:
+        path: Path of the block.
+        command: The program and its arguments, as written.
+        program: Its file; in a container, the image; empty: not found.
+    """
+
+    path: str
+    command: str
+    program: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.command} ({self.program or 'not found'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +93,13 @@ class Reach:
 
     Attributes:
         imports: Python that it imports.
+        commands: Programs that it runs.
         variables: Environment variables.
         hosts: URL -> paths of the components that call it.
     """
 
     imports: list[NamedImport] = field(default_factory=list)
+    commands: list[NamedCommand] = field(default_factory=list)
     variables: list[NamedVariable] = field(default_factory=list)
     hosts: dict[str, list[str]] = field(default_factory=dict)
 
@@ -87,6 +111,7 @@ class Reach:
         """Returns pairs of name and text, to print."""
         return [
             *(("imports", str(each)) for each in self.imports),
+            *(("command", str(each)) for each in self.commands),
             *(("variable", str(each)) for each in self.variables),
             *(("host", f"{url} ({', '.join(paths)})") for url, paths in self.hosts.items()),
         ]
@@ -105,10 +130,12 @@ def list_reach(loaded: LoadedConfig, registry: Registry | None = None) -> Reach:
         if isinstance(endpoint, EndpointConfig) and endpoint.base_url is None and endpoint.api_key is None:
             reach.variables.append(NamedVariable("OPENAI_API_KEY", f"{path}.api_key", url))
     reach.imports += _list_imports(loaded, registry or REGISTRY)
+    reach.commands += _list_commands(loaded)
     reach.variables += _list_variables(loaded, reach.hosts)
     if (other := _load_validation_file(loaded, registry)) is not None:
         further = list_reach(other, registry)
         reach.imports += further.imports
+        reach.commands += further.commands
         reach.variables += further.variables
         for url, paths in further.hosts.items():
             reach.hosts.setdefault(url, []).extend(f"{other.path}: {path}" for path in paths)
@@ -126,6 +153,33 @@ def _list_imports(loaded: LoadedConfig, registry: Registry) -> Iterator[NamedImp
         module, name = type(model).__module__, loaded.types.get(path)
         if name is not None and module.partition(".")[0] != "reinforge":
             yield NamedImport(format_path((*path, "_type")), name, module)
+
+
+def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
+    """Yields the programs of command workflows and of MCP servers."""
+    for path, model in iterate_models(loaded.config):
+        command = getattr(model, "command", None)
+        if isinstance(model, CommandWorkflowConfig | MCPServerConfig) and command:
+            written = shlex.join(read_command(loaded.placeholders, path, command))
+            container = getattr(model, "container", None)
+            yield NamedCommand(format_path(path), written, _find_file(model, loaded.project_root, container))
+
+
+def read_command(placeholders: Mapping[KeyPath, str], path: KeyPath, command: Sequence[str]) -> list[str]:
+    """Returns a command as it is written, with `${VAR}` in the place of values."""
+    whole = placeholders.get((*path, "command"))
+    if whole is not None:
+        return shlex.split(whole)
+    return [placeholders.get((*path, "command", index), part) for index, part in enumerate(command)]
+
+
+def _find_file(model: Any, root: Path, container: Any) -> str:
+    if container is not None:
+        return f"in {container.image}"
+    try:
+        return find_program(model.command[:1], find_folder(getattr(model, "cwd", None), root))
+    except ConfigError:
+        return ""
 
 
 def _find_module(name: str, root: Path) -> Path | None:
@@ -167,6 +221,10 @@ def _iterate_hosts(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
     for path, model in iterate_models(loaded.config):
         if isinstance(model, EndpointConfig):
             yield format_path(path), model, _find_url(model)
+            continue
+        url = getattr(type(model), "url", None)
+        if isinstance(url, property):  # a block that makes it from host and port
+            yield format_path(path), model, str(url.__get__(model))
             continue
         for name in type(model).model_fields:
             value = getattr(model, name)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import Problem
+from reinforge.trainer.setup.remote_workflow import PATH, find_remote_problems
 from reinforge.types.evaluation import EvalInputItem
-
-PATH = "finetuning.run_configuration"
 
 NUM_EXAMPLES = 2
 SMALLEST_GROUP = 2
@@ -19,44 +17,18 @@ MAX_REFILLS = 16
 """How often `--smoke` may collect again until a group has signal, so that it makes an optimizer step."""
 
 
-def validate_run_settings(run: FinetuneRunConfig) -> list[Problem]:
-    """Returns the settings of a call that are wrong or that this version does not support."""
-    problems = _find_invalid(run)
-    defaults = FinetuneRunConfig()
-    remote = [name for name in ("endpoint", "endpoint_timeout", "result_json_path") if _differs(run, defaults, name)]
-    if not problems:
-        problems += [
-            Problem(
-                f"{PATH}.{name}",
-                f"--{name}: remote workflows are not supported in this version",
-                "configure a local agent under `workflow` and leave the flag out",
-            )
-            for name in remote
-        ]
+def validate_run_settings(run: FinetuneRunConfig, workflow: object = None) -> list[Problem]:
+    """Returns the settings of a call that are wrong or that a file cannot have.
+
+    Args:
+        run: The settings.
+        workflow: The configured workflow.
+    """
+    problems, defaults = find_remote_problems(run, workflow), FinetuneRunConfig()
     for name in ("config_file", "override"):
-        if _differs(run, defaults, name):
+        if getattr(run, name) != getattr(defaults, name):
             message = f"{name} is a command-line option: reinforge finetune FILE -o PATH VALUE"
             problems.append(Problem(f"{PATH}.{name}", message, "remove it from the file"))
-    return problems
-
-
-def _differs(run: FinetuneRunConfig, defaults: FinetuneRunConfig, name: str) -> bool:
-    return bool(getattr(run, name) != getattr(defaults, name))
-
-
-def _find_invalid(run: FinetuneRunConfig) -> list[Problem]:
-    problems = []
-    if run.endpoint is not None:
-        parts = urlsplit(run.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            message = f'"{run.endpoint}" is not a URL'
-            problems.append(Problem(f"{PATH}.endpoint", message, "write http://host:port/path"))
-    if run.endpoint_timeout <= 0:
-        message = f"expected a number of seconds > 0, found {run.endpoint_timeout}"
-        problems.append(Problem(f"{PATH}.endpoint_timeout", message))
-    if not run.result_json_path.startswith("$"):
-        message = f'"{run.result_json_path}" is not a JSONPath'
-        problems.append(Problem(f"{PATH}.result_json_path", message, "begin with $, for example $.answer"))
     return problems
 
 

@@ -36,6 +36,7 @@ from reinforge.multiagent.nip.parameters.experiment import (
     reject_unsupported_fields,
 )
 from reinforge.multiagent.nip.parameters.protocols import (
+    AppsDifficultyType,
     BaseRunParameters,
     CodeValidationParameters,
     CommonProtocolParameters,
@@ -44,6 +45,7 @@ from reinforge.multiagent.nip.parameters.protocols import (
     MnipProtocolParameters,
     NipProtocolParameters,
     ProtocolCommonParameters,
+    VerifierDecisionSpectrumType,
     ZkProtocolParameters,
 )
 from reinforge.multiagent.nip.parameters.trainers import (
@@ -61,6 +63,7 @@ __all__ = [
     "DEFAULT_AGENT",
     "EPISODES_PER_WORKER",
     "AgentsParameters",
+    "AppsDifficultyType",
     "BaseRunParameters",
     "CodeValidationAgentParameters",
     "CodeValidationParameters",
@@ -83,6 +86,7 @@ __all__ = [
     "TestSchemeType",
     "TextRlParameters",
     "TrainerType",
+    "VerifierDecisionSpectrumType",
     "ZkProtocolParameters",
     "get_changed_fields",
     "get_group_name",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from reinforge.multiagent.agent_parameters import SupervisedRounds
 from reinforge.multiagent.nip.parameters.base import STRICT, ParameterBlock
 
 DEFAULT_AGENT = "_default"
@@ -23,7 +24,7 @@ class PureTextAgentParameters(ParameterBlock):
 
     Attributes:
         model_provider: SelfHosted trains and serves the model in this process, OpenAI with OpenAI's API, at
-            OPENAI_BASE_URL if that is set. OpenRouter is not supported.
+            OPENAI_BASE_URL if that is set. OpenRouter is for frozen agents, with the key in OPENROUTER_API_KEY.
         model_name: Folder, hub id or `bundled:NAME`; with a fine-tuning service, the name of its base model.
         shared_model_group: Agents that name the same group share a model; None: the agent has its own.
         temperature: Sampling temperature; the same for all trained agents. None: 1.
@@ -37,8 +38,8 @@ class PureTextAgentParameters(ParameterBlock):
         dpo_beta: Strength of the pull towards the reference model in DPO; None: 0.1.
         system_prompt_template_path: File with the role prompt, as a template of neural-interactive-proofs.
         repetition_penalty: Not supported.
-        use_supervisor_message: Not supported.
-        supervisor_name: Not supported.
+        use_supervisor_message: Rounds in which a line of a supervisor that says what to write ends its prompt.
+        supervisor_name: The name before that line.
         language_model_server_scheme_host: Not supported.
         language_model_server_port: Not supported.
         vllm_server_port: Not supported.
@@ -52,8 +53,6 @@ class PureTextAgentParameters(ParameterBlock):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "use_dummy_api": "write a scripted policy server (tests/doubles.py has one)",
         "repetition_penalty": "leave it out; temperature and top_p are supported",
-        "use_supervisor_message": "write the instruction into the role prompt",
-        "supervisor_name": "write the instruction into the role prompt",
         **dict.fromkeys(_SERVER_FIELDS, "leave it out; SelfHosted needs no server, this process serves the model"),
     }
 
@@ -70,7 +69,7 @@ class PureTextAgentParameters(ParameterBlock):
     dpo_beta: float | None = Field(default=None, gt=0)
     system_prompt_template_path: str | None = None
     repetition_penalty: float | None = None
-    use_supervisor_message: str = "none"
+    use_supervisor_message: SupervisedRounds = "none"
     supervisor_name: str = "Supervisor"
     language_model_server_scheme_host: str = "http://localhost"
     language_model_server_port: int = 5000

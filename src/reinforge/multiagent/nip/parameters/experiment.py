@@ -50,6 +50,25 @@ ScenarioType = str
 InteractionProtocolType = str
 """The `_type` of a protocol, of which a user's own is one too."""
 
+OF_TENSOR_TRAINERS = (
+    "ppo",
+    "vanilla_ppo",
+    "spg",
+    "reinforce",
+    "solo_agent",
+    "graph_isomorphism",
+    "image_classification",
+    "message_regression",
+    "functionalize_modules",
+    "pretrain_agents",
+    "d_representation",
+    "message_size",
+    "include_linear_message_space",
+    "d_linear_message_space",
+)
+"""Fields for trainers of networks on tensors, which are taken with neural-interactive-proofs' defaults."""
+TENSOR_FIX = "leave it out; it is for networks on tensors, and reinforge trains language models"
+
 EPISODES_PER_WORKER = 16
 """Episodes that run at the same time, per rollout worker."""
 
@@ -77,7 +96,23 @@ class HyperParameters(ParameterBlock):
         dataset_options: See `DatasetParameters`.
         code_validation: See `CodeValidationParameters`.
         base_run: See `BaseRunParameters`.
+        ppo: Not supported; nor are the fields after it.
+        vanilla_ppo: Not supported.
+        spg: Not supported.
+        reinforce: Not supported.
+        solo_agent: Not supported.
+        graph_isomorphism: Not supported.
+        image_classification: Not supported.
+        message_regression: Not supported.
+        functionalize_modules: Not supported.
+        pretrain_agents: Not supported.
+        d_representation: Not supported.
+        message_size: Not supported.
+        include_linear_message_space: Not supported.
+        d_linear_message_space: Not supported.
     """
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(OF_TENSOR_TRAINERS, TENSOR_FIX)
 
     scenario: str
     trainer: TrainerType
@@ -106,6 +141,20 @@ class HyperParameters(ParameterBlock):
     dataset_options: Annotated[DatasetParameters, NONE_IS_DEFAULT] = Field(default_factory=DatasetParameters)
     base_run: Annotated[BaseRunParameters, NONE_IS_DEFAULT] = Field(default_factory=BaseRunParameters)
     test_dataset_split: Literal["validation", "test"] = "test"
+    ppo: Any = None
+    vanilla_ppo: Any = None
+    spg: Any = None
+    reinforce: Any = None
+    solo_agent: Any = None
+    graph_isomorphism: Any = None
+    image_classification: Any = None
+    message_regression: Any = None
+    functionalize_modules: bool = False
+    pretrain_agents: bool = False
+    d_representation: int = 16
+    message_size: int = 1
+    include_linear_message_space: bool = False
+    d_linear_message_space: int = 2
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the experiment as nested dicts."""
@@ -188,6 +237,8 @@ _PROTOCOL_BLOCKS = {f"{name}_protocol": name for name in ("nip", "debate", "mnip
 def _list_unread_fields(hyper_params: HyperParameters) -> list[str]:
     """Returns the fields that are set in the blocks of another trainer, protocol or scenario."""
     owners = {name: hyper_params.trainer == owner for name, owner in _TRAINER_BLOCKS.items()}
+    if hyper_params.trainer == "pure_text_malt" and hyper_params.pure_text_malt.num_initial_ei_iterations:
+        owners["pure_text_ei"] = True
     owners |= {name: hyper_params.interaction_protocol == owner for name, owner in _PROTOCOL_BLOCKS.items()}
     owners["zk_protocol"] = hyper_params.protocol_common.zero_knowledge
     return [

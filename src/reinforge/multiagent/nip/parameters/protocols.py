@@ -10,6 +10,17 @@ from pydantic.dataclasses import dataclass
 
 from reinforge.multiagent.nip.parameters.base import STRICT, ParameterBlock
 
+VerifierDecisionSpectrumType = Literal[
+    "accept_reject",
+    "likert_scale_4",
+    "likert_scale_5",
+    "likert_scale_6",
+    "likert_scale_7",
+    "likert_int_scale_11",
+    "out_of_10",
+    "out_of_100",
+]
+AppsDifficultyType = Literal["introductory", "interview", "competition"]
 _FILTER_ROWS = "leave it out, and give a dataset with only the rows that you want"
 
 
@@ -18,15 +29,16 @@ class ProtocolCommonParameters(ParameterBlock):
     """Rewards of decisions; see `workflow` of the protocols.
 
     Attributes:
-        zero_knowledge: The zero-knowledge variant of the protocol (`protocols/zero_knowledge.py`).
+        zero_knowledge: The zero-knowledge variant of the protocol (`multiagent/zero_knowledge.py`).
+        verifier_neither_accept_nor_reject_reward: Replaces `verifier_no_guess_reward`, the reward of the decision
+            `none`; None: on a scale, the mean of the rewards of a right and a wrong decision.
+        verifier_decision_spectrum: The words that decide (`decision_scales.py`).
+        verifier_decision_scale: The same, under its earlier name.
     """
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "prover_invalid_response_penalty": "set finetuning.outcomes.policy_error, the penalty of any agent",
-        "verifier_neither_accept_nor_reject_reward": "set verifier_no_guess_reward, the reward of the decision `none`",
         "force_guess": "leave it out; write a protocol whose `parse_decision` returns the guess",
-        "verifier_decision_spectrum": "set workflow.decision_words",
-        "verifier_decision_scale": "set workflow.decision_words",
     }
 
     verifier_first: bool = True
@@ -41,8 +53,8 @@ class ProtocolCommonParameters(ParameterBlock):
     prover_invalid_response_penalty: float | None = None
     verifier_neither_accept_nor_reject_reward: float | None = None
     force_guess: str | None = None
-    verifier_decision_spectrum: str = "accept_reject"
-    verifier_decision_scale: str = "accept_reject"
+    verifier_decision_spectrum: VerifierDecisionSpectrumType = "accept_reject"
+    verifier_decision_scale: VerifierDecisionSpectrumType = "accept_reject"
 
 
 CommonProtocolParameters = ProtocolCommonParameters
@@ -105,7 +117,7 @@ class CodeValidationParameters(ParameterBlock):
         "system_prompt_version": "leave it out; set prompt or prompt_file of an agent for another role prompt",
     }
 
-    apps_difficulty: Literal["introductory", "interview", "competition"] = "interview"
+    apps_difficulty: AppsDifficultyType = "interview"
     apps_solution_number: int = 0
     apps_exclude_flagged: bool = True
     system_prompt_version: Literal["v1", "v2"] = "v2"

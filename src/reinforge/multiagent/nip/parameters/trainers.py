@@ -98,17 +98,17 @@ class PureTextMaltParameters(ParameterBlock):
 
     Attributes:
         num_responses_per_timestep: Replies per turn.
-        num_initial_ei_iterations: Not supported.
+        num_initial_ei_iterations: Iterations of expert iteration, with the settings of `pure_text_ei`, before the first
+            one with trees.
         pair_selection_method: Fixed: sibling replies are compared with each other, not with a middle reward.
     """
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        "num_initial_ei_iterations": "run pure_text_ei first; the model of that run is the model_name of this one",
         "pair_selection_method": "leave it out; the best sibling is preferred to the worst one",
     }
 
     num_responses_per_timestep: int = 2
-    num_initial_ei_iterations: int = 0
+    num_initial_ei_iterations: int = Field(default=0, ge=0)
     pair_selection_method: Literal["positive_negative", "interval"] = "interval"
 
 

@@ -231,19 +231,28 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
     def eval_epoch(self, step: int, tag: str = "dev") -> float | None:
         """Returns the mean reward of the last turns over the openings, and saves the tester if it is the best so far.
 
+        An empty probe has no perplexity that its reward could be reduced by. A conversation that ends with one counts
+        as the worst of the others, and at most 0, so silence never raises the score.
+
+        Example: rewards -0.2 and 0.1, and one that ends with an empty probe: (-0.2 + 0.1 - 0.2) / 3 = -0.1.
+
         Args:
             step: Experiences so far.
             tag: Prefix of the score's name in the log.
 
         Returns:
-            The score; None if there are no openings or no conversation has a turn.
+            The score; None if there are no openings, or no conversation ends with a probe that is not empty.
         """
         if not self.dev_prompts:
             return None
         graphs = self.sampler.eval_rollouts(self.dev_prompts)
-        rewards = [reward for graph in graphs if (reward := self.sampler.final_reward(graph)) is not None]
+        silent = [any(not path[-1].probe for path in graph.paths()) for graph in graphs]
+        ended = [graph for graph, is_silent in zip(graphs, silent, strict=True) if not is_silent]
+        rewards = [reward for graph in ended if (reward := self.sampler.final_reward(graph)) is not None]
+        rewards += [min(0.0, *rewards)] * sum(silent) if rewards else []
         score = statistics.fmean(rewards) if rewards else None
-        self._record({"experience": step, f"{tag}_score": score, f"training/{tag}_score": score})
+        row = {"experience": step, f"{tag}_score": score, f"training/{tag}_score": score}
+        self._record({**row, f"{tag}_empty_probes": sum(silent)})
         if score is not None and (self.best_score is None or score > self.best_score):
             self.best_score = score
             self.save(step, "best")

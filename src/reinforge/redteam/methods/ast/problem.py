@@ -18,7 +18,7 @@ from reinforge.redteam.methods.ast.targets import Target, is_in_process, resolve
 from reinforge.redteam.methods.ast.texts import Conversation, GeneratedText
 from reinforge.redteam.methods.ast.weight_changes import WeightChanges
 from reinforge.redteam.scorers.texts import KeywordScorer
-from reinforge.rollout.threads import LoopThread
+from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.request import Message, ModelRequest, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:

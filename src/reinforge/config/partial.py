@@ -1,0 +1,145 @@
+"""What is left of a configuration with problems: invalid components are marked, other invalid keys have their defaults.
+
+    trainers: {t: {_type: epoch}}              a component without problems stays as it is
+    trainer_adapters: {a: {_type: locl}}       is in `invalid`; a stand-in keeps its name, for references to it
+    finetuning: {num_epoch: 3, seed: 1}        the unknown key is left out, seed is 1
+
+Data and components are validated on it, so that everything that is wrong is reported at once. Nothing ever runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from reinforge.config.document import Document, KeyPath, format_path
+from reinforge.config.schema import (
+    PARTIAL,
+    AlgorithmConfig,
+    Config,
+    DatasetConfig,
+    EvaluatorConfig,
+    LLMConfig,
+    TrainerAdapterConfig,
+    TrainerConfig,
+    TrajectoryBuilderConfig,
+    WorkflowConfig,
+)
+from reinforge.config.sections import SECTIONS, SINGLES, iterate_components
+from reinforge.registry import Registry, TypedConfig
+
+NEEDED: tuple[KeyPath, ...] = (("workflow",), ("eval", "general", "dataset"))
+"""Components that every run needs; there is no default for them."""
+
+BASES: dict[str, type[TypedConfig]] = {
+    "llm": LLMConfig,
+    "workflow": WorkflowConfig,
+    "dataset": DatasetConfig,
+    "evaluator": EvaluatorConfig,
+    "trajectory_builder": TrajectoryBuilderConfig,
+    "trainer_adapter": TrainerAdapterConfig,
+    "trainer": TrainerConfig,
+    "algorithm": AlgorithmConfig,
+}
+"""What stands in for a component of which too little is valid, by kind; it has no `static_type`."""
+
+MAX_ROUNDS = 16
+"""How often invalid keys are removed; removing some can show others, above them."""
+
+
+def build_partial(
+    document: Document, blocks: Mapping[str, Any], registry: Registry
+) -> tuple[Config, frozenset[KeyPath]] | None:
+    """Returns a configuration without what is invalid, and the paths of invalid components; None: nothing is left.
+
+    Args:
+        document: The data as written, and its problems.
+        blocks: The data with an instance for each valid component.
+        registry: Component types.
+    """
+    reported = {problem.path for problem in document.problems}
+    places = {path: value for path, _, value in iterate_components(document)}
+    components = [*places, *(path for path in SINGLES if path not in places)]
+    invalid = frozenset(path for path in components if path in _absent(places) or _has_problem(path, reported))
+    data = _copy(blocks, (), reported, keep=frozenset(components))
+    for path in invalid:
+        value = places.get(path)
+        if value is not None:
+            _set(data, path, _make_stand_in(path, value, reported, registry))
+    for _ in range(MAX_ROUNDS):
+        try:
+            return Config.model_validate(data, context={PARTIAL: True}), invalid
+        except ValidationError as error:
+            removed = [_remove(data, details["loc"]) for details in error.errors(include_url=False)]
+            if not any(removed):
+                return None
+    return None
+
+
+def _absent(places: Mapping[KeyPath, Any]) -> list[KeyPath]:
+    """Returns the components that every run needs and that a document lacks."""
+    return [path for path in NEEDED if path not in places]
+
+
+def _has_problem(path: KeyPath, reported: set[str]) -> bool:
+    """Returns True if a problem is at a path or below it."""
+    name = format_path(path)
+    return any(each == name or each.startswith(f"{name}.") for each in reported)
+
+
+def _copy(value: Any, path: KeyPath, reported: set[str], keep: frozenset[KeyPath]) -> Any:
+    """Returns plain data without the keys that have problems of their own; components stay."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: item if (*path, key) in keep else _copy(item, (*path, key), reported, keep)
+        for key, item in value.items()
+        if (*path, key) in keep or format_path((*path, key)) not in reported
+    }
+
+
+def _make_stand_in(path: KeyPath, value: Any, reported: set[str], registry: Registry) -> TypedConfig:
+    """Returns an instance with the settings that are valid; one without a type if they are not enough for its class."""
+    kind = SINGLES.get(path) or SECTIONS[path[:-1]]
+    if isinstance(value, TypedConfig):
+        return value
+    given = value if isinstance(value, dict) else {}
+    component = registry.find(kind, str(given.get("_type")))
+    if component is None:
+        return BASES[kind]()
+    fields = component.config_type.model_fields
+    valid = {name: item for name, item in given.items() if name in fields and not _has_problem((*path, name), reported)}
+    try:
+        return component.config_type.model_validate(valid)
+    except Exception:  # noqa: BLE001  a validator of a user's class may raise anything, and its problem is reported
+        return BASES[kind]()
+
+
+def _set(data: Any, path: KeyPath, value: Any) -> None:
+    for key in path[:-1]:
+        if not isinstance(data, dict) or key not in data:
+            return
+        data = data[key]
+    if isinstance(data, dict):
+        data[path[-1]] = value
+
+
+def _remove(data: dict[str, Any], location: tuple[str | int, ...]) -> bool:
+    """Removes the key at a location of an error, or the innermost one above it; returns False if there is none."""
+    found = list(_iterate_mappings(data, location))
+    if not found:
+        return False
+    mapping, key = found[-1]
+    del mapping[key]
+    return True
+
+
+def _iterate_mappings(data: Any, location: tuple[str | int, ...]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields each mapping on the way to a location, with the key that leads on."""
+    for key in location:
+        if not isinstance(data, dict) or key not in data:
+            return
+        yield data, str(key)
+        data = data[key]
