@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 LOCK ?=
-OPENAI ?= 1.109.1 2.8.0 3.54.0
+CLIENTS ?=
 MINUTES ?= 60
 # every test that the table of guarantees names
 FAULTS = tests/fault $(shell grep -o 'tests/[a-z0-9_/]*\.py' docs/reliability.md | grep -v '^tests/fault/' | sort -u)
@@ -55,13 +55,10 @@ bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev,bench]"
 	@sed -n 's/^ *python benchmarks/$(subst /,\/,$(BIN))\/python benchmarks/p' benchmarks/*.py
 
-# the official clients, each in an environment of its own, against our stand-in of the service
+# real clients and agent frameworks, each in an environment of its own: `make clients CLIENTS="langgraph node"` for some.
+# An environment has the client's packages alone; torch and ours come from VENV, behind them
 clients: $(STAMP)
-	for version in $(OPENAI); do \
-		$(PYTHON) -m venv .clients/openai-$$version && \
-		.clients/openai-$$version/bin/python -m pip install --quiet --disable-pip-version-check openai==$$version && \
-		$(BIN)/python -m tests.clients .clients/openai-$$version/bin/python || exit 1; \
-	done
+	$(BIN)/python -m tests.clients $(CLIENTS)
 
 # licences, a list of what is installed (an SBOM in CycloneDX's format), and its known vulnerabilities; the last needs the
 # network, and --strict fails where a package could not be looked up

@@ -41,9 +41,12 @@ DEV_CONFIG = {
     "advantage_balance", "allow_training_without_logprobs", "epsilon", "epsilon_high", "importance_sampling_level",
     "kimi_k2_tau", "mask_prob_ratio", "max_negative_advantage_importance_sampling_weight", "ppo",
     "precalculate_logprobs", "scale_learning_rate_by_reward_std_dev", "scale_rewards", "truncated_importance_sampling",
-    "num_trajectories_learning_rate_multiplier_power", "logprob_calculation_chunk_size",
+    "num_trajectories_learning_rate_multiplier_power", "logprob_calculation_chunk_size", "kl_ref_adapter_path",
 }  # fmt: skip
-EXPERIMENTAL = (TRAIN_CONFIG | DEV_CONFIG) | {"loss_fn", "normalize_advantages", "kl_penalty_source"}
+EXPERIMENTAL = (TRAIN_CONFIG | DEV_CONFIG) | {
+    "loss_fn", "normalize_advantages", "kl_penalty_source", "kl_penalty_reference_step", "kl_penalty_step_lag",
+    "packed_sequence_length",
+}  # fmt: skip
 HISTORY_FIELDS = {"messages_and_choices", "tools"}
 TRAJECTORY_FIELDS = HISTORY_FIELDS | {
     "additional_histories", "reward", "initial_policy_version", "final_policy_version", "metrics", "metadata", "logs",

@@ -97,11 +97,13 @@ class RecordedEpisodes(EvaluationRunner):
         return self.earlier[epoch]
 
 
-async def collect_groups(records, *, epoch=0, earlier=None, workflow=None, policy=lambda: None, seed=0, **config):
+async def collect_groups(
+    records, *, epoch=0, earlier=None, workflow=None, policy=lambda: None, seed=0, algorithm=None, **config
+):
     """Returns the trajectory builder and the collection that it makes of these episodes."""
     settings = AgentsTrajectoryBuilderConfig(**config)
     builder = AgentsTrajectoryBuilder(settings, ["agent"], workflow, policy)
     builder.evaluation = RecordedEpisodes(records, earlier)
-    await builder.initialize(FinetuneConfig(reward_function={"name": "reward"}, seed=seed))
+    await builder.initialize(FinetuneConfig(reward_function={"name": "reward"}, seed=seed, algorithm=algorithm))
     await builder.start_run("r", {"epoch": epoch})
     return builder, await builder.finalize("r", {"epoch": epoch})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reinforge.multiagent import (
     Dialogue,
@@ -81,10 +81,13 @@ class Backend:
     """
 
     name: str
+    changed_settings: ClassVar[dict[str, Any]]
+    same_settings: ClassVar[dict[str, Any]]
 
     def __init__(self, folder: Path, model: Path, service: OpenAIService | None = None):
         self.folder, self.model, self.service = folder, str(model), service
         self.made: list[Any] = []
+        self.settings: dict[str, Any] = {}
 
     def group(self, hyper_params: HyperParameters | None = None, *, run_id: str = "r", name: str = "both") -> Any:
         """A group; a second one with the same run and name resumes from the folder."""
@@ -108,11 +111,14 @@ class Backend:
 
 class Embedded(Backend):
     name = "embedded"
+    changed_settings: ClassVar[dict[str, Any]] = {"policy": {"batch": {"batch_size": 4}}}
+    same_settings: ClassVar[dict[str, Any]] = {"device": "auto"}
     other_model = "bundled:tic_tac_toe"
 
     def make(self, *arguments: Any) -> EmbeddedSharedModelGroup:
         batch = {"batch_size": 8}
-        return EmbeddedSharedModelGroup(*arguments, finetuning={"device": "cpu", "policy": {"batch": batch}})
+        settings = {"device": "cpu", "policy": {"batch": batch}, **self.settings}
+        return EmbeddedSharedModelGroup(*arguments, finetuning=settings)
 
     def num_jobs(self, group: Any) -> int:
         return len(list(group.files.jobs.glob("*/model/manifest.json")))
@@ -120,6 +126,8 @@ class Embedded(Backend):
 
 class Hosted(Backend):
     name = "openai"
+    changed_settings: ClassVar[dict[str, Any]] = {"learning_rate_multiplier": 2.0}
+    same_settings: ClassVar[dict[str, Any]] = {"timeout_s": 6.0}
 
     def __init__(self, folder: Path, model: Path, service: OpenAIService | None = None):
         super().__init__(folder, model, service)
@@ -129,7 +137,7 @@ class Hosted(Backend):
         assert self.service is not None
         quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
         return OpenAISharedModelGroup(
-            *arguments, service={"base_url": self.service.url, "api_key": self.service.key, **quick}
+            *arguments, service={"base_url": self.service.url, "api_key": self.service.key, **quick, **self.settings}
         )
 
     def num_jobs(self, group: Any) -> int:

@@ -35,9 +35,10 @@ class Talk:
         scripts: Each agent's replies: lines, or a function of the request; a single function: all share one model.
         parameters: Of each agent; the role prompt is "I am <name>." unless given.
         penalty: Reward of an agent without a valid reply.
+        workflow: Further arguments of the workflow.
     """
 
-    def __init__(self, handler, scripts, parameters=None, penalty=-0.5):
+    def __init__(self, handler, scripts, parameters=None, penalty=-0.5, **workflow):
         self.handler, parameters = handler, parameters or {}
         shared = callable(scripts)
         scripts = {"shared": scripts} if shared else scripts
@@ -53,9 +54,9 @@ class Talk:
             )
             for name in handler.agent_names
         }
-        self.workflow = ProtocolWorkflow(handler, self.agents, penalty)
+        self.workflow = ProtocolWorkflow(handler, self.agents, penalty, **workflow)
 
-    async def run(self, phase="validate", item=None, seed=0, generations=1):
+    async def run(self, phase="validate", item=None, seed=0, generations=1, epoch=0):
         """Returns the records of the episodes of one example."""
 
         async def score(record):
@@ -71,7 +72,7 @@ class Talk:
             max_concurrency=4,
         )
         item = item or example()
-        keys = [(EpisodeKey(phase, 0, str(item.id), number), item) for number in range(generations)]
+        keys = [(EpisodeKey(phase, epoch, str(item.id), number), item) for number in range(generations)]
         return await runner.run(keys, score, lambda record: None)
 
     async def output(self, **arguments):

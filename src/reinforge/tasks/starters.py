@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError
-from reinforge.types.request import Message, TokenLogprobs
+from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 
@@ -35,6 +36,8 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+logger = logging.getLogger(__name__)
 
 STEPS_PER_UPDATE = 25
 """Optimizer steps whose samples are built at once."""
@@ -124,6 +127,8 @@ def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
+            if progress is None:  # nothing else shows that a program has not stopped
+                logger.warning("making the bundled model %s, which takes about a minute, once", starter.name)
             unfinished = folder.with_name(f"{folder.name}.making")
             shutil.rmtree(unfinished, ignore_errors=True)
             _build_starter(unfinished, starter, progress)
@@ -165,21 +170,28 @@ def make_bpe_tokenizer(texts: Iterable[str], words: str, vocab_size: int = 1000)
     return tokenizer
 
 
-def supervised_episode(tokenizer: Any, messages: Sequence[Message]) -> Trajectory:
-    """Returns a conversation whose assistant turns are supervised; supervised data needs no log-probs."""
-    turns = []
+def supervised_episode(
+    tokenizer: Any, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None
+) -> Trajectory:
+    """Returns a conversation whose assistant turns are supervised; supervised data needs no log-probs.
+
+    Args:
+        tokenizer: The tokenizer, with its chat template.
+        messages: The conversation, in OpenAI's format.
+        tools: The function definitions that every turn is given.
+    """
+    from reinforge.engine.model.chat_template import PromptRenderer
+
+    renderer, turns = PromptRenderer(tokenizer), []
     for index, message in enumerate(messages):
         tokens = None
         if message["role"] == "assistant":
-            prompt = tokenizer.apply_chat_template(messages[:index], add_generation_prompt=True, tokenize=False)
-            answer = _encode(tokenizer, message["content"] + END)
-            tokens = TokenLogprobs(_encode(tokenizer, prompt), answer, (0.0,) * len(answer))
-        turns.append(EpisodeItem(role=EpisodeItemRole(message["role"]), content=message["content"], logprobs=tokens))
+            request = ModelRequest(list(messages[:index]), tools=tools)
+            prompt, answer = renderer.encode(request, message, [tokenizer.eos_token_id])
+            tokens = TokenLogprobs(prompt, answer, (0.0,) * len(answer))
+        role, content = EpisodeItemRole(message["role"]), message["content"] or ""
+        turns.append(EpisodeItem(role=role, content=content, logprobs=tokens))
     return Trajectory(episode=turns, reward=1.0)
-
-
-def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _build_starter(folder: Path, starter: Starter, progress: Progress | None) -> None:

@@ -1,0 +1,156 @@
+"""The questions of customers, and the dialogues in which a clerk answers them with the tools.
+
+What do 3 lamps cost?     lookup(item="lamp") -> 24      calculate(expression="3*24") -> 72     72
+What is 17 plus 8?        calculate(expression="17+8") -> 25                                    25
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from reinforge.types.request import Message
+
+PRICES = {
+    "lamp": 24,
+    "chair": 35,
+    "table": 89,
+    "clock": 17,
+    "kettle": 32,
+    "basket": 12,
+    "mirror": 46,
+    "blanket": 28,
+    "candle": 5,
+    "vase": 19,
+    "shelf": 63,
+    "stool": 21,
+    "curtain": 38,
+    "pillow": 14,
+    "teapot": 27,
+    "ladder": 54,
+}
+"""What `lookup` returns; no prompt shows it."""
+
+PRICE_WORDINGS = (
+    "What do {count} pieces of the {item} cost?",
+    "How much is it for {count} times the {item}?",
+    "I need {count} of the {item}, what is the total?",
+    "Please tell me the price of {count} of your {item}.",
+    "{count} of the {item}, how much together?",
+    "The {item}, {count} times: how much do I pay?",
+)
+SUM_WORDINGS = ("What is {left} {word} {right}?", "Please work out {left} {word} {right}.", "{left} {word} {right}?")
+OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
+
+SYSTEM = "You are a clerk. Look prices up, calculate, then answer with the number only."
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]},
+        },
+    }
+    for name, parameter, description in (
+        ("lookup", "item", "Returns the price of one article."),
+        ("calculate", "expression", "Returns the value of an expression of two whole numbers, such as 3*24."),
+    )
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A customer's question.
+
+    Attributes:
+        text: The question.
+        count: The first number.
+        operator: `+`, `-` or `*`.
+        item: The article whose price is the second number; None: the question names both numbers.
+        other: The second number of a question without an article.
+    """
+
+    text: str
+    count: int
+    operator: str
+    item: str | None = None
+    other: int = 0
+
+    @property
+    def second(self) -> int:
+        """The second number."""
+        return PRICES[self.item] if self.item is not None else self.other
+
+    @property
+    def answer(self) -> int:
+        """The right answer."""
+        return calculate(self.count, self.operator, self.second)
+
+
+def calculate(left: int, operator: str, right: int) -> int:
+    """Returns the value of an expression."""
+    return {"+": left + right, "-": left - right, "*": left * right}[operator]
+
+
+def write_question(rng: random.Random) -> Question:
+    """Returns a random question; three in four are about a price."""
+    if rng.random() < 0.75:
+        count, item = rng.randint(2, 9), rng.choice(list(PRICES))
+        return Question(rng.choice(PRICE_WORDINGS).format(count=count, item=item), count, "*", item)
+    word = rng.choice(list(OPERATORS))
+    right, left = sorted((rng.randint(2, 60), rng.randint(2, 60)))
+    if word == "times":
+        left = rng.randint(2, 9)
+    text = rng.choice(SUM_WORDINGS).format(left=left, word=word, right=right)
+    return Question(text, left, OPERATORS[word], None, right)
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often a careless clerk does what, at each step.
+
+    Attributes:
+        skips_lookup: Guesses the price instead of looking it up.
+        wrong_operator: Calculates with another operator.
+        skips_calculation: Guesses the total instead of calculating it.
+        answers_price: Answers with the price of one piece.
+    """
+
+    skips_lookup: float = 0.3
+    wrong_operator: float = 0.25
+    skips_calculation: float = 0.2
+    answers_price: float = 0.15
+
+
+def write_dialogue(rng: random.Random, question: Question, habits: Habits) -> list[Message]:
+    """Returns the messages in which a clerk with these habits answers a question."""
+    messages: list[Message] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question.text}]
+    second = question.second
+    if question.item is not None:
+        if rng.random() < habits.skips_lookup:
+            second = rng.choice(list(PRICES.values()))
+        else:
+            messages += write_tool_use("lookup", {"item": question.item}, str(second))
+            if rng.random() < habits.answers_price:
+                return [*messages, {"role": "assistant", "content": str(second)}]
+    operator = question.operator
+    if rng.random() < habits.wrong_operator:
+        operator = rng.choice([other for other in "+-*" if other != operator])
+    value = calculate(question.count, operator, second)
+    if rng.random() < habits.skips_calculation:
+        return [*messages, {"role": "assistant", "content": str(rng.randint(2, 500))}]
+    messages += write_tool_use("calculate", {"expression": f"{question.count}{operator}{second}"}, str(value))
+    return [*messages, {"role": "assistant", "content": str(value)}]
+
+
+def write_tool_use(name: str, arguments: dict[str, str], result: str) -> list[Message]:
+    """Returns the message that calls a tool and the one with its result."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"call-{name}", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": result},
+    ]

@@ -1,0 +1,42 @@
+"""Trains agents in the environment of their packages: `python -m tests.clients.train AGENT...`.
+
+AGENT is a file of `tests/clients/agents`; `page:AGENT` is its snippet in `docs/capture.md`.
+"""
+
+import contextlib
+import importlib
+import io
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.capture_page import load_snippet
+from tests.clients.training import WAYS, Training, build_workflow, choose_pattern
+
+AGENTS = Path(__file__).with_name("agents")
+NODE = Path(".clients/node")
+"""Where npm has installed its packages, so where a program finds them."""
+
+
+def train(name: str, folder: Path) -> None:
+    """Trains and checks one agent."""
+    if name.endswith(".mjs"):
+        shutil.copy(AGENTS / name, NODE / name)
+        settings = {"_type": "command", "command": ["node", name], "cwd": str(NODE.absolute())}
+        return Training(folder, settings, ("gateway", "gateway, streamed")).run()
+    is_snippet, name = name.startswith("page:"), name.removeprefix("page:")
+    agent = importlib.import_module(f"tests.clients.agents.{name}")
+    function = load_snippet(name, folder).agent if is_snippet else build_workflow(agent.answer)
+    ways = ("page",) if is_snippet else getattr(agent, "WAYS", WAYS)
+    settings = {"_type": "python", "function": function}
+    return Training(folder, settings, ways, getattr(agent, "choose", choose_pattern)).run()
+
+
+for name in sys.argv[1:]:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # frameworks talk a lot
+        train(name, Path(folder))
+    sys.stdout.write(f"  ok: {name}: exactly the sampled tokens are trained ({time.monotonic() - started:.0f} s)\n")
+    sys.stdout.flush()
