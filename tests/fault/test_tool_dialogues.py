@@ -41,7 +41,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"text": {"type": "string"}}}}}
     for name in ("left", "right")
 ]
-COUNTS = [4, pytest.param(-(-NUM_DIALOGUES // (len(FAMILIES) * len(TOKENIZERS))), marks=pytest.mark.slow)]
+COUNTS = [4, pytest.param(-(-NUM_DIALOGUES // (len(FAMILIES) * len(TOKENIZERS))), marks=pytest.mark.fault)]
 
 
 def make_family_tokenizer(kind, name):
