@@ -126,7 +126,7 @@ def test_sft_on_scored_rows_without_min_reward_says_that_it_trains_on_all_of_the
 class Tokenizes:
     """A policy whose every reply is one token."""
 
-    version = 0
+    version, chat_template = 0, None
 
     async def encode(self, request, message):
         return TokenLogprobs((1, 2), (len(message["content"]),), (math.nan,), -1, "stop")
