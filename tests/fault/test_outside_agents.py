@@ -75,7 +75,7 @@ def find_survivors(toy):
     return [process.name() for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-QUICK = ("hang", "fork")
+QUICK = ("exit", "fork")  # the stopped run below hangs, too
 
 
 @pytest.mark.parametrize(
