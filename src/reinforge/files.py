@@ -216,7 +216,7 @@ def make_private(path: Path) -> None:
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Returns the content of a file that somebody else may have put there.
+    """Returns the content of a file that may come from another user.
 
     Raises:
         OSError: It is missing, a link, a device or a pipe, or larger than `max_bytes`.

@@ -1,4 +1,4 @@
-"""Standard output that is closed or full: a run goes on, and other commands say so."""
+"""Standard output that is closed or full: a run continues, and other commands say so."""
 
 import os
 import subprocess

@@ -126,7 +126,7 @@ class FineTuningService:
         async def find_or_create() -> HostedJob:
             async for entry in self._iterate_pages(JOBS, {"limit": str(JOBS_PER_PAGE), f"metadata[{JOB_KEY}]": key}):
                 if (entry.metadata or {}).get(JOB_KEY) != key:
-                    continue  # somebody else's: its status may be one that we do not know
+                    continue  # a job of another program, whose status may be unknown here
                 job = self._read_job(entry)
                 if not job.ended_without_model:
                     logger.info("found the fine-tuning job %s (%s); not creating another", job.id, job.raw_status)

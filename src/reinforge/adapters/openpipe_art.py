@@ -137,7 +137,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Starts a job; in one process, the same job key returns the same job.
 
         Raises:
-            BackendError: The backend rejects the job, or somebody else trains the model.
+            BackendError: The backend rejects the job, or another program trains the model.
         """
         return await self._submit_once(trajectories, was_interrupted=False)
 

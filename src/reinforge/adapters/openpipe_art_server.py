@@ -216,7 +216,7 @@ class ARTServer(ARTClient):
         return f"{self.backend.name}@{step}" if self.serves_steps else self.backend.name
 
     async def close(self) -> None:
-        """Closes the connections; a job whose response is still open may go on or stop, as the server likes."""
+        """Closes the connections; the server may continue or stop a job whose response is still open."""
         for stream in self._streams.values():
             stream.cancel()
         await asyncio.gather(*self._streams.values(), return_exceptions=True)

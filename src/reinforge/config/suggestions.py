@@ -1,4 +1,4 @@
-"""Finds the setting that somebody meant who wrote its key in another place.
+"""Finds the setting that is meant by a key in the wrong place.
 
 limits.max_minutes            ->  finetuning.limits.max_minutes
 finetuning.learning_rate      ->  finetuning.policy.optimizer.learning_rate
@@ -31,7 +31,7 @@ OTHER_NAMES = {"lr": "learning_rate"}
 """Keys by their names in other libraries, which are too short to be found by their spelling."""
 
 SET_BY_CALLS = "finetuning.run_configuration"
-"""A block that the command line fills, so nobody means it."""
+"""A block that the command line fills, so it is never suggested."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -91,7 +91,9 @@ class JournalWriter:
                 db.execute("PRAGMA journal_mode = WAL")  # not before: a journal of a newer version is left as it is
                 while self._write_group(db, waiting):
                     pass
-                with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the log stays beside it
+                with contextlib.suppress(
+                    sqlite3.OperationalError
+                ):  # another process is reading: the log stays beside it
                     db.execute("PRAGMA journal_mode = DELETE")
             finally:
                 db.close()

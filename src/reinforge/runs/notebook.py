@@ -108,7 +108,7 @@ class NotebookProgress(PlainProgress):
         """Shows an output; a notebook that is gone must not stop the run."""
         try:
             self._display({"text/html": content, "text/plain": text}, raw=True, display_id=name, update=update)
-        except Exception:  # noqa: BLE001  a front end may fail in any way, and the run goes on without it
+        except Exception:  # noqa: BLE001  a front end may fail in any way; the run continues without it
             self._display = _show_nothing
 
 

@@ -27,7 +27,7 @@ def find_key_file() -> Path:
 
 
 def seal_run(folder: Path, project_root: Path) -> str | None:
-    """Returns the seal of a run of this user; None: the key cannot be read or written, so nobody can tell later.
+    """Returns the seal of a run of this user; None: the key cannot be read or written.
 
     Args:
         folder: The run folder.

@@ -180,7 +180,7 @@ def refuse_changes(
 
 
 def _adds_epochs(change: Change) -> bool:
-    """True if a change is a larger number of epochs: the run goes on to more of them."""
+    """True if a change is a larger number of epochs: the run continues to more of them."""
     numbers = isinstance(change.old, int) and isinstance(change.new, int)
     return change.path == NUM_EPOCHS and numbers and change.new > change.old
 

@@ -2,6 +2,7 @@
 
 import json
 
+import llguidance
 import pytest
 
 from reinforge.dialects.families.detection import find_family, may_think, opens_thinking
@@ -10,8 +11,6 @@ from reinforge.engine.model.grammar_markers import bind_markers
 from reinforge.types.request import Grammar, ModelReply, ModelRequest
 from tests.families import SPECS
 from tests.models import make_tokenizer
-
-llguidance = pytest.importorskip("llguidance")
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 FORMAT = Grammar("json_schema", json.dumps(SCHEMA))

@@ -1,5 +1,6 @@
 """`tool_choice` as a grammar, in each family's own format, over tokenizers with its special tokens and without."""
 
+import llguidance
 import pytest
 
 from reinforge.dialects.families.detection import find_family, opens_thinking
@@ -8,8 +9,6 @@ from reinforge.engine.model.grammar_markers import bind_markers
 from reinforge.types.request import Grammar, ModelReply, ModelRequest
 from tests.families import SPECS
 from tests.models import make_tokenizer
-
-llguidance = pytest.importorskip("llguidance")
 
 ADD = {
     "type": "object",

@@ -64,7 +64,6 @@ def names_of(reply):
 
 @pytest.mark.parametrize("choice", ["required", "turn"])
 def test_a_random_model_calls_the_tool_that_it_must_call(engine, tokenizer, choice):
-    pytest.importorskip("llguidance")
     begun = tokenizer.convert_tokens_to_ids("<|tool_call_start|>")
     for reply in sample(engine, choice, parallel_tool_calls=False, template_kwargs={"enable_thinking": False}):
         assert names_of(reply) in ([["turn"]] if choice == "turn" else [["go"], ["turn"]]), reply
@@ -80,7 +79,6 @@ def test_a_random_model_calls_the_tool_that_it_must_call(engine, tokenizer, choi
 
 
 def test_a_model_that_must_not_call_a_tool_calls_none(engine, tokenizer):
-    pytest.importorskip("llguidance")
     begun = tokenizer.convert_tokens_to_ids("<|tool_call_start|>")
     for reply in sample(engine, "none", 16):
         assert begun not in reply.tokens.token_ids

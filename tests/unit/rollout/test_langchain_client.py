@@ -1,4 +1,4 @@
-"""A LangChain agent in the form of NeMo Agent Toolkit's example; needs `langchain-core`, and is skipped without it."""
+"""A LangChain agent in the form of NeMo Agent Toolkit's example."""
 
 import importlib.util
 import subprocess
@@ -10,8 +10,6 @@ from reinforge.errors import ConfigError
 from reinforge.finetuning import FunctionInfo, LLMFrameworkEnum, LLMRef, WorkflowConfig, register_function
 from reinforge.rollout.functions import build_client
 from tests.scripted_run import ScriptedRun
-
-needs_langchain = pytest.mark.skipif(not importlib.util.find_spec("langchain_core"), reason="needs langchain-core")
 
 
 def test_without_langchain_it_says_what_to_install(monkeypatch):
@@ -51,7 +49,6 @@ async def chain(config, builder):
     yield FunctionInfo.from_fn(play, description="Two moves.")
 
 
-@needs_langchain
 async def test_a_chain_is_captured_and_trained(tmp_path):
     run = ScriptedRun(tmp_path)
     run.settings["workflow"] = {"_type": "test_langchain_chain", "player_model": "agent"}
@@ -94,7 +91,6 @@ def make_client(*calls, **message):
     return build_chat_model("agent", create), asked
 
 
-@needs_langchain
 def test_tools_go_and_come_back_in_openais_form():
     from langchain_core.messages import ToolMessage
 
@@ -111,14 +107,12 @@ def test_tools_go_and_come_back_in_openais_form():
     assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "c1", "2")
 
 
-@needs_langchain
 def test_the_reasoning_of_a_reply_goes_back_with_it():
     client, asked = make_client(make_call('{"a": 1}'), reasoning_content="one more")
     client.invoke([client.invoke("go")])
     assert asked[1][0][0]["reasoning_content"] == "one more"
 
 
-@needs_langchain
 def test_a_call_that_the_agent_changes_is_sent_as_changed():
     client, asked = make_client(make_call('{"a":1}'), make_call('{"a":2}', "c2"))
     reply = client.invoke("go")
@@ -128,7 +122,6 @@ def test_a_call_that_the_agent_changes_is_sent_as_changed():
     assert sent["tool_calls"] == [make_call('{"a": 7}')], "the second one was removed"
 
 
-@needs_langchain
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "3"])
 def test_arguments_that_are_no_json_object_are_the_models_failure_and_not_the_clients(arguments):
     wanted = make_call(arguments)
@@ -140,7 +133,6 @@ def test_arguments_that_are_no_json_object_are_the_models_failure_and_not_the_cl
     assert asked[1][0][0]["tool_calls"] == [wanted]
 
 
-@needs_langchain
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
@@ -155,7 +147,6 @@ def test_the_choice_of_a_tool_in_langchains_words(given, sent):
     assert asked[0][1]["tool_choice"] == sent
 
 
-@needs_langchain
 def test_structured_output_is_a_forced_call():
     from pydantic import BaseModel
 

@@ -1,6 +1,5 @@
 """Messages from the steps of an episode, ours and those of another framework."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -130,7 +129,6 @@ def test_tool_calls_of_langchain_are_written_in_openais_form():
     assert parse_to_openai_messages([end])[1]["tool_calls"] == [raw], "as it was sampled"
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("langchain_core"), reason="needs langchain-core")
 def test_the_messages_of_an_installed_langchain():
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
     from langchain_core.outputs import ChatGeneration

@@ -324,7 +324,6 @@ server.run("stdio")
 @pytest.fixture
 def served(loop, tmp_path):
     """Returns a function that runs the loop with a real MCP server in a process of its own."""
-    pytest.importorskip("mcp")
     (tmp_path / "server.py").write_text(SERVER)
 
     async def run(*replies, server=(), **settings):
@@ -410,7 +409,6 @@ HTTP_SERVER = SERVER.replace('server.run("stdio")', 'server.run("streamable-http
 
 
 async def test_a_server_behind_a_url(loop, tmp_path, unused_tcp_port):
-    pytest.importorskip("mcp")
     (tmp_path / "server.py").write_text(HTTP_SERVER)
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(tmp_path / "server.py"), str(unused_tcp_port), stderr=asyncio.subprocess.DEVNULL

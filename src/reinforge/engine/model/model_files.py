@@ -127,7 +127,7 @@ def _check_index(folder: Path, path: str, *, is_complete: bool) -> list[Problem]
     foreign = [name for name in files if not _is_plain_name(name)]
     if foreign:
         message = f"{folder / INDEX} names {_list_names(foreign)}, but weights are *.safetensors in the same folder"
-        return [Problem(path, message, "get the model from somebody whom you trust")]
+        return [Problem(path, message, "get the model from a source that you trust")]
     missing = [name for name in files if is_complete and not (folder / name).is_file()]
     if missing:
         message = f"{folder / INDEX} names {_list_names(missing)}, which the folder does not have"

@@ -35,7 +35,7 @@ class TokenConstraint:
         grammar: What the reply must match; None: it is free.
 
     Attributes:
-        allowed: What may be sampled next, one bit per token, `[V / 8]`; no bit: the reply cannot go on.
+        allowed: What may be sampled next, one bit per token, `[V / 8]`; no bit: the reply ends.
         changes_logits: True if biases or penalties change the distribution, so that its tokens are not trained.
     """
 

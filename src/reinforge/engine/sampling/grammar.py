@@ -70,7 +70,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="reinforge-grammar")
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Returns the compiled grammar; the loop goes on meanwhile.
+        """Returns the compiled grammar, without blocking the event loop.
 
         Raises:
             ValueError: The grammar is wrong, too large, or matches nothing; the message names the reason.

@@ -1,7 +1,7 @@
 """Runs an agent's or an evaluator's coroutine so that it can fail only itself, not the run's event loop.
 
     raises anything, SystemExit and GeneratorExit too     the caller gets an exception
-    ignores its cancellation                              abandoned after `GRACE_S`; the run goes on without it
+    ignores its cancellation                              abandoned after `GRACE_S`; the run continues without it
     cancels every task of the loop                        `RunTask` refuses for those of the run and of other episodes
     stops the loop, or raises SystemExit in a callback    `run_loop` starts the loop again
     blocks the loop                                       `trainer/guard.py` interrupts it with `LoopBlocked`
@@ -63,7 +63,7 @@ class BlockedTime:
 
 
 class RunTask(asyncio.Task[Any]):
-    """A task that contained code can cancel only if that code created it or nobody needs it to live.
+    """A task that contained code can cancel only if that code created it, or if no other code needs it.
 
     Attributes:
         scope: The contained coroutine that the task belongs to; None: the run.
@@ -114,7 +114,7 @@ def run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
             raise StorageError(describe_closed_files()) from error
         except BaseException as error:  # noqa: BLE001  such as SystemExit in a callback; the task's own is raised below
             if not task.done():
-                logger.warning("an agent or evaluator raised %r in a task of its own; the run goes on", error)
+                logger.warning("an agent or evaluator raised %r in a task of its own; the run continues", error)
     return task.result()
 
 

@@ -99,7 +99,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=link.read, args=(lines,), name="reinforge-link", daemon=True).start()
     try:
         run_loop(loop, loop.create_task(serve(link, start)))
-    except StorageError:  # the function has closed the process's files, so there is nobody to tell
+    except StorageError:  # the function has closed the process's files, so no answer can be sent
         os._exit(StorageError.exit_code)
 
 

@@ -74,7 +74,7 @@ NEEDS_LOGPROBS = "needs_logprobs"
 
 
 def read_if_readable(value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Returns what the endpoint added to its answer, or None for something unreadable that nobody requested."""
+    """Returns what the endpoint added to its answer, or None for something unreadable that was not requested."""
     try:
         return read(value)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Counts changes of weights, whoever makes them: a sampler that keeps copies and caches must notice each of them."""
+"""Counts changes of weights, whichever code makes them: a sampler that keeps copies and caches must notice each one."""
 
 from __future__ import annotations
 
