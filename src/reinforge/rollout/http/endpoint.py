@@ -39,7 +39,8 @@ ROUTES = {
     "responses": "reinforge.dialects.responses",
     "messages": "reinforge.dialects.anthropic",
 }
-"""End of the path -> the module of its dialect; the longest comes first."""
+"""End of the path -> the module of its dialect."""
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 NAMES_SHOWN = 20
 """Most names of models in a message."""
 NO_RETRY = {"x-should-retry": "false"}
@@ -183,7 +184,8 @@ class EpisodeEndpoint:
         if path.endswith("/models") or "/models/" in path:
             _check_method(request, "GET")
             return _respond(self._describe_models(path.partition("/models/")[2]))
-        module = next((module for end, module in ROUTES.items() if path.endswith(f"/{end}")), None)
+        parts = path.split("/")
+        module = ROUTES.get("/".join(parts[-2:])) or ROUTES.get(parts[-1])
         if module is None:
             raise BadRequest(
                 f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
@@ -275,8 +277,7 @@ def build_error_response(request: EndpointRequest, error: BadRequest) -> Endpoin
 
 
 def _respond(body: Mapping[str, Any]) -> EndpointResponse:
-    encoded = json.dumps(body, separators=(",", ":")).encode()
-    return EndpointResponse(200, {"content-type": "application/json"}, encoded)
+    return EndpointResponse(200, {"content-type": "application/json"}, _ENCODER.encode(body).encode())
 
 
 def _check_method(request: EndpointRequest, allowed: str) -> None:
@@ -293,7 +294,7 @@ def _load_dialect(module: str) -> Dialect:
 
 def _decode(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        return json.loads(body.decode())
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
     except UnicodeDecodeError as error:
