@@ -6,10 +6,11 @@ handle      the agent calls `llm.chat.completions.create`
 transport   it hands requests made beforehand to the episode's transport: all that lies below a client
 http        it posts JSON with `context.async_http_client()`
 openai      it calls `context.async_openai()`
-canned      requests to a transport that answers with a response made beforehand, outside of a run
-sdk         the calls of `openai` to that transport, outside of a run
+canned      it calls the handle, and sends a request to a transport that answers with a response made beforehand
+sdk         it calls the handle, and `openai` with that transport
 
-`(transport - canned) / handle` leaves out what the clients cost with any endpoint. The sides take turns.
+What the clients cost with any endpoint is `canned - handle` and `sdk - handle`: inside of a run, where their code is as
+cold as it is for an agent. `(transport - (canned - handle)) / handle` leaves it out. The sides take turns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -83,44 +83,32 @@ class Canned(LIBRARY.AsyncBaseTransport):  # type: ignore[name-defined]
         return LIBRARY.Response(200, headers={"content-type": "application/json"}, content=ANSWER, request=request)
 
 
-async def send_canned() -> None:
-    """Reads one response of the canned transport."""
-    assert json.loads((await Canned().handle_async_request(REQUEST)).content)
+async def use_canned(item, llm, context):
+    await use_handle(item, llm, context)
+    return json.loads((await Canned().handle_async_request(REQUEST)).content)["choices"][0]["message"]["content"]
 
 
-async def use_sdk() -> None:
-    """Makes one call with a client of its own."""
+async def use_sdk(item, llm, context):
+    await use_handle(item, llm, context)
     client = LIBRARY.AsyncClient(transport=Canned())
-    await ask(openai.AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, http_client=client))
-
-
-async def time_alone(call: Callable[[], Awaitable[None]]) -> float:
-    """Returns the seconds of as many calls as there are episodes."""
-    started = time.perf_counter()
-    for _ in range(EPISODES):
-        await call()
-    return time.perf_counter() - started
+    return await ask(openai.AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, http_client=client))
 
 
 AGENTS: dict[str, Agent] = {
     "handle": use_handle, "transport": use_transport, "http": use_http, "openai": use_openai,
+    "canned": use_canned, "sdk": use_sdk,
 }  # fmt: skip
 
 
 def main() -> None:
     refuse_if_busy()
-    alone = {"canned": send_canned, "sdk": use_sdk}
-    times: dict[str, list[float]] = {name: [] for name in (*AGENTS, *alone)}
+    times: dict[str, list[float]] = {name: [] for name in AGENTS}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ROUNDS + 1):
-            for name in times:
+            for name, agent in AGENTS.items():
                 gc.collect()
                 gc.freeze()  # else the side in which a full collection falls pays for the others' objects
-                if name in AGENTS:
-                    seconds = asyncio.run(run_round(Path(folder) / f"{name}-{number}", AGENTS[name]))
-                else:
-                    seconds = asyncio.run(time_alone(alone[name]))
-                times[name].append(seconds)
+                times[name].append(asyncio.run(run_round(Path(folder) / f"{name}-{number}", agent)))
     print(describe())
     print(f"openai {openai.__version__}; {EPISODES} episodes of one call, {ROUNDS} rounds after a warm-up")
     for name, rounds_s in times.items():
@@ -128,9 +116,14 @@ def main() -> None:
         print(
             f"{name:10} {statistics.median(values):6.3f} ms an episode (min {min(values):.3f}, max {max(values):.3f})"
         )
-    rounds = zip(times["transport"][1:], times["canned"][1:], times["handle"][1:], strict=True)
-    ratio = statistics.median((ours - canned) / handle for ours, canned, handle in rounds)
-    print(f"(transport - canned) / handle: {ratio:.2f} (at most {LIMIT})")
+    rounds = list(zip(*(times[name][1:] for name in ("handle", "transport", "canned", "sdk")), strict=True))
+    ratios = sorted((ours - (canned - handle)) / handle for handle, ours, canned, _ in rounds)
+    own = statistics.median(sdk - handle for handle, *_, sdk in rounds) / EPISODES * 1000
+    print(f"the SDK's own cost: {own:.3f} ms a call")
+    print(
+        f"(transport - (canned - handle)) / handle: {statistics.median(ratios):.2f} "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f}; at most {LIMIT})"
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol, cast
 
+from pydantic_core import from_json, to_json
+
 from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.dialects.openai_chat import write_error
 from reinforge.errors import (
@@ -40,7 +42,6 @@ ROUTES = {
     "messages": "reinforge.dialects.anthropic",
 }
 """End of the path -> the module of its dialect."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 NAMES_SHOWN = 20
 """Most names of models in a message."""
 NO_RETRY = {"x-should-retry": "false"}
@@ -184,7 +185,7 @@ class EpisodeEndpoint:
         if path.endswith("/models") or "/models/" in path:
             _check_method(request, "GET")
             return _respond(self._describe_models(path.partition("/models/")[2]))
-        parts = path.split("/")
+        parts = path.rsplit("/", 2)
         module = ROUTES.get("/".join(parts[-2:])) or ROUTES.get(parts[-1])
         if module is None:
             raise BadRequest(
@@ -277,7 +278,11 @@ def build_error_response(request: EndpointRequest, error: BadRequest) -> Endpoin
 
 
 def _respond(body: Mapping[str, Any]) -> EndpointResponse:
-    return EndpointResponse(200, {"content-type": "application/json"}, _ENCODER.encode(body).encode())
+    try:
+        text = to_json(body)  # four times as fast as `json`
+    except ValueError:  # half a surrogate, which JSON can hold as an escape only
+        text = json.dumps(body).encode()
+    return EndpointResponse(200, {"content-type": "application/json"}, text)
 
 
 def _check_method(request: EndpointRequest, allowed: str) -> None:
@@ -293,6 +298,10 @@ def _load_dialect(module: str) -> Dialect:
 
 
 def _decode(body: bytes) -> Any:
+    try:
+        return from_json(body)
+    except ValueError:  # damaged, deep, or with half a surrogate: `json` reads more, and says what is wrong
+        pass
     try:
         return json.loads(body.decode())
     except RecursionError:
