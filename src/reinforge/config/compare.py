@@ -58,6 +58,25 @@ def compare_configs(before: str, after: str, registry: Registry | None = None) -
     ]
 
 
+def find_changed_settings(text: str, registry: Registry | None = None) -> list[Change]:
+    """Returns the values of a resolved configuration that differ from their default: default -> value.
+
+    A key without a default is left out where its block says what it is for, such as the `_type` of a component.
+
+    Args:
+        text: YAML as `dump_config` wrote it.
+        registry: Has the classes of the components; None: everything that is installed.
+    """
+    registry, document = registry or REGISTRY, Document(yaml.safe_load(text) or {})
+    rename_keys(document, registry, warn=False)
+    changes = []
+    for path, value in _flatten(document.data).items():
+        default = _find_default(document, path, registry)
+        if path[-1:] != ("_type",) and default != value:
+            changes.append(Change(format_path(path), default, value))
+    return changes
+
+
 def _add_new_defaults(old: Any, new: Document, path: KeyPath, registry: Registry) -> None:
     """Puts the defaults of keys that only `new` has into `old`."""
     block = new.get(path) if path else new.data

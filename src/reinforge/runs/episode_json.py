@@ -187,9 +187,11 @@ def _parse_reply(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
 
 
 def dump_tokens(tokens: TokenLogprobs) -> dict[str, Any]:
-    """Returns the exact tokens of one reply, ready for JSON; the texts of the single tokens are left out."""
+    """Returns the exact tokens of one reply, ready for JSON, without their texts and without other likely tokens."""
     supports = None if tokens.supports is None else _dump_supports(tokens.supports)
-    return {**asdict(replace(tokens, texts=(), supports=None)), "supports": supports}
+    dumped = asdict(replace(tokens, texts=(), supports=None, top_logprobs=()))
+    del dumped["top_logprobs"]
+    return {**dumped, "supports": supports}
 
 
 def parse_tokens(data: dict[str, Any]) -> TokenLogprobs:

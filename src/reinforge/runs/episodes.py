@@ -97,7 +97,7 @@ def format_episode(found: FoundEpisode) -> list[str]:
         lines += ["", *_format_message(call["reply"], _describe_reply(call))]
         shown = [*messages, call["reply"]]
         lines += _format_marks(data["marks"], number + 1)
-    lines += ["", "[output of the agent]", *_indent(_format_text(data["output"]))]
+    lines += ["", "[output of the agent]", *_indent(format_content(data["output"]))]
     return lines
 
 
@@ -127,15 +127,15 @@ def _format_message(message: dict[str, Any], facts: str = "") -> list[str]:
     lines = [f"{head}  {facts}".rstrip()]
     content = message.get("content")
     if content is not None and content != "":
-        lines += _indent(_format_text(content))
+        lines += _indent(format_content(content))
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
-        arguments = _format_text(function.get("arguments", ""))
+        arguments = format_content(function.get("arguments", ""))
         lines += _indent(f"-> {function.get('name', '?')}({arguments})  {call.get('id', '')}".rstrip())
     return lines
 
 
-def _format_text(content: Any) -> str:
+def format_content(content: Any) -> str:
     """Returns a string unchanged, the text of OpenAI's content parts, and anything else as JSON."""
     if isinstance(content, str):
         return content

@@ -14,6 +14,7 @@ from reinforge.errors import StorageError, boundary
 from reinforge.runs.journal_checksums import JSON_COLUMNS, find_problem, read_columns
 from reinforge.runs.journal_schema import READABLE_FORMATS, SCHEMA_VERSION, can_upgrade, describe_format
 from reinforge.runs.rows import (
+    EpisodeHead,
     EpisodeRow,
     EpochMetrics,
     EpochSnapshot,
@@ -132,6 +133,11 @@ class JournalReader:
         rows = self._rows(f"SELECT count(*) FROM episodes{where}", values)
         return int(rows[0][0]) if rows else 0
 
+    def count_examples(self, phase: str) -> int:
+        """Returns on how many examples the episodes of a phase ran."""
+        rows = self._rows("SELECT count(DISTINCT example_id) FROM episodes WHERE phase = ?", (phase,))
+        return int(rows[0][0]) if rows else 0
+
     def count_collected(self) -> dict[int, int]:
         """Returns the number of collected episodes by epoch."""
         return dict(self._rows("SELECT epoch, count(*) FROM episodes WHERE phase = 'collect' GROUP BY epoch"))
@@ -140,6 +146,25 @@ class JournalReader:
         """Returns the episodes of a phase of an epoch as key -> JSON."""
         rows = self._read("episodes", "WHERE phase = ? AND epoch = ?", (phase, epoch), parse=False)
         return {row["key"]: row["data"] for row in rows}
+
+    def episode_heads(self, phase: str, epoch: int | None = None) -> list[EpisodeHead]:
+        """Returns the episodes of a phase without their messages, by example; of one epoch, if it is given."""
+        where, values = _build_filter(phase, epoch)
+        columns = "key, epoch, round, example_id, outcome, json_extract(data, '$.reason', '$.scores'), reward"
+        rows = self._rows(
+            f"SELECT {columns} FROM episodes{where} ORDER BY epoch, round, example_id, generation", values
+        )
+        heads = []
+        for key, of_epoch, round_, example_id, outcome, parts, reward in rows:
+            reason, scores = json.loads(parts)
+            numbers = {name: _read_number(score["score"]) for name, score in scores.items()}
+            heads.append(EpisodeHead(key, of_epoch, round_, example_id, outcome, reason or "", reward, numbers))
+        return heads
+
+    def count_outcomes(self) -> list[tuple[str, str, int]]:
+        """Returns how often each outcome but `ok` came with each reason, the commonest first."""
+        found = "outcome, coalesce(json_extract(data, '$.reason'), ''), count(*)"
+        return self._rows(f"SELECT {found} FROM episodes WHERE outcome != 'ok' GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2")
 
     def find_episode(self, key: str) -> EpisodeRow | None:
         """Returns an episode by its key; None: there is none."""
@@ -249,6 +274,10 @@ def is_damage(error: Exception) -> bool:
 
 def _parse(text: str | None) -> Any:
     return None if text is None else json.loads(text)
+
+
+def _read_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _build_filter(phase: str | None, epoch: int | None) -> tuple[str, tuple[str | int, ...]]:

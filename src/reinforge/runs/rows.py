@@ -94,6 +94,31 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeHead:
+    """A finished episode without its messages.
+
+    Attributes:
+        key: `phase/epoch/round/example/generation`.
+        epoch: Its epoch; -1: the baseline.
+        round: Which refill of the epoch it belongs to.
+        example_id: Its example.
+        outcome: Such as `ok` or `timeout`.
+        reason: Why it failed; may be empty.
+        reward: Its reward; None: missing.
+        scores: Evaluator -> score; None: missing.
+    """
+
+    key: str
+    epoch: int
+    round: int
+    example_id: str
+    outcome: str
+    reason: str
+    reward: float | None
+    scores: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyVersion:
     """One version of the weights.
 

@@ -1,4 +1,4 @@
-"""Resolves `RUN|PATH` arguments: the model of a run, a folder with a model, a bundled model, or a hub id."""
+"""Resolves `RUN|PATH` arguments: a run's model, a folder, a GGUF file, a package's or a bundled model, or a hub id."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
+from reinforge.engine.model.package_model import PIP
+from reinforge.engine.model.source import looks_like_gguf
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.registry import REGISTRY
@@ -25,7 +27,7 @@ class SavedModel:
     """A model that can be loaded.
 
     Attributes:
-        path: Folder, hub id or `bundled:NAME`.
+        path: Folder, GGUF file, hub id, `pip:NAME` or `bundled:NAME`.
         description: Which of a run's models it is; empty for any other model.
         adapters: Names of several adapters of one base model, each in a subfolder of `path`.
     """
@@ -53,18 +55,20 @@ class SavedModel:
 
 
 def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedModel:
-    """Returns the model of a run (its `model/`, else its best checkpoint), of a folder, a bundled one, or a hub id.
+    """Returns the model of a run (its `model/`, else its best checkpoint), or any that `policy.model` may name.
 
     Args:
-        name: A run's name or folder, a model's folder, `bundled:NAME`, or a hub id.
+        name: A run's name or folder, a model's folder, a GGUF file, `pip:NAME`, `bundled:NAME`, or a hub id.
         output_dir: Folder of the run folders.
         argument: The command line option that it came from, for messages.
 
     Raises:
         ConfigError: There is no such model.
     """
-    if name.startswith(BUNDLED):
+    if name.startswith((BUNDLED, PIP)):
         return SavedModel(name)
+    if looks_like_gguf(file := Path(name).expanduser()):
+        return SavedModel(str(file))
     for folder in (Path(name).expanduser(), output_dir.expanduser() / name):
         if (folder / "run.sqlite").is_file():
             return _find_run_model(folder, argument)
@@ -80,7 +84,8 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
     bundled = [f"{BUNDLED}{model}" for model in REGISTRY.names("model")]
     hint = f', did you mean "{BUNDLED}{name}"?' if f"{BUNDLED}{name}" in bundled else did_you_mean(name, runs)
     message = f'there is no run and no folder "{name}"{hint}'
-    fix = f"name a run, a folder, a bundled model ({', '.join(bundled)}) or a Hugging Face model id; {known}"
+    kinds = f"a run, a folder, a GGUF file, pip:PACKAGE, a bundled model ({', '.join(bundled)})"
+    fix = f"name {kinds} or a Hugging Face model id; {known}"
     raise ConfigError(Problem(argument, message, fix))
 
 

@@ -148,7 +148,7 @@ class RunSummary:
             ("time", _format_time(self.wall_time_s)),
             ("tokens", _format_tokens(self.tokens, self.num_updates)),
             ("episodes", _format_episodes(self.episodes, self.missing_reason)),
-            ("report", f"{folder / 'report.md'}" + (f", {folder / 'reward_plot.png'}" if can_draw_plots() else "")),
+            ("report", ", ".join(str(folder / name) for name in self._list_reports())),
         ]
         if self.promoted and not self.smoke:
             hint, adapters = "load it with from_pretrained", ", ".join(list_adapters(folder / "model"))
@@ -163,6 +163,10 @@ class RunSummary:
             pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
         return pairs
+
+    def _list_reports(self) -> list[str]:
+        page = ["report.html"] if (self.folder / "report.html").is_file() else []
+        return [*page, "report.md", *(["reward_plot.png"] if can_draw_plots() else [])]
 
     def _list_results(self) -> list[tuple[str, str]]:
         """Returns the rewards, the verdict and the best checkpoint."""

@@ -1,0 +1,235 @@
+"""What the page of a run shows, read from its journal: curves, changed examples, groups, episodes, settings."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reinforge.config.compare import Change, find_changed_settings
+from reinforge.errors import ConfigError, ReinforgeError
+from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.rows import EpisodeHead, EpisodeRow, EpochMetrics, ValidationRow
+from reinforge.runs.run_folder import RUNNING, RunOverview, read_config, read_overview
+from reinforge.runs.summary import RunSummary, summarize_killed_run
+
+MAX_EXAMPLES = 8
+"""Changed examples of each direction whose chats are shown."""
+NUM_GROUPS, NUM_EPISODES, MAX_REASONS = 3, 3, 20
+MAX_SURPRISE = 1000
+"""Episodes among which the most surprising ones are searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedExample:
+    """One `confirm` example before and after training.
+
+    Attributes:
+        example_id: The example.
+        before, after: Mean score of its episodes with the base model and with the trained one.
+        keys: The key of its first episode with each of them.
+    """
+
+    example_id: str
+    before: float
+    after: float
+    keys: tuple[str, str]
+
+    @property
+    def change(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeGroup:
+    """The episodes of one example that were compared with each other in training."""
+
+    example_id: str
+    epoch: int
+    episodes: list[EpisodeHead]
+
+    @property
+    def mean(self) -> float:
+        """Mean reward of the episodes that have one."""
+        return statistics.fmean(head.reward for head in self.episodes if head.reward is not None)
+
+
+@dataclass
+class PageContent:
+    """Everything that the page shows.
+
+    Attributes:
+        overview: The run at a glance.
+        summary: How it ended, or what is known of a run that has not.
+        metrics: One row per epoch.
+        validations: The baseline first.
+        metric: The evaluator of the verdict; empty: there was none.
+        examples: Every example of the verdict, the most improved first.
+        groups: Some groups of the last epoch, those with the widest spread first.
+        chosen: Titles and the episodes below them.
+        rows: Every episode that is shown, by key.
+        baselines: Mean reward of the group of each shown training episode, by key.
+        outcomes: Outcome, reason and count, the commonest first.
+        settings: Settings that differ from their default.
+        config: The resolved configuration.
+        texts: Splits replies into tokens.
+        is_running: A process works on the run, so more is to come.
+    """
+
+    overview: RunOverview
+    summary: RunSummary
+    metrics: list[EpochMetrics]
+    validations: list[ValidationRow]
+    metric: str = ""
+    examples: list[ChangedExample] = field(default_factory=list)
+    groups: list[EpisodeGroup] = field(default_factory=list)
+    chosen: dict[str, list[EpisodeHead]] = field(default_factory=dict)
+    rows: dict[str, EpisodeRow] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
+    outcomes: list[tuple[str, str, int]] = field(default_factory=list)
+    settings: list[Change] = field(default_factory=list)
+    config: str = ""
+    texts: TokenTexts = field(default_factory=TokenTexts)
+    is_running: bool = False
+
+    def list_flipped(self) -> tuple[list[ChangedExample], list[ChangedExample]]:
+        """Returns the most improved examples and those that got worse the most, at most `MAX_EXAMPLES` of each."""
+        better = [example for example in self.examples if example.change > 0]
+        worse = [example for example in reversed(self.examples) if example.change < 0]
+        return better[:MAX_EXAMPLES], worse[:MAX_EXAMPLES]
+
+
+def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent:
+    """Returns what the page of a run shows.
+
+    Args:
+        folder: The run folder.
+        summary: How the run ended; None: read it from the folder.
+
+    Raises:
+        StorageError: The journal cannot be read.
+    """
+    overview, reader, config = read_overview(folder), JournalReader(folder), read_config(folder)
+    validations = reader.validations()
+    shown = summary or overview.summary or summarize_killed_run(folder, validations, config)
+    content = PageContent(overview, shown, reader.metrics(10**9), validations)
+    content.is_running = summary is None and overview.status == RUNNING
+    content.outcomes = reader.count_outcomes()[:MAX_REASONS]
+    content.config = _read_text(folder / "config.yml")
+    content.settings = _find_settings(content.config)
+    content.texts = TokenTexts.find(folder, config)
+    _choose_examples(content, reader)
+    _choose_groups(content, reader)
+    _choose_episodes(content, reader)
+    _read_rows(content, reader)
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_regular_file(path, MAX_RECORD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _find_settings(text: str) -> list[Change]:
+    try:
+        return find_changed_settings(text)
+    except (ConfigError, ValueError):  # components that are not installed here, or a file that somebody edited
+        return []
+
+
+def _choose_examples(content: PageContent, reader: JournalReader) -> None:
+    tuned = content.summary.confirm_tuned
+    if tuned is None:
+        return
+    content.metric = tuned.metric
+    arms = [_group_by_example(reader.episode_heads(phase)) for phase in ("confirm_base", "confirm_tuned")]
+    for example in sorted(arms[0].keys() & arms[1].keys()):
+        means = [_compute_mean(head.scores.get(tuned.metric) for head in arm[example]) for arm in arms]
+        if means[0] is not None and means[1] is not None:
+            keys = arms[0][example][0].key, arms[1][example][0].key
+            content.examples.append(ChangedExample(example, means[0], means[1], keys))
+    content.examples.sort(key=lambda example: (-example.change, example.example_id))
+
+
+def _group_by_example(heads: Iterable[EpisodeHead]) -> dict[str, list[EpisodeHead]]:
+    grouped: dict[str, list[EpisodeHead]] = {}
+    for head in heads:
+        grouped.setdefault(head.example_id, []).append(head)
+    return grouped
+
+
+def _compute_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _choose_groups(content: PageContent, reader: JournalReader) -> None:
+    last = max((row.epoch for row in content.metrics), default=None)
+    if last is None:
+        return
+    found: dict[tuple[int, str], list[EpisodeHead]] = {}
+    for head in reader.episode_heads("collect", last):
+        found.setdefault((head.round, head.example_id), []).append(head)
+    groups = [
+        EpisodeGroup(example, last, heads)
+        for (_, example), heads in found.items()
+        if sum(head.reward is not None for head in heads) > 1
+    ]
+    content.groups = sorted(groups, key=lambda group: (-_measure_spread(group), group.example_id))[:NUM_GROUPS]
+    for group in content.groups:
+        content.baselines |= {head.key: group.mean for head in group.episodes}
+
+
+def _measure_spread(group: EpisodeGroup) -> float:
+    rewards = [head.reward for head in group.episodes if head.reward is not None]
+    return statistics.pstdev(rewards)
+
+
+def _choose_episodes(content: PageContent, reader: JournalReader) -> None:
+    """Chooses the best, the worst and the most surprising episodes of the newest model that was evaluated."""
+    for phase, epoch in (("confirm_tuned", None), *(("validate", row.epoch) for row in content.validations[::-1])):
+        heads = [head for head in reader.episode_heads(phase, epoch) if head.reward is not None]
+        if heads:
+            break
+    else:
+        return
+    ranked = sorted(heads, key=lambda head: (-(head.reward or 0.0), head.key))
+    surprises = {head.key: _measure_surprise(reader, head) for head in _thin_out(heads, MAX_SURPRISE)}
+    known = [head for head in heads if surprises.get(head.key) is not None]
+    known.sort(key=lambda head: (-(surprises[head.key] or 0.0), head.key))
+    content.chosen = {
+        "Best": ranked[:NUM_EPISODES],
+        "Worst": ranked[::-1][:NUM_EPISODES],
+        "Most surprising to the model": known[:NUM_EPISODES],
+    }
+
+
+def _thin_out(heads: Sequence[EpisodeHead], most: int) -> Sequence[EpisodeHead]:
+    return heads[:: -(-len(heads) // most)] if len(heads) > most else heads
+
+
+def _measure_surprise(reader: JournalReader, head: EpisodeHead) -> float | None:
+    """Returns the mean of -log p of the episode's sampled tokens, in nats; None: not recorded."""
+    row = reader.find_episode(head.key)
+    calls = row.data["calls"] if row is not None else []
+    logprobs = [value for call in calls for value in call["logprobs"] or () if value is not None]
+    return -statistics.fmean(logprobs) if logprobs else None
+
+
+def _read_rows(content: PageContent, reader: JournalReader) -> None:
+    keys = [head.key for heads in content.chosen.values() for head in heads]
+    keys += [head.key for group in content.groups for head in group.episodes]
+    keys += [key for examples in content.list_flipped() for example in examples for key in example.keys]
+    for key in dict.fromkeys(keys):
+        try:
+            row = reader.find_episode(key)
+        except ReinforgeError:  # a damaged row is not shown; `runs verify` tells of it
+            continue
+        if row is not None:
+            content.rows[key] = row

@@ -1,0 +1,257 @@
+"""The sections of the page, one function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from reinforge.config.document import ABSENT
+from reinforge.evaluation.changes import MetricChange
+from reinforge.evaluation.statistics import format_interval
+from reinforge.files import to_json
+from reinforge.runs.page.charts import Line, Point, draw_chart
+from reinforge.runs.page.chats import build_chat
+from reinforge.runs.page.content import ChangedExample, EpisodeGroup, PageContent
+from reinforge.runs.page.elements import Content, build, build_details, build_table
+from reinforge.runs.rows import EpisodeHead, EpochMetrics
+from reinforge.types.evaluation import MetricSummary
+from reinforge.types.trajectory import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric of the training jobs that gets a chart of its own.
+
+    Attributes:
+        key: Its name in `training_metrics.jsonl`.
+        title: What it is.
+        meaning: How to read it.
+    """
+
+    key: str
+    title: str
+    meaning: str
+
+
+MEASURES = (
+    Measure("entropy", "Entropy, nats a token", "Near 0 the model always samples the same replies and stops learning."),
+    Measure("approx_kl", "KL divergence of a job, nats a token", "How far one job moved the model."),
+    Measure("clip_fraction", "Share of clipped tokens", "Above about 0.3 the steps are too large."),
+    Measure("grad_norm", "Gradient norm", "Before clipping. Jumps point to unusual data."),
+    Measure(
+        "mismatch_kl", "Sampler against learner, nats a token", "Above 0.01 what is trained is not what was sampled."
+    ),
+    Measure("loss", "Loss", "Of policy gradients its size says little; of SFT and DPO it should fall."),
+)
+
+
+def build_verdict(content: PageContent) -> Element:
+    """Returns how the run ended, in one sentence and a table of facts."""
+    summary, overview = content.summary, content.overview
+    tone = "good" if summary.promoted and not summary.is_incomplete else "bad" if summary.status == "failed" else "mild"
+    facts = [(name, text) for name, text in summary.facts() if text and name not in ("report", "saved", "resume")]
+    headline = summary.headline()
+    if content.is_running:
+        headline = f"is running: {overview.epochs_done or 0} of {overview.num_epochs or '?'} epochs are done"
+        facts = [(name, text) for name, text in facts if name in ("reward", "improvement", "evaluator", "best")]
+    return build(
+        "section",
+        build("p", f"{summary.run_id} {headline}.", class_=f"verdict {tone}"),
+        build("dl", (part for name, text in facts for part in (build("dt", name), build("dd", text)))),
+        id="verdict",
+    )
+
+
+def build_rewards(content: PageContent) -> Element:
+    """Returns the chart of the rewards, and a table of the verdict's two arms."""
+    training = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in _fill_gaps(content.metrics)]
+    kept = [Point(row.epoch, row.filtered_avg_reward) for row in _fill_gaps(content.metrics)]
+    select = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in content.validations]
+    lines = [
+        Line("training reward, all groups", "training", training, is_band=True),
+        Line("training reward, groups kept", "kept", kept, is_band=True),
+        Line("validation reward (select)", "validation", select),
+    ]
+    rows = [
+        (change.metric, change.split, _format_mean(change.before), _format_mean(change.after), _format_change(change))
+        for change in content.summary.evaluators
+    ]
+    header = ("evaluator", "split", "base model", "trained model", "change, 95 % interval")
+    return build(
+        "section",
+        build("h2", "Reward"),
+        draw_chart("Reward by epoch, with 95 % intervals", lines),
+        build_table(header, rows, "Every evaluator before and after training") if rows else None,
+        id="reward",
+    )
+
+
+def _format_mean(summary: MetricSummary | None) -> str:
+    return "" if summary is None else format_interval(summary.mean, summary.ci_low, summary.ci_high)
+
+
+def _format_change(change: MetricChange) -> str:
+    return "" if change.improvement is None else str(change.improvement)
+
+
+def build_measures(content: PageContent) -> Element | None:
+    """Returns a small chart of each measure that the jobs reported; None: none did."""
+    charts = []
+    for measure in MEASURES:
+        points = [Point(row.epoch, _read_number(row, measure.key)) for row in _fill_gaps(content.metrics)]
+        if sum(point.is_known for point in points) > 1:
+            chart = draw_chart(f"{measure.title} by epoch", [Line(measure.title, "job", points)], width=340, height=170)
+            charts.append(build("div", build("h3", measure.title), chart, build("p", measure.meaning, class_="note")))
+    if not charts:
+        return None
+    return build("section", build("h2", "Training"), build("div", charts, class_="grid"), id="training")
+
+
+def _read_number(row: EpochMetrics, key: str) -> float | None:
+    value = row.job.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
+    by_epoch = {row.epoch: row for row in rows}
+    epochs = range(min(by_epoch), max(by_epoch) + 1) if by_epoch else ()
+    return [by_epoch.get(epoch, EpochMetrics(epoch)) for epoch in epochs]
+
+
+def build_examples(content: PageContent) -> Element | None:
+    """Returns what changed on the examples of the verdict; None: there was no verdict."""
+    if not content.examples:
+        return None
+    better, worse = content.list_flipped()
+    counts = [sum(test(example.change) for example in content.examples) for test in (_is_up, _is_zero, _is_down)]
+    text = (
+        f"Of {len(content.examples):,} confirm examples, {counts[0]:,} have a higher {content.metric} than with the "
+        f"base model, {counts[1]:,} the same and {counts[2]:,} a lower one."
+    )
+    return build(
+        "section",
+        build("h2", "What changed"),
+        build("p", text),
+        *_build_changes(content, "Better", better),
+        *_build_changes(content, "Worse", worse),
+        id="examples",
+    )
+
+
+def _is_up(change: float) -> bool:
+    return change > 0
+
+
+def _is_zero(change: float) -> bool:
+    return change == 0
+
+
+def _is_down(change: float) -> bool:
+    return change < 0
+
+
+def _build_changes(content: PageContent, title: str, examples: list[ChangedExample]) -> list[Element]:
+    if not examples:
+        return []
+    parts = [build("h3", title)]
+    for example in examples:
+        arms = [
+            build("div", build("h4", name), _build_episode(content, key))
+            for name, key in zip(("base model", "trained model"), example.keys, strict=True)
+        ]
+        head = f"{example.example_id}: {example.before:.3g} to {example.after:.3g}"
+        parts.append(build_details(head, build("div", arms, class_="side")))
+    return parts
+
+
+def build_groups(content: PageContent) -> Element | None:
+    """Returns groups of training episodes side by side, with their advantages; None: nothing was collected."""
+    if not content.groups:
+        return None
+    return build(
+        "section",
+        build("h2", "Groups"),
+        build(
+            "p",
+            f"Episodes of one example, compared with each other in epoch {content.groups[0].epoch}; the groups whose "
+            "rewards differ most. The advantage is the reward minus the mean of its group.",
+        ),
+        (_build_group(content, group) for group in content.groups),
+        id="groups",
+    )
+
+
+def _build_group(content: PageContent, group: EpisodeGroup) -> Element:
+    rows: list[tuple[Content, ...]] = []
+    for head in sorted(group.episodes, key=lambda head: -(head.reward if head.reward is not None else -1e300)):
+        reward = "missing" if head.reward is None else f"{head.reward:.3g}"
+        advantage = "" if head.reward is None else f"{head.reward - group.mean:+.3g}"
+        chat = build_details(f"episode {head.key.rpartition('/')[2]}", _build_episode(content, head.key))
+        rows.append((reward, advantage, head.outcome, chat))
+    caption = f"Example {group.example_id}, mean reward {group.mean:.3g}"
+    return build_table(("reward", "advantage", "outcome", "episode"), rows, caption)
+
+
+def build_episodes(content: PageContent) -> Element | None:
+    """Returns the best, the worst and the most surprising episodes; None: none was evaluated."""
+    if not content.chosen:
+        return None
+    parts: list[Element] = []
+    for title, heads in content.chosen.items():
+        if heads:
+            parts += [build("h3", title), *(_build_folded(content, head) for head in heads)]
+    phase = next(heads[0].key.partition("/")[0] for heads in content.chosen.values() if heads)
+    which = "the verdict (confirm)" if phase == "confirm_tuned" else "the last validation (select)"
+    return build("section", build("h2", "Episodes"), build("p", f"Of {which}."), *parts, id="episodes")
+
+
+def _build_folded(content: PageContent, head: EpisodeHead) -> Element:
+    reward = "no reward" if head.reward is None else f"reward {head.reward:.3g}"
+    return build_details(f"{head.example_id}: {reward}, {head.outcome}", _build_episode(content, head.key))
+
+
+def _build_episode(content: PageContent, key: str) -> Element:
+    row = content.rows.get(key)
+    if row is None:
+        return build("p", "This episode cannot be read; `reinforge runs verify` says why.", class_="note")
+    return build_chat(row, content.texts, content.baselines.get(key))
+
+
+def build_outcomes(content: PageContent) -> Element:
+    """Returns how the episodes ended that did not end well, by reason."""
+    heading = build("h2", "Failed and dropped episodes")
+    if not content.outcomes:
+        return build("section", heading, build("p", "Every episode ended well."), id="outcomes")
+    rows = [
+        (name, "dropped" if name in _MISSING else "kept, with its penalty", reason or "", f"{count:,}")
+        for name, reason, count in content.outcomes
+    ]
+    table = build_table(("outcome", "in training", "reason", "episodes"), rows, "Outcomes by reason")
+    return build("section", heading, table, id="outcomes")
+
+
+_MISSING = {outcome.value for outcome in Outcome if outcome.is_missing}
+
+
+def build_settings(content: PageContent, command: str) -> Element:
+    """Returns the settings that differ from their default, all settings, and how to run it again.
+
+    Args:
+        content: What the page shows.
+        command: The command that runs it again.
+    """
+    rows = [(change.path, _format_value(change.new), _format_value(change.old)) for change in content.settings]
+    return build(
+        "section",
+        build("h2", "Settings"),
+        build("p", "Run it again with:"),
+        build("pre", command),
+        build_table(("setting", "value", "default"), rows, "Settings that differ from their default") if rows else None,
+        build_details("all settings", build("pre", content.config)) if content.config else None,
+        id="settings",
+    )
+
+
+def _format_value(value: object) -> str:
+    return "" if value is ABSENT else to_json(value)
