@@ -32,8 +32,8 @@ SHORT = {
 }
 QUIET = {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 """Frameworks send nothing home from the tests."""
-FINE_TUNING, GATEWAY = "fine-tuning API", "gateway's API"
-"""Checks that are no agents: of our stand-in for OpenAI's fine-tuning API, and of what the gateway answers."""
+FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported files"
+"""Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Environment:
 
     def check(self) -> None:
         """Runs its checks."""
-        for check in (FINE_TUNING, GATEWAY):
+        for check in (FINE_TUNING, GATEWAY, EXPORT):
             if check in self.checks:
                 CHECKS[check](self)
         agents = [check for check in self.checks if check not in CHECKS]
@@ -117,7 +117,12 @@ def check_gateway(environment: Environment) -> None:
     run([sys.executable, "-m", "tests.clients.gateway", str(program), "--max-examples", "30"])
 
 
-CHECKS = {FINE_TUNING: check_fine_tuning, GATEWAY: check_gateway}
+def check_export(environment: Environment) -> None:
+    """Loads exported GGUF files in llama.cpp."""
+    run([str(environment.python), "-m", "tests.clients.exported"])
+
+
+CHECKS = {FINE_TUNING: check_fine_tuning, GATEWAY: check_gateway, EXPORT: check_export}
 SDK = (FINE_TUNING, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
     *(Environment(f"openai-{each}", (f"openai=={each}",), SDK, "agent.py") for each in ("1.109.1", "2.8.0", "3.54.0")),
@@ -139,6 +144,7 @@ ENVIRONMENTS = (
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
     Environment("schemathesis", ("schemathesis",), (GATEWAY,)),
+    Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )
 
 

@@ -1,0 +1,119 @@
+"""`reinforge export RUN`: the model of a run for transformers, vLLM, llama.cpp and Ollama."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reinforge.cli.options import COMPAT, DATA, DEBUG, JSON, OUTPUT, GroupedCommand, GroupedOption, option
+from reinforge.cli.output import say, say_json, without_secrets
+from reinforge.cli.report import exit_on_error
+
+JUDGE = "Judging"
+HUB = "Hugging Face hub"
+
+
+@click.command("export", cls=GroupedCommand, context_settings={"show_default": True})
+@click.argument("run", metavar="RUN|last")
+@option(
+    "format",
+    type=click.Choice(["merged", "peft", "gguf"]),
+    default="merged",
+    group=OUTPUT,
+    help="merged: a folder for transformers and vLLM; peft: the LoRA adapter; gguf: a file for llama.cpp and Ollama.",
+)
+@option("output", metavar="FOLDER", group=OUTPUT, help="Folder to write; default: .reinforge/exports/RUN-FORMAT.")
+@option(
+    "quantize",
+    type=click.Choice(["f32", "f16", "bf16", "q8_0", "q4_k_m"]),
+    group=OUTPUT,
+    help="How a GGUF file stores matrices; default: in the data type of the training.",
+)
+@option(
+    "dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    group=OUTPUT,
+    help="Data type of a merged model; default: that of the training.",
+)
+@option("adapter", metavar="NAME", group=OUTPUT, help="Which adapter, of a run that trained several.")
+@option("base_model", metavar="NAME", group=OUTPUT, help="Name that an adapter gives its base, such as its hub id.")
+@click.option(
+    "--judge/--no_judge",
+    " /--no-judge",
+    default=True,
+    cls=GroupedOption,
+    group=JUDGE,
+    help="Run the exported model on the confirm examples, and compare its tokens with those of the run's model.",
+)
+@option(
+    "judge_with",
+    type=click.Choice(["auto", "transformers", "llama.cpp"]),
+    default="auto",
+    group=JUDGE,
+    help="What runs it; auto: llama.cpp for a GGUF file if llama-cpp-python is installed, else transformers.",
+)
+@option("device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", group=JUDGE, help="Device.")
+@option(
+    "project_root",
+    metavar="FOLDER",
+    group=JUDGE,
+    help="For a run that was not made here: the folder of its Python files, which you trust.",
+)
+@option("push", metavar="OWNER/NAME", group=HUB, help="Upload the folder; HF_TOKEN or `hf auth login` has the token.")
+@option("public", is_flag=True, group=HUB, help="Make a new repository public.")
+@option("allow_not_promoted", is_flag=True, group=HUB, help="Upload a model that the run did not promote.")
+@option("output_dir", metavar="FOLDER", default="./.reinforge/runs", group=DATA, help="Folder that contains the runs.")
+@COMPAT
+@JSON
+@DEBUG
+def command(
+    run: str,
+    format: str,
+    output: str | None,
+    output_dir: str,
+    project_root: str | None,
+    public: bool,
+    judge: bool,
+    judge_with: str,
+    as_json: bool,
+    debug: bool,
+    **flags: str | bool | None,
+) -> None:
+    """Write the model of a run for other programs, with a model card, and judge it again.
+
+    The folder appears complete or not at all; the run is only read. Judging runs the run's agent on its confirm
+    examples through the exported model, so that the card has the figure of what you ship.
+
+    \b
+    Example:
+      reinforge export last
+      reinforge export last --format gguf --quantize q8_0
+      reinforge export 20260101-120000-ab12 --format peft --base_model Qwen/Qwen3-0.6B --push me/my-adapter
+    """
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.exports.api import ExportOptions, export_run
+        from reinforge.exports.artifact import ArtifactOptions
+        from reinforge.runs.progress import PlainProgress, SilentProgress
+
+        chosen = {name: flags[name] for name in ("dtype", "quantize", "base_model")}
+        artifact = ArtifactOptions(format, **chosen)  # type: ignore[arg-type]
+        options = ExportOptions(
+            artifact,
+            output=Path(output) if output is not None else None,
+            adapter=flags["adapter"],  # type: ignore[arg-type]
+            judge=judge,
+            program=judge_with,
+            device=str(flags["device"]),
+            push=flags["push"],  # type: ignore[arg-type]
+            private=not public,
+            allow_not_promoted=bool(flags["allow_not_promoted"]),
+            project_root=Path(project_root) if project_root is not None else None,
+            progress=SilentProgress() if as_json else PlainProgress(),
+        )
+        done = export_run(run, Path(output_dir), options)
+        if as_json:
+            say_json(without_secrets(done.as_dict()))
+            return
+        for name, text in done.format_lines():
+            say(f"  {name:<12}{text}")

@@ -1,0 +1,94 @@
+"""A checkpoint as one plain model: LoRA adapters are added to the weights that they belong to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from reinforge.config.schema import PolicyConfig, SamplingConfig
+from reinforge.engine.checkpoint import hide_progress_bars
+from reinforge.engine.model.hub import check_model_source
+from reinforge.engine.model.loading import load_module, load_tokenizer
+from reinforge.engine.model.model_files import ADAPTER_CONFIG
+from reinforge.engine.model.source import find_base_source, open_source
+from reinforge.errors import EngineError, boundary
+from reinforge.files import storage_boundary
+
+WHERE = "RUN"
+"""What names the model on the command line, for messages."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_merged(folder: Path) -> nn.Module:
+    """Returns the model of a checkpoint in float32, with W + s B A in the place of each adapted W (arXiv:2106.09685).
+
+    Raises:
+        ConfigError: The folder refers to code or to weights outside of it.
+        BackendUnavailable: The adapters' base is a hub id that cannot be had.
+        EngineError: The adapters do not fit their base.
+    """
+    held = find_base_source(folder, WHERE)
+    with hide_progress_bars():
+        if held is None:
+            return load_module(folder, torch.float32)
+        check_model_source(folder, WHERE)
+        base = open_source(held, WHERE)
+        module = load_module(base.location, torch.float32, base.revision)
+    from peft import PeftModel
+
+    with boundary(EngineError, f"cannot merge the adapters of {folder} into {base}"), hide_progress_bars():
+        adapted = PeftModel.from_pretrained(module, str(folder), local_files_only=True)
+        merged: nn.Module = adapted.merge_and_unload(safe_merge=True)
+    return merged
+
+
+def load_artifact_tokenizer(folder: Path) -> Any:
+    """Returns the tokenizer that a checkpoint was saved with, its chat template included.
+
+    Raises:
+        ConfigError: It has no chat template, or one that cannot be used.
+    """
+    return load_tokenizer(PolicyConfig(model=str(folder)))
+
+
+def set_sampling(module: Any, sampling: SamplingConfig) -> None:
+    """Makes `generate` and vLLM sample as the run did by default, without the base's own filters and penalties."""
+    config = module.generation_config
+    settings: dict[str, Any] = {"do_sample": sampling.temperature > 0}
+    if sampling.temperature > 0:
+        settings |= {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p or None,
+        }
+    else:
+        settings |= {"temperature": None, "top_p": None, "top_k": None, "min_p": None}
+    for name, value in {**settings, "repetition_penalty": None, "typical_p": None}.items():
+        setattr(config, name, value)
+
+
+def save_model(module: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
+    """Writes a model with its tokenizer to a new folder, as safetensors.
+
+    Raises:
+        StorageError: There is no room for it.
+    """
+    module.to(DTYPES[dtype])
+    num_bytes = sum(each.numel() * each.element_size() for each in module.parameters())
+    with storage_boundary(folder, num_bytes), hide_progress_bars():
+        folder.mkdir(parents=True, exist_ok=True)
+        module.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def name_base(folder: Path, base: str, revision: str | None) -> None:
+    """Writes the base model's name and revision into an adapter's configuration."""
+    file = folder / ADAPTER_CONFIG
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,185 @@
+"""Writes a run's model in one of three formats into a folder that does not matter yet if it fails."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, read_json
+from reinforge.engine.model.source import find_source, open_source
+from reinforge.engine.packages import check_packages
+from reinforge.errors import BackendError, ConfigError, Problem
+from reinforge.exports.ollama import find_blocks, format_modelfile
+from reinforge.exports.trained_model import RUN, BaseModel, TrainedModel
+from reinforge.files import MANIFEST
+from reinforge.types.request import Message
+
+Format = Literal["merged", "peft", "gguf"]
+FORMATS: tuple[Format, ...] = ("merged", "peft", "gguf")
+QUANTIZATIONS = ("f32", "f16", "bf16", "q8_0", "q4_k_m")
+MODELFILE = "Modelfile"
+QUANTIZER = "llama-quantize"
+INSTALL_QUANTIZER = "brew install llama.cpp, or download a release of llama.cpp, and put llama-quantize on the PATH"
+QUANTIZE_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactOptions:
+    """What is written.
+
+    Attributes:
+        format: `merged`, `peft` or `gguf`.
+        dtype: Of a merged model: `float32` or `bfloat16`; None: that of the training.
+        quantize: How a GGUF file stores matrices; None: in the data type of the training.
+        base_model: Name to write into an adapter as that of its base; None: as the run knows it.
+    """
+
+    format: Format
+    dtype: str | None = None
+    quantize: str | None = None
+    base_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What was written.
+
+    Attributes:
+        path: What a program loads: the folder, or the GGUF file.
+        storage: How the weights are stored: a data type or a quantization.
+        base: The base model as the artifact names it.
+        notes: What to know about it, one sentence each.
+    """
+
+    path: Path
+    storage: str
+    base: BaseModel
+    notes: tuple[str, ...] = ()
+
+
+def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem]:
+    """Returns why a model cannot be written like this, before any work starts."""
+    problems = [Problem("", each.message, each.fix) for each in check_packages(lora=model.is_adapter)]
+    if options.format == "peft" and not model.is_adapter:
+        message = f"{model.run} trained all weights of the model, so there is no adapter"
+        problems.append(Problem("--format peft", message, "use --format merged"))
+    if options.quantize is not None and options.format != "gguf":
+        problems.append(Problem("--quantize", f"only GGUF files are quantized, not {options.format}", "--format gguf"))
+    if options.dtype is not None and options.format != "merged":
+        fix = "use --quantize f16, bf16 or f32" if options.format == "gguf" else "leave it out"
+        problems.append(Problem("--dtype", f"it is for --format merged, not {options.format}", fix))
+    if options.base_model is not None and options.format != "peft":
+        problems.append(Problem("--base_model", "only an adapter names its base", "leave it out, or use --format peft"))
+    if options.format != "gguf" or problems:
+        return problems
+    from reinforge.engine.artifacts.gguf_file import check_architecture, check_gguf_package
+
+    if options.quantize == "q4_k_m" and shutil.which(QUANTIZER) is None:
+        message = f"q4_k_m is written by llama.cpp's own {QUANTIZER}, which is not on the PATH"
+        problems.append(Problem("--quantize", message, f"{INSTALL_QUANTIZER}; or use --quantize q8_0"))
+    config = _read_base_config(model)
+    return [*problems, *check_gguf_package(), *(check_architecture(SimpleNamespace(**config)) if config else [])]
+
+
+def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
+    """Returns the configuration of the model's architecture; None: it is only at the hub."""
+    if not model.is_adapter:
+        return read_json(model.folder / CONFIG)
+    folder = Path(model.base.location)
+    return read_json(folder / CONFIG) if folder.is_dir() else None
+
+
+def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
+    """Writes a model into an empty folder.
+
+    Raises:
+        ConfigError: The format cannot hold this model.
+        ReinforgeError: It cannot be loaded or written.
+    """
+    if options.format == "peft":
+        return _write_adapter(model, options, folder)
+    from reinforge.engine.artifacts.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling
+
+    module, tokenizer = load_merged(model.folder), load_artifact_tokenizer(model.folder)
+    set_sampling(module, model.sampling)
+    if options.format == "merged":
+        dtype = options.dtype or model.dtype
+        save_model(module, tokenizer, folder, dtype)
+        return Artifact(folder, dtype, model.base)
+    return _write_gguf(model, options, folder, module, tokenizer)
+
+
+def _write_adapter(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
+    from reinforge.engine.artifacts.merging import name_base
+
+    kept = shutil.ignore_patterns("training", MANIFEST)
+    shutil.copytree(model.folder, folder, ignore=kept, dirs_exist_ok=True)
+    if not (folder / ADAPTER_WEIGHTS).is_file() or not (folder / ADAPTER_CONFIG).is_file():
+        raise ConfigError(Problem(RUN, f"{model.folder} holds no adapter in PEFT's layout", "use --format merged"))
+    base = (
+        BaseModel(options.base_model, options.base_model, None, model.base.licence)
+        if options.base_model
+        else _open_base(model)
+    )
+    name_base(folder, base.location, base.revision)
+    notes = () if base.is_portable else ("The base model is a folder of the machine that exported it.",)
+    return Artifact(folder, "float32" if model.dtype == "float32" else model.dtype, base, notes)
+
+
+def _open_base(model: TrainedModel) -> BaseModel:
+    """Returns the base under a name that PEFT can load: a hub id, or a folder."""
+    base = model.base
+    if base.is_portable and not base.location.startswith("pip:"):
+        return base
+    opened = open_source(find_source(base.location, RUN), RUN)
+    return BaseModel(base.name, str(Path(opened.location).absolute()), opened.revision, base.licence)
+
+
+def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, module: Any, tokenizer: Any) -> Artifact:
+    from reinforge.engine.artifacts.gguf_file import GgufSettings, find_context_length, write_gguf
+    from reinforge.engine.model.chat_template import PromptRenderer
+    from reinforge.types.request import ModelRequest
+
+    storage = options.quantize or ("f32" if model.dtype == "float32" else "bf16")
+    direct = "f32" if storage == "q4_k_m" else storage
+    file = folder / f"{model.name}-{storage}.gguf"
+    written = folder / f"{model.name}-{direct}.gguf"
+    name = model.base.name if not Path(model.base.name).exists() else Path(model.base.name).name
+    settings = GgufSettings(direct, model.name, model.sampling, model.base.licence, name)
+    vocabulary = write_gguf(written, module, tokenizer, settings)
+    if file != written:
+        _run_quantizer(written, file, storage)
+        written.unlink()
+    renderer = PromptRenderer(tokenizer)
+
+    def render(messages: Any, with_prompt: bool) -> str:
+        given: list[Message] = list(messages)
+        return renderer._render_text(ModelRequest(given), given, add_generation_prompt=with_prompt)
+
+    blocks, ends = find_blocks(render), [tokenizer.decode([token]) for token in vocabulary.ends]
+    (folder / MODELFILE).write_text(format_modelfile(file.name, model.sampling, ends, blocks), encoding="utf-8")
+    notes = []
+    if find_context_length(module.config) < module.config.max_position_embeddings:
+        notes.append(
+            "llama.cpp attends to the whole context, so the file's context ends at the model's sliding window."
+        )
+    if blocks is None:
+        notes.append("Ollama's template language cannot express the chat template: see the Modelfile.")
+    return Artifact(file, storage, model.base, tuple(notes))
+
+
+def _run_quantizer(source: Path, target: Path, storage: str) -> None:
+    program = shutil.which(QUANTIZER)
+    assert program is not None  # check_options has looked
+    command = [program, str(source), str(target), storage.upper()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUANTIZE_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BackendError(f"{QUANTIZER} cannot run: {error}") from error
+    if done.returncode or not target.is_file():
+        tail = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise BackendError(f"{QUANTIZER} failed with exit code {done.returncode}: {tail}")

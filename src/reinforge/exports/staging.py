@@ -1,0 +1,103 @@
+"""A folder that appears complete or not at all: it is written under a hidden name beside its place and then renamed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import MANIFEST, STAGED, commit_folder, find_damage, storage_boundary
+from reinforge.files import read_regular_file as read_file
+
+MAX_LISTED = 5
+KIND = "export"
+"""Entry of the manifest that tells an export from other folders."""
+MAX_BYTES = 1 << 26
+
+
+def check_target(target: Path) -> None:
+    """Checks that an export may take the place of what is at a path: nothing, an empty folder, or an unchanged export.
+
+    Raises:
+        ConfigError: It is a file or a link, or holds files that no export has written.
+    """
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        kind = "a symbolic link" if target.is_symlink() else "a file"
+        raise ConfigError(Problem("--output", f"{target} is {kind}", "name a folder that does not exist yet"))
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    fix = "nothing was changed; name another folder, or remove this one yourself"
+    foreign = _list_foreign(target)
+    if foreign:
+        more = f" and {len(foreign) - MAX_LISTED} more" if len(foreign) > MAX_LISTED else ""
+        message = f"{target} holds files that no export has written: {', '.join(foreign[:MAX_LISTED])}{more}"
+        raise ConfigError(Problem("--output", message, fix))
+    if (damage := find_damage(target)) is not None:
+        raise ConfigError(Problem("--output", f"{target} is an export that was changed since: {damage}", fix))
+
+
+def _list_foreign(target: Path) -> list[str]:
+    """Returns the files of a folder that the manifest of an export does not list."""
+    import json
+
+    present = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
+    try:
+        manifest = json.loads(read_file(target / MANIFEST, MAX_BYTES))
+        own = {MANIFEST, *manifest["files"]} if KIND in manifest else set()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        own = set()
+    return [name for name in present if name not in own]
+
+
+@contextmanager
+def stage_folder(target: Path, kind: str) -> Iterator[Path]:
+    """Yields a new folder, which becomes `target` if the block ends without an error, and is removed if not.
+
+    What processes that were killed left behind is removed first.
+
+    Args:
+        target: The final path.
+        kind: Recorded in the manifest.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    with storage_boundary(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target)
+        staged = target.parent / f"{STAGED}{target.name}-{os.getpid()}"
+        staged.mkdir(mode=0o700)
+    try:
+        yield staged
+        if target.is_dir() and not any(target.iterdir()):
+            target.rmdir()
+        check_target(target)  # something may have been put there in the meantime
+        commit_folder(staged, target, **{KIND: kind})
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+
+
+def remove_abandoned(target: Path) -> None:
+    """Removes what exports to this path left behind when they were killed."""
+    name = re.compile(rf"{re.escape(STAGED + target.name)}-(\d+)")
+    for path in target.parent.glob(f"{STAGED}*"):
+        match = name.fullmatch(path.name)
+        if match is not None and path.is_dir() and not path.is_symlink() and not _is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    if pid == os.getpid():  # of an earlier process with this number: this one has not begun yet
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

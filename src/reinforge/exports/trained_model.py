@@ -1,0 +1,242 @@
+"""The model of a run that is exported: where it is, what it was trained from, and what the verdict said."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reinforge.adapters.openai_model import HOSTED_MODEL
+from reinforge.config.schema import SamplingConfig
+from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MAX_JSON, read_json
+from reinforge.engine.model.source import find_base_source, find_source
+from reinforge.errors import ConfigError, Problem, StorageError
+from reinforge.files import MANIFEST, find_damage
+from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.run_folder import is_in_use, read_config
+from reinforge.runs.saved_model import SavedModel, find_model
+from reinforge.runs.summary import RunSummary, load_summary, summarize_killed_run
+from reinforge.trainer.provenance import LIBRARIES, Provenance
+from reinforge.trainer.resume import PROVENANCE, find_run
+
+RUN = "RUN"
+WEIGHTS = "model.safetensors"
+LICENCE = "license"
+"""The key of a model card's front matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The model that a run started from.
+
+    Attributes:
+        name: As the run's configuration names it.
+        location: Folder or hub id that an adapter belongs to.
+        revision: Commit of a hub id; None: unknown, or it is no hub id.
+        licence: None: unknown.
+    """
+
+    name: str
+    location: str
+    revision: str | None = None
+    licence: str | None = None
+
+    @property
+    def is_portable(self) -> bool:
+        """True if other machines find it under the same name."""
+        return not Path(self.location).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model of a run.
+
+    Attributes:
+        run: The run folder.
+        folder: The folder with the model or the adapter.
+        description: Which of the run's models it is.
+        adapter: Its name among several adapters; None: it is the run's only policy.
+        summary: How the run ended.
+        config: The run's resolved configuration.
+        base: What it was trained from.
+        provenance: Versions of the libraries.
+    """
+
+    run: Path
+    folder: Path
+    description: str
+    adapter: str | None
+    summary: RunSummary
+    config: Mapping[str, Any]
+    base: BaseModel
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def name(self) -> str:
+        """The run's name, and the adapter's if there are several."""
+        return self.run.name if self.adapter is None else f"{self.run.name}-{self.adapter}"
+
+    @property
+    def is_adapter(self) -> bool:
+        """True if the run trained a LoRA adapter."""
+        return (self.folder / ADAPTER_CONFIG).is_file()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The `finetuning` section."""
+        section: Mapping[str, Any] = self.config.get("finetuning", {})
+        return section
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        """The block `finetuning.policy`."""
+        return self.settings.get("policy") or {}
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How the run sampled."""
+        return SamplingConfig.model_validate(self.settings.get("sampling") or {})
+
+    @property
+    def history(self) -> str:
+        """How earlier replies reached the model: `template` or `splice`."""
+        return str(self.policy.get("history") or "template")
+
+    @property
+    def dtype(self) -> str:
+        """The data type that the weights were trained in: `float32` or `bfloat16`."""
+        named = self.policy.get("dtype")
+        return named if named in ("float32", "bfloat16") else _read_stored_dtype(self.folder)
+
+    @property
+    def has_value_head(self) -> bool:
+        """True if the run trained a value head, which no format holds."""
+        algorithm = self.settings.get("algorithm")
+        return isinstance(algorithm, Mapping) and algorithm.get("_type") == "ppo"
+
+    def list_versions(self) -> dict[str, str]:
+        """Returns the versions of the libraries: those of the run, else the installed ones."""
+        known = self.provenance.versions
+        named = ("python", "reinforge", *LIBRARIES)
+        return {name: known[name] for name in named if name in known} or {
+            name: importlib.metadata.version(name) for name in ("reinforge", "torch", "transformers")
+        }
+
+
+def find_trained_model(name: str, output_dir: Path, adapter: str | None = None) -> TrainedModel:
+    """Returns the model of a run: the promoted one, else the best checkpoint.
+
+    Args:
+        name: The run's name or folder, or `last`.
+        output_dir: Folder of the run folders.
+        adapter: Which of several adapters.
+
+    Raises:
+        ConfigError: There is no such run, it has no model of its own, or its model is not in the folder.
+        StorageError: The model is damaged.
+    """
+    run = _find_run(name, output_dir)
+    if is_in_use(run):
+        raise ConfigError(Problem(RUN, f"{run} is still running", "export it when it has ended"))
+    config, found = read_config(run), find_model(str(run), output_dir, RUN)
+    if found.description.startswith("the base model"):
+        message = f"the run {run} has no model of its own: no checkpoint was better than the base model"
+        raise ConfigError(Problem(RUN, message, f"see {run / 'report.md'}; longer training may help"))
+    folder, chosen = _choose_adapter(found, adapter)
+    if (folder / HOSTED_MODEL).is_file():
+        message = f"the model of {run} is hosted by a service ({HOSTED_MODEL}), so its weights are not in the folder"
+        raise ConfigError(Problem(RUN, message, "the service serves it under the name in that file"))
+    whole = Path(found.path)
+    if (whole / MANIFEST).is_file() and (damage := find_damage(whole)) is not None:
+        raise StorageError(f"{whole} is damaged: {damage}")
+    reader = JournalReader(run)
+    facts = reader.facts()
+    try:
+        summary = load_summary(run)
+    except StorageError:
+        summary = summarize_killed_run(run, reader.validations(), config)
+    provenance = Provenance.from_dict(facts.get(PROVENANCE) or {})
+    base = _find_base(folder, config, provenance)
+    return TrainedModel(run, folder, found.description, chosen, summary, config, base, provenance)
+
+
+def _find_run(name: str, output_dir: Path) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "run.sqlite").is_file():
+        message = f"{folder} is no run folder (no run.sqlite)"
+        raise ConfigError(Problem(RUN, message, "name a run; a model's folder can be used as it is"))
+    if name.startswith("bundled:"):
+        message = f"{name} is a starter that no run has trained; its folder is a model that transformers loads"
+        raise ConfigError(Problem(RUN, message, "train it first, and name the run"))
+    return find_run(name, output_dir)
+
+
+def _choose_adapter(found: SavedModel, adapter: str | None) -> tuple[Path, str | None]:
+    if not found.adapters:
+        if adapter is not None:
+            message = f"{found.path} has a single policy, so there is no adapter {adapter}"
+            raise ConfigError(Problem("--adapter", message, "leave it out"))
+        return Path(found.path), None
+    if adapter not in found.adapters:
+        listed = ", ".join(found.adapters)
+        message = f"{found.path} has several adapters ({listed}), and a format holds one"
+        message += "" if adapter is None else f"; there is none named {adapter}"
+        raise ConfigError(Problem("--adapter", message, f"--adapter {found.adapters[0]}"))
+    return Path(found.path) / str(adapter), adapter
+
+
+def _find_base(folder: Path, config: Mapping[str, Any], provenance: Provenance) -> BaseModel:
+    """Returns what a model was trained from; its licence is that of the file, the package or the model card."""
+    policy = config.get("finetuning", {}).get("policy") or {}
+    name = str(policy.get("model") or (read_json(folder / ADAPTER_CONFIG) or {}).get("base_model_name_or_path") or "")
+    held = find_base_source(folder, RUN)
+    location, revision, licence = (
+        (held.location, held.revision, held.licence) if held is not None else (name, None, None)
+    )
+    revision = revision or policy.get("revision") or provenance.versions.get(name)
+    if licence is None and name and not name.startswith("bundled:"):
+        try:
+            licence = find_source(name, RUN).licence
+        except ConfigError:  # the package or the file is gone since the run
+            licence = None
+    return BaseModel(name or location, location, revision, licence or _read_card_licence(location, revision))
+
+
+def _read_stored_dtype(folder: Path) -> str:
+    """Returns the data type of the matrices in a folder, from the header of its weights: `float32` or `bfloat16`.
+
+    A file of safetensors begins with the length of its header in 8 bytes and the header, an object of tensors by name.
+    """
+    for name in (ADAPTER_WEIGHTS, WEIGHTS):
+        try:
+            with open(folder / name, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, MAX_JSON)))
+            return "bfloat16" if any(each.get("dtype") == "BF16" for each in header.values()) else "float32"
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+    return "float32"
+
+
+def _read_card_licence(location: str, revision: str | None) -> str | None:
+    """Returns the licence that a model card names; None: there is no card here, or it names none."""
+    import yaml
+
+    file: Any = Path(location) / "README.md"
+    if not Path(location).is_dir():
+        try:
+            from huggingface_hub import try_to_load_from_cache
+
+            file = try_to_load_from_cache(location, "README.md", revision=revision)
+        except Exception:  # noqa: BLE001  no library, an odd name or cache: the licence is unknown
+            return None
+    try:
+        _, marker, rest = Path(file).read_text(encoding="utf-8").partition("---\n")
+        front = yaml.safe_load(rest.partition("\n---")[0]) if marker else None
+    except (OSError, TypeError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+    stated = front.get(LICENCE) if isinstance(front, dict) else None
+    return stated if isinstance(stated, str) else None
