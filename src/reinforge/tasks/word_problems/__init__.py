@@ -1,0 +1,24 @@
+"""One-step word problems for a pretrained model: `reinforge demo --pretrained` trains SmolLM2-135M-Instruct on them.
+
+problems.py          wordings, calculations, and how a problem is written
+dataset.py           the dataset, whose `confirm` problems share no wording and no calculation with the others
+agent.py             the agent: asks once, or has the model use a calculator first
+scoring.py           the training rewards
+display.py           problems with the replies before and after
+word_problems.yml    the configuration
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reinforge.tasks.word_problems import dataset
+
+WORD_PROBLEMS = Path(__file__).with_name("word_problems.yml")
+CALCULATOR = (
+    ("workflow.function", "reinforge.tasks.word_problems.agent:calculate_and_answer"),
+    ("eval.evaluators.reward.function", "reinforge.tasks.word_problems.scoring:score_number"),
+)
+"""What changes in the configuration for the agent with a calculator."""
+
+__all__ = ["CALCULATOR", "WORD_PROBLEMS", "dataset"]
