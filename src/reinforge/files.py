@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
+import platformdirs
 from pydantic import BaseModel
 
 from reinforge.crash import crash_point
@@ -47,6 +48,11 @@ _JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DATABASE_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
 _numbers = itertools.count()
+
+
+def home() -> Path:
+    """Returns the cache folder of reinforge: `$REINFORGE_HOME`, or a folder in the user's cache."""
+    return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_cache_dir("reinforge"))
 
 
 def to_json(value: Any) -> str:

@@ -15,6 +15,7 @@ from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import random_samples, sibling_samples
 
@@ -32,7 +33,7 @@ def load(folder, *, again: bool = True, **policy) -> Engine:
         model=str(folder), activation_checkpointing=again, batch=BatchConfig(steps_per_job=1, micro_batch_tokens=150),
         **policy,
     )  # fmt: skip
-    return Engine.load(config, seed=0, device="cpu")
+    return Engine.load(config, seed=0, device=DEVICE)
 
 
 def backward(engine: Engine, samples, *, again: bool, shares: bool, max_tokens: int = 500):

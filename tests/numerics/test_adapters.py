@@ -10,6 +10,7 @@ from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ConfigError, EngineError
 from reinforge.types.sample import LossSpec, Needs
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sibling_samples
 
@@ -17,7 +18,7 @@ from tests.samples import ask, request, sibling_samples
 def load(folder, keep_reference=False, **config):
     settings = PolicyConfig(model=str(folder), lora=LoRAConfig(r=4, lora_alpha=8), max_num_seqs=5, **config)
     settings.optimizer.learning_rate = 1e-2
-    return Engine.load(settings, seed=0, device="cpu", keep_reference=keep_reference)
+    return Engine.load(settings, seed=0, device=DEVICE, keep_reference=keep_reference)
 
 
 def train(engine, samples):
@@ -59,7 +60,7 @@ def test_sampler_learner_peft_and_merged_weights_agree(base, tmp_path, fast_path
             for t in np.flatnonzero(sample.loss_mask):
                 scaled = torch.log_softmax(logits[t - 1] / float(sample.temperatures[t]), -1)
                 assert scaled[ids[0, t]].item() == pytest.approx(float(logprobs[t]), abs=2e-5)
-    with Engine.load(PolicyConfig(model=str(tmp_path / "a")), seed=0, device="cpu") as again:
+    with Engine.load(PolicyConfig(model=str(tmp_path / "a")), seed=0, device=DEVICE) as again:
         assert again.fingerprint() == fingerprint
         assert set(again.learner.parameters) == {n for n in again.learner.parameters if "lora_" in n} != set()
 
@@ -96,10 +97,10 @@ def test_other_adapters_are_refused(base, tmp_path):
         engine.save(tmp_path / "four", 1)
         engine.config.lora = None
     settings = PolicyConfig(model=str(base), lora=LoRAConfig(r=2))
-    with Engine.load(settings, seed=0, device="cpu") as engine, pytest.raises(EngineError, match="another rank"):
+    with Engine.load(settings, seed=0, device=DEVICE) as engine, pytest.raises(EngineError, match="another rank"):
         engine.load_weights(tmp_path / "four")
     with pytest.raises(ConfigError, match=r"target_modules.*nowhere|nowhere.*target_modules|not found"):
-        Engine.load(PolicyConfig(model=str(base), lora=LoRAConfig(target_modules=["nowhere"])), seed=0, device="cpu")
+        Engine.load(PolicyConfig(model=str(base), lora=LoRAConfig(target_modules=["nowhere"])), seed=0, device=DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def untied(tmp_path_factory):
 def load_lora(folder, keep_reference=False, **lora):
     settings = PolicyConfig(model=str(folder), lora=LoRAConfig(r=4, lora_alpha=8, **lora), max_num_seqs=5)
     settings.optimizer.learning_rate = 1e-2
-    return Engine.load(settings, seed=0, device="cpu", keep_reference=keep_reference)
+    return Engine.load(settings, seed=0, device=DEVICE, keep_reference=keep_reference)
 
 
 def largest_difference(first, second):
@@ -172,7 +173,7 @@ def test_an_adapter_with_these_settings_trains_saves_and_reloads(untied, tmp_pat
         assert engine.fingerprint() == fingerprint
         assert largest_difference(engine.logprobs(samples), trained) == 0
         check_sampler_equals_learner(engine)
-    with Engine.load(PolicyConfig(model=str(tmp_path / "a")), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tmp_path / "a")), seed=0, device=DEVICE) as engine:
         assert engine.fingerprint() == fingerprint
         assert {name.partition(".modules_to_save")[0] for name in engine.learner.parameters if "lora_" not in name} == (
             saved_whole
@@ -270,4 +271,4 @@ def test_what_the_files_show_is_refused_before_loading(untied, tmp_path):
     assert "lm_head cannot be trained in full for several adapters (a, b)" in problem
     assert check_adapters(several, ["a"], critic=False) == []
     with pytest.raises(ConfigError, match="several adapters"):
-        Engine.load(several, seed=0, device="cpu", adapters=("a", "b"))
+        Engine.load(several, seed=0, device=DEVICE, adapters=("a", "b"))

@@ -89,6 +89,51 @@ def test_old_logprobs_are_computed_where_the_samplers_are_inexact(tiny_model_dir
     assert all((sample.old_logprobs is not None) == computed for sample in samples)
 
 
+@pytest.mark.parametrize("batch", [{"steps_per_job": 1}, {"steps_per_job": 2, "num_iterations": 2}])
+def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, batch):
+    """The first step takes them from its own forward pass; those of later steps are computed before it."""
+    found, weights = [], []
+    for defer in (False, True):
+        samples = random_samples(4)
+        for sample in samples:
+            sample.old_logprobs = None
+        policy = PolicyConfig(
+            model=str(tiny_model_dir), dtype="bfloat16", batch=batch, optimizer={"learning_rate": 1e-2}
+        )
+        with Engine.load(policy, seed=0, device="cpu") as engine:
+            engine.begin_job()
+            engine.score(samples, Needs(old_logprobs="inexact"), defer=defer)
+            assert all((sample.old_logprobs is None) == defer for sample in samples)
+            engine.update(samples, CLIPPED, progress_start=0.0, progress_end=0.1)
+            weights.append(torch.cat([p.flatten().float() for p in engine.learner.masters.optimized.values()]))
+            engine.rollback()
+        found.append(np.concatenate([sample.old_logprobs for sample in samples]))
+    assert np.allclose(found[0], found[1], atol=0.02)  # batches of other rows round differently
+    assert np.abs(found[0]).max() > 1
+    change = (weights[0] - weights[1]).abs().mean()
+    assert change < 1e-3
+
+
+def test_old_logprobs_are_not_deferred_where_credit_compares_them_with_the_reference(tiny_model_dir):
+    samples = random_samples(3)
+    for sample in samples:
+        sample.old_logprobs = None
+    policy = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16")
+    with Engine.load(policy, seed=0, device="cpu", keep_reference=True) as engine:
+        engine.score(samples, Needs(old_logprobs="inexact", ref_logprobs=True), defer=True)
+    assert all(sample.old_logprobs is not None for sample in samples)
+
+
+def test_an_update_of_1e_5_on_a_weight_of_1_survives_in_the_master_copy(tiny_model_dir):
+    learner = make_learner(tiny_model_dir, torch.bfloat16)
+    name, copy = next(iter(learner.masters.copies.items()))
+    with torch.no_grad():
+        copy.fill_(1.0).add_(1e-5)
+    learner.masters.store()
+    assert learner.parameters[name].unique().tolist() == [1.0], "the weight itself cannot hold it"
+    assert copy.unique().tolist() == pytest.approx([1 + 1e-5], abs=1e-7)
+
+
 def test_a_sampler_that_is_0_05_off_is_measured_and_corrected(tiny_model_dir):
     """p_old / p_sampler = e^0.05: the gradient is that of an exact sampler times 1.0513, as the estimate should be."""
     found = []

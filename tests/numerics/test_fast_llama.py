@@ -10,10 +10,11 @@ import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.sampling import fast_llama, torchscript
+from reinforge.engine.sampling import fast_llama, projection, torchscript
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import PrefillRequest
 from reinforge.engine.sampling.running_batch import SampleRequest
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request
 
@@ -21,7 +22,7 @@ SUPPORTED = {"llama", "mistral", "qwen2", "qwen3"}
 
 
 def load(folder, **config):
-    return Engine.load(PolicyConfig(model=str(folder), max_num_seqs=8, **config), seed=0, device="cpu")
+    return Engine.load(PolicyConfig(model=str(folder), max_num_seqs=8, **config), seed=0, device=DEVICE)
 
 
 def find_fast_llama(engine):
@@ -132,16 +133,79 @@ def test_new_weights_are_used(tmp_path, monkeypatch, family):
         assert (stale - modules).abs().max() > 0.01
 
 
-def test_adapters_use_the_modules(tiny_model_dir):
-    with load(tiny_model_dir, lora=LoRAConfig(r=4)) as engine:
+@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "up_proj"]], ids=["all", "some"])
+def test_adapters_stay_beside_the_weights(tmp_path, monkeypatch, family, targets):
+    """Mutation check: without the adapters the logits are others."""
+    lora = LoRAConfig(r=4, target_modules=targets)
+    with load(make_tiny_model(tmp_path, family, **FAMILIES[family]), lora=lora) as engine:
+        assert find_fast_llama(engine) is not None
+        before = step(engine)
+        change_weights(engine)
+        assert_equal_to_modules(engine)
+        assert (step(engine) - before).abs().max() > 0.001
+        monkeypatch.setattr(projection, "_collect_adapters", lambda *args: (None, None))
+        engine.policy.sampler.call(find_fast_llama(engine).drop_weights)
+        bare, modules = both_ways(engine, step)
+        assert (bare - modules).abs().max() > 0.001
+
+
+def test_several_adapters_use_the_modules(tiny_model_dir):
+    config = PolicyConfig(model=str(tiny_model_dir), max_num_seqs=8, lora=LoRAConfig(r=4))
+    with Engine.load(config, seed=0, device=DEVICE, adapters=("a", "b")) as engine:
         assert find_fast_llama(engine) is None
 
 
-def test_larger_models_use_the_modules(tmp_path, caplog):
-    """Gate and up of two layers, 2 x 2 x 64 x 70,000 numbers, are 68 MiB."""
-    with caplog.at_level(logging.INFO), load(make_tiny_model(tmp_path, "llama", intermediate_size=70_000)) as engine:
+@pytest.mark.parametrize("family", sorted(SUPPORTED))
+def test_bfloat16_logits_are_those_of_the_modules(tmp_path, family):
+    """To within eight roundings of the largest number."""
+    with load(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype="bfloat16", lora=LoRAConfig(r=4)) as engine:
+        assert find_fast_llama(engine) is not None
+        change_weights(engine)
+        for compute in (prompts, step):
+            fast, modules = both_ways(engine, compute)
+            assert (fast.float() - modules.float()).abs().max() <= 2**-5 * modules.float().abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_has_the_same_bits_in_every_batch(tiny_model_dir, dtype):
+    """From two rows on, with slots of any capacity: what `deterministic` relies on."""
+    with load(tiny_model_dir, dtype=dtype) as engine:
+        sampler = engine.policy.sampler
+        tokens, positions = np.arange(8) * 7, np.array([3, 0, 5, 1, 2, 4, 3, 2])
+
+        def compute(rows, capacity):
+            with torch.inference_mode():
+                sampler._cache.capacity = 0
+                for layer in sampler._cache.layers:
+                    layer.is_initialized = False
+                sampler._cache.reserve(capacity, 0)
+                find_fast_llama(engine)._slots()
+                torch.manual_seed(0)
+                for layer in sampler._cache.layers:
+                    for slots in (layer.keys, layer.values):
+                        slots[:, :, :16] = torch.randn(*slots.shape[:2], 16, slots.shape[3])
+                return sampler._forward(tokens[:rows], positions[:rows])
+
+        whole = sampler.call(lambda: compute(8, 16))
+        for rows, capacity in ((8, 32), (8, 64), (5, 16), (4, 48)):
+            assert torch.equal(sampler.call(lambda r=rows, c=capacity: compute(r, c)), whole[:rows])
+
+
+def test_models_too_large_to_copy_use_the_modules(tiny_model_dir, monkeypatch, caplog):
+    monkeypatch.setattr(fast_llama, "find_max_bytes", lambda *args: 1000)
+    with caplog.at_level(logging.INFO), load(tiny_model_dir) as engine:
         assert find_fast_llama(engine) is None
         assert "sampling llama with transformers' own modules" in caplog.text
+
+
+def test_logits_are_the_same_without_packed_weights(tiny_model_dir, monkeypatch):
+    with load(tiny_model_dir) as engine:
+        found = prompts(engine), step(engine)
+    monkeypatch.setattr(projection, "can_pack", lambda *args: False)
+    with load(tiny_model_dir) as engine:
+        assert not find_fast_llama(engine)._layers()[0].qkv.weight.is_mkldnn
+        assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, (prompts(engine), step(engine)), strict=True))
 
 
 @pytest.mark.parametrize("part", ["decode_step", "prefill"])

@@ -18,6 +18,7 @@ from reinforge.engine.model.last_mlp import find_last_layer
 from reinforge.engine.sampling import torchscript
 from reinforge.engine.sampling.threads import ThreadLoad
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.samples import ask, request, sibling_samples
 from tests.scripted_run import ScriptedRun, by_answer
 
@@ -26,7 +27,7 @@ KERNELS = ("flash_attention", "decode_attention", "few_keys_attention")
 
 def load(folder, enabled):
     config = PolicyConfig(model=str(folder), max_num_seqs=8, fast_paths=enabled)
-    return Engine.load(config, seed=0, device="cpu", keep_reference=True)
+    return Engine.load(config, seed=0, device=DEVICE, keep_reference=True)
 
 
 def sample_and_train(engine):
@@ -123,12 +124,23 @@ def uses_garbage_collection(folder, enabled, monkeypatch):
     return thresholds == {THRESHOLDS}
 
 
+def uses_fused_layers(folder, enabled, monkeypatch):
+    """The LoRA layers of a model with adapters compute by a formula, or as PEFT does."""
+    config = PolicyConfig(model=str(folder), lora={"r": 2}, fast_paths=enabled)
+    with Engine.load(config, seed=0, device=DEVICE) as engine:
+        layers = [layer for name, layer in engine.model.module.named_modules() if name.endswith("_proj")]
+        fused = {"forward" in vars(layer) for layer in layers}
+    assert len(fused) == 1
+    return fused == {True}
+
+
 PROBES = {
     "decode": uses_decode,
     "attention": uses_attention,
     "torchscript": uses_torchscript,
     "threads": uses_threads,
     "last_mlp": uses_last_mlp,
+    "fused_layers": uses_fused_layers,
     "garbage_collection": uses_garbage_collection,
 }
 

@@ -23,6 +23,7 @@ from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.types.request import Grammar, ModelRequest
 from reinforge.types.sample import LossSpec
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from tests.device import DEVICE
 from tests.models import make_tiny_model
 from tests.samples import ask, random_samples, request, trained_samples
 
@@ -52,7 +53,7 @@ def wide_model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(wide_model_dir):
-    with Engine.load(PolicyConfig(model=str(wide_model_dir)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(wide_model_dir)), seed=0, device=DEVICE) as engine:
         yield engine
 
 
@@ -172,7 +173,7 @@ def test_a_penalty_is_applied_to_each_token_of_the_reply_so_far(engine):
 async def test_a_job_leaves_out_penalized_replies_and_counts_them(engine, wide_model_dir):
     adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
     policy = {"model": str(wide_model_dir), "schedule": {"warmup_steps": 0}}
-    await adapter.initialize(FinetuneConfig.model_validate({"policy": policy, "device": "cpu"}))
+    await adapter.initialize(FinetuneConfig.model_validate({"policy": policy, "device": DEVICE}))
     try:
         asked = [held(seed=1), held(seed=2), request(seed=3, max_tokens=5, presence_penalty=1.0)]
         replies = [await adapter.policy().sample(one) for one in asked]
@@ -195,7 +196,7 @@ async def test_a_job_leaves_out_penalized_replies_and_counts_them(engine, wide_m
 def test_200_replies_under_a_schema_parse_and_train(tiny_model_dir, loss):
     """All of them validate; steps that favour one of two allowed words make it the more likely one."""
     config = {"model": str(tiny_model_dir), "optimizer": {"learning_rate": 3e-3}, "schedule": {"warmup_steps": 0}}
-    with Engine.load(PolicyConfig.model_validate(config), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig.model_validate(config), seed=0, device=DEVICE) as engine:
         shares = []
         for version in (1, 2, 3):
             replies = ask(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 
@@ -15,6 +13,7 @@ from reinforge.engine.model.loading import load_module
 from reinforge.engine.sampling.fast_llama import MAX_PROMPT
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, random_samples, request, sibling_samples
 
@@ -22,7 +21,7 @@ from tests.samples import ask, random_samples, request, sibling_samples
 @pytest.fixture(scope="module", params=FAMILIES)
 def engine(request, tmp_path_factory):
     folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
-    with Engine.load(PolicyConfig(model=str(folder), max_num_seqs=5), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(folder), max_num_seqs=5), seed=0, device=DEVICE) as engine:
         yield engine
 
 
@@ -80,7 +79,7 @@ def test_only_the_last_token_of_a_prompt_is_computed(engine):
 
 def test_a_family_whose_last_mlp_mixes_tokens_is_detected_at_load(tiny_model_dir, monkeypatch):
     """As if an MLP used other tokens of the row."""
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
         module = engine.model.module
         assert engine.model._last_layer is not None
         plain = module.model.layers[-1].mlp.forward
@@ -88,18 +87,19 @@ def test_a_family_whose_last_mlp_mixes_tokens_is_detected_at_load(tiny_model_dir
         assert CausalModel(module)._last_layer is None
 
 
-def test_a_family_whose_last_mlp_returns_a_tuple_computes_all_tokens(tmp_path, caplog):
-    """GPT-OSS' experts return their routing, too."""
+def test_a_last_mlp_may_return_a_tuple(tmp_path):
+    """GPT-OSS' experts return their routing, too; the features of the chosen tokens are those of all tokens."""
     config = {"num_local_experts": 4, "head_dim": 16, "attn_implementation": "eager"}
-    folder = make_tiny_model(tmp_path, "gpt_oss", **config)
-    with caplog.at_level(logging.INFO):
-        model = CausalModel(load_module(folder, torch.float32))
-    assert model._last_layer is None
-    assert "gpt_oss: computing the last MLP for every token (slower): AttributeError" in caplog.text
+    model = CausalModel(load_module(make_tiny_model(tmp_path, "gpt_oss", **config), torch.float32))
+    assert model._last_layer is not None
+    token_ids, chosen = torch.arange(12).view(2, 6), torch.tensor([1, 5, 9])
+    with torch.no_grad():
+        whole, some = model.features(token_ids), model.features(token_ids, indices_N=chosen)
+    assert (whole.flatten(0, 1)[chosen] - some.flatten(0, 1)[chosen]).abs().max() <= 1e-6
 
 
 def test_hooks_are_removed_after_an_error(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
         layer = find_last_layer(engine.model.module)
         with pytest.raises(MemoryError), compute_mlp_at(torch.tensor([0]), layer):
             raise MemoryError

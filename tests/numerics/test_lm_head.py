@@ -27,7 +27,8 @@ def test_chunks_by_hand():
 @pytest.mark.parametrize("tokens_at_once", [1, 3, 100])
 @pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)])
 def test_gradients_equal_those_of_the_softmax(entropy_grad, tokens_at_once, trained, monkeypatch):
-    monkeypatch.setattr(lm_head, "CHUNK_LOGITS", 11 * tokens_at_once)
+    for name in ("CHUNK_LOGITS", "FROZEN_CHUNK_LOGITS"):
+        monkeypatch.setattr(lm_head, name, 11 * tokens_at_once)
     torch.manual_seed(0)
     given = [torch.randn(7, 4, dtype=torch.float64), torch.randn(11, 4, dtype=torch.float64)]
     ours = [tensor.clone().requires_grad_(needed) for tensor, needed in zip(given, trained, strict=True)]

@@ -9,6 +9,7 @@ import torch
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.types.sample import LossSpec, Needs
+from tests.device import DEVICE
 from tests.samples import random_samples
 
 CLIPPED = LossSpec("clipped_pg", {"tis_cap": None})
@@ -19,7 +20,7 @@ def load(folder, num_iterations: int) -> Engine:
         model=str(folder), optimizer=OptimizerConfig(name="sgd", learning_rate=0.05, max_grad_norm=1e9),
         schedule=ScheduleConfig(warmup_steps=0), batch=BatchConfig(steps_per_job=1, num_iterations=num_iterations),
     )  # fmt: skip
-    return Engine.load(config, seed=0, device="cpu")
+    return Engine.load(config, seed=0, device=DEVICE)
 
 
 def samples_of(engine: Engine, *, by_learner: bool):

@@ -12,6 +12,7 @@ from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, 
 from reinforge.engine import Engine
 from reinforge.engine.training.optimizers import get_state_keys, make_optimizer
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.samples import random_samples
 
 CLIPPED = LossSpec("clipped_pg")
@@ -35,7 +36,7 @@ def load(folder, name: str = "adamw", **policy) -> Engine:
         model=str(folder), optimizer=settings(name), schedule=ScheduleConfig(warmup_steps=0),
         batch=BatchConfig(steps_per_job=2), **policy,
     )  # fmt: skip
-    return Engine.load(config, seed=0, device="cpu")
+    return Engine.load(config, seed=0, device=DEVICE)
 
 
 def train(engine: Engine, seed: int) -> None:

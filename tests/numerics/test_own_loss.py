@@ -10,6 +10,7 @@ from reinforge.engine import Engine, LossOutput
 from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.samples import random_samples
 
 CLIPPED = LossSpec("clipped_pg")
@@ -20,7 +21,7 @@ def load(folder, *, tokens: int = 10_000, **optimizer) -> Engine:
         model=str(folder), optimizer=OptimizerConfig(learning_rate=1e-2, **optimizer),
         schedule=ScheduleConfig(warmup_steps=0), batch=BatchConfig(steps_per_job=1, micro_batch_tokens=tokens),
     )  # fmt: skip
-    return Engine.load(config, seed=0, device="cpu")
+    return Engine.load(config, seed=0, device=DEVICE)
 
 
 def moved(folder, loss, samples=None, **settings):

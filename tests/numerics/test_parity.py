@@ -16,6 +16,7 @@ from reinforge.engine import Engine
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sibling_samples, trained_samples
 
@@ -30,15 +31,15 @@ def folder(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
 def engine(request, folder):
     config = PolicyConfig(model=str(folder), max_num_seqs=5, fast_paths=request.param)
-    with Engine.load(config, seed=0, device="cpu") as engine:
+    with Engine.load(config, seed=0, device=DEVICE) as engine:
         yield engine
 
 
 def plain_logprobs(engine, ids, first, temperature=1.0):
     """log p of the tokens from `first` on, by one call of the Hugging Face module."""
-    tokens = torch.tensor([ids])
+    tokens = torch.tensor([ids], device=engine.model.device)
     with torch.no_grad():
-        logits = engine.model.module(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0].double()
+        logits = engine.model.module(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0].cpu().double()
     logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
     return np.array([logprobs[t - 1, ids[t]].item() for t in range(first, len(ids))])
 
@@ -57,7 +58,8 @@ def test_the_sampler_is_the_plain_forward(engine):
 def plain_over(engine, ids, kept, temperature):
     """log p of the last token over the kept tokens alone, by one call of the Hugging Face module."""
     with torch.no_grad():
-        logits = engine.model.module(input_ids=torch.tensor([ids[:-1]])).logits[0, -1].double() / temperature
+        tokens = torch.tensor([ids[:-1]], device=engine.model.device)
+        logits = engine.model.module(input_ids=tokens).logits[0, -1].cpu().double() / temperature
     return (logits[ids[-1]] - logits[kept.tolist()].logsumexp(0)).item()
 
 
@@ -115,7 +117,7 @@ def test_shared_prefixes_equal_whole_rows(engine, stem, sizes, in_place):
     masks, model = engine.learner.masks, engine.model
     assert masks is not None
     assert masks.shares_stems
-    batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, 2000)]
+    batches = [collate([samples[i] for i in batch], model.device) for batch in make_micro_batches(samples, 2000)]
     assert any(batch.prefixes for batch in batches)
     assert any(batch.prefixes.runs is not None for batch in batches if batch.prefixes) == in_place
     assert any(batch.stems for batch in batches) == bool(stem)
@@ -127,7 +129,7 @@ def test_shared_prefixes_equal_whole_rows(engine, stem, sizes, in_place):
         model.module.zero_grad()
         for indices in make_micro_batches(samples, 2000 if stem or in_place else 200, share=way is not None):
             logprobs, entropies = token_logprobs(
-                model, collate([samples[i] for i in indices]), masks=way, entropy_grad=True
+                model, collate([samples[i] for i in indices], model.device), masks=way, entropy_grad=True
             )
             (logprobs.sum() + 0.1 * entropies.sum()).backward()
         gradients.append({name: p.grad.clone() for name, p in engine.learner.parameters.items()})
@@ -141,7 +143,7 @@ def test_saved_is_reloaded(engine, tmp_path):
     samples = sibling_samples()
     engine.save(tmp_path / "saved", 1)
     config = PolicyConfig(model=str(tmp_path / "saved"), fast_paths=engine.config.fast_paths)
-    with Engine.load(config, seed=0, device="cpu") as again:
+    with Engine.load(config, seed=0, device=DEVICE) as again:
         assert again.fingerprint() == engine.fingerprint()
         for before, after in zip(engine.logprobs(samples), again.logprobs(samples), strict=True):
             assert np.abs(before - after).max() <= 1e-6

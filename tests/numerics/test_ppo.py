@@ -18,6 +18,7 @@ from reinforge.errors import ConfigError, EngineError, TrajectoryError
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec, Needs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
+from tests.device import DEVICE
 from tests.models import make_tiny_model
 from tests.numerics.test_losses import make_batch, row
 from tests.samples import ask, random_samples, request, sibling_samples
@@ -152,7 +153,7 @@ def load(tiny_model_dir):
             batch=BatchConfig(**{"steps_per_job": 1, **batch}),
             critic=CriticConfig(learning_rate=1e-2, shares_trunk=shares_trunk),
         )
-        made.append(Engine.load(config, seed=0, device="cpu", critic=critic))
+        made.append(Engine.load(config, seed=0, device=DEVICE, critic=critic))
         return made[-1]
 
     yield make

@@ -17,6 +17,7 @@ from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import Prefiller
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, hold_steps, random_samples, request, sample_replies
 
@@ -26,7 +27,7 @@ BYTES = 512
 def load(folder, **config) -> Engine:
     deterministic = config.pop("deterministic", False)
     settings = PolicyConfig(model=str(folder), **{"max_num_seqs": 8, **config})
-    return Engine.load(settings, seed=0, device="cpu", deterministic=deterministic)
+    return Engine.load(settings, seed=0, device=DEVICE, deterministic=deterministic)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from reinforge.engine import Engine
 from reinforge.engine.model.lora_batch import LoRABatch
 from reinforge.errors import ConfigError, EngineError
 from reinforge.types.sample import LossSpec, Needs
+from tests.device import DEVICE
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sample_replies, sibling_samples
 
@@ -23,7 +24,7 @@ def load(folder, adapters=NAMES, fast_paths=True, **options):
     lora = LoRAConfig(r=4, lora_alpha=8)
     settings = PolicyConfig(model=str(folder), lora=lora, max_num_seqs=6, fast_paths=fast_paths)
     settings.optimizer.learning_rate, settings.schedule.warmup_steps = 1e-2, 0
-    return Engine.load(settings, seed=0, device="cpu", adapters=adapters, **options)
+    return Engine.load(settings, seed=0, device=DEVICE, adapters=adapters, **options)
 
 
 def train(engine, adapter, version, seed):
@@ -178,7 +179,7 @@ def test_each_is_saved_as_a_folder_of_its_own(base, engine, tmp_path):
             t = int(np.flatnonzero(sample.loss_mask)[0])
             scaled = torch.log_softmax(logits[t - 1] / float(sample.temperatures[t]), -1)
             assert scaled[ids[0, t]].item() == pytest.approx(float(logprobs[t]), abs=2e-5)
-        with Engine.load(PolicyConfig(model=str(tmp_path / name)), seed=0, device="cpu") as alone:
+        with Engine.load(PolicyConfig(model=str(tmp_path / name)), seed=0, device=DEVICE) as alone:
             assert alone.fingerprint() == engine.fingerprint(name)
 
 
@@ -303,7 +304,7 @@ def test_without_padding_the_bits_depend_on_other_rows(base, monkeypatch):
 
 def test_impossible_adapter_settings_are_rejected(base, tmp_path, engine):
     with pytest.raises(ConfigError, match="LoRA is off"):
-        Engine.load(PolicyConfig(model=str(base)), seed=0, device="cpu", adapters=NAMES)
+        Engine.load(PolicyConfig(model=str(base)), seed=0, device=DEVICE, adapters=NAMES)
     with pytest.raises(ConfigError, match="names must differ and contain only letters"):
         load(base, adapters=("a", "a"))
     with pytest.raises(ConfigError, match="names must differ and contain only letters"):

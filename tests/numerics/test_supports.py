@@ -21,6 +21,7 @@ from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.types.sample import LossSpec, TrainingSample
 from reinforge.types.supports import MAX_SUPPORT, Supports
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from tests.device import DEVICE
 from tests.models import make_tiny_model
 from tests.samples import ask, make_sample, random_samples, request, trained_samples
 
@@ -129,7 +130,7 @@ def settings(folder, **sampling):
         "schedule": {"warmup_steps": 0},
         "batch": {"steps_per_job": 2},
     }
-    return FinetuneConfig.model_validate({"policy": policy, "device": "cpu", "sampling": sampling})
+    return FinetuneConfig.model_validate({"policy": policy, "device": DEVICE, "sampling": sampling})
 
 
 async def job(adapter, siblings, number):
@@ -183,7 +184,7 @@ async def test_greedy_tokens_are_left_out_and_said(tiny_model_dir):
 def test_a_support_too_wide_to_record_is_left_out_token_by_token(tmp_path):
     """A vocabulary of 2048 with a flat distribution: 0.9 of it is more than 1024 tokens, 0.2 is fewer."""
     folder = make_tiny_model(tmp_path / "wide", vocab_size=2048, initializer_range=0.02)
-    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device=DEVICE) as engine:
         wide, narrow = ask(engine.policy, [request(top_p=0.9, seed=1), request(top_p=0.2, seed=1)])
         assert wide.tokens.restricted
         assert (wide.tokens.supports.counts == 0).all()
@@ -198,7 +199,7 @@ def test_a_support_too_wide_to_record_is_left_out_token_by_token(tmp_path):
 def test_sampler_and_learner_agree_after_an_update(tiny_model_dir, fast_paths):
     """One step on tokens of a filtered reply, and both agree again on the next replies; ratios start at 1."""
     config = PolicyConfig(model=str(tiny_model_dir), fast_paths=fast_paths)
-    with Engine.load(config, seed=0, device="cpu") as engine:
+    with Engine.load(config, seed=0, device=DEVICE) as engine:
         for version in (1, 2):
             replies = ask(engine.policy, [request("x", top_p=0.8, temperature=0.9) for _ in range(8)])
             samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
@@ -213,7 +214,7 @@ def test_sampler_and_learner_agree_after_an_update(tiny_model_dir, fast_paths):
 
 
 def test_a_sample_with_and_one_without_supports_share_a_batch(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
         plain, filtered = (
             make_sample(reply.tokens) if reply.tokens.supports is None else trained_samples(reply.tokens)[0]
             for reply in ask(engine.policy, [request("y"), request("y", top_k=2)])

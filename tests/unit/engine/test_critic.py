@@ -12,13 +12,14 @@ from reinforge.engine import Engine
 from reinforge.engine.model.value_head import ValueHead
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.numerics.test_ppo import with_returns
 from tests.samples import random_samples
 
 
 def load(folder, critic=True):
     config = PolicyConfig(model=str(folder), batch=BatchConfig(steps_per_job=2))
-    return Engine.load(config, seed=0, device="cpu", critic=critic)
+    return Engine.load(config, seed=0, device=DEVICE, critic=critic)
 
 
 def train(engine, seed=0, end=True):

@@ -13,6 +13,7 @@ from reinforge.engine.model.history import build_continuation
 from reinforge.errors import MessagesRejected
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.types.request import ContinuedTurn, Grammar, ModelRequest, SamplingParams
+from tests.device import DEVICE
 from tests.families import SPECS, TemplateTokenizer
 from tests.models import make_tiny_model, make_tokenizer
 from tests.samples import ask
@@ -41,7 +42,7 @@ def engine(tmp_path_factory, tokenizer):
     for file in folder.glob("tokenizer*"):
         file.unlink()
     tokenizer.save_pretrained(folder)
-    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device=DEVICE) as engine:
         yield engine
 
 

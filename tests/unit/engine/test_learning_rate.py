@@ -17,6 +17,7 @@ from reinforge.engine.learning_rate import (
 )
 from reinforge.engine.model.loading import add_adapter, load_module
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 
 SFT, GRPO = LossSpec("cross_entropy"), LossSpec("clipped_pg")
 
@@ -101,14 +102,14 @@ def test_the_engine_uses_the_rate_that_is_printed(tiny_model_dir, monkeypatch, c
     monkeypatch.setattr(learning_rate, "BY_SIZE", ((1000, 1e-3), (float("inf"), 1e-5)))
     policy = PolicyConfig(model=str(tiny_model_dir), lora=lora)
     expected = 1e-4 if lora else 1e-5
-    with Engine.load(policy, seed=0, device="cpu") as engine:
+    with Engine.load(policy, seed=0, device=DEVICE) as engine:
         assert engine.config.optimizer.learning_rate == pytest.approx(expected)
         assert [group["peak"] for group in engine.learner.optimizer.param_groups] == pytest.approx([expected] * 2)
     assert describe_learning_rate(policy).startswith(f"{expected:g} (the default for ")
     assert policy.optimizer.learning_rate is None, "the configuration stays what the user wrote"
     with caplog.at_level(logging.WARNING):
         policy.optimizer.learning_rate = 3e-3
-        Engine.load(policy, seed=0, device="cpu").close()
+        Engine.load(policy, seed=0, device=DEVICE).close()
     assert f"finetuning.policy.optimizer.learning_rate: 0.003 is {3e-3 / expected:.0f} times the default" in caplog.text
 
 

@@ -14,11 +14,12 @@ from reinforge.engine import Engine
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import ModelRequest
+from tests.device import DEVICE
 from tests.samples import ask, hold_steps, request
 
 
 def load(folder, **config) -> Engine:
-    return Engine.load(PolicyConfig(model=str(folder), **{"max_num_seqs": 8, **config}), seed=0, device="cpu")
+    return Engine.load(PolicyConfig(model=str(folder), **{"max_num_seqs": 8, **config}), seed=0, device=DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +212,10 @@ async def test_a_cancelled_request_frees_its_slot(engine):
 
 def test_a_failure_in_the_thread_reaches_every_caller(tiny_model_dir):
     with load(tiny_model_dir) as engine:
+        engine.begin_job()  # outside of jobs, weights do not change
         engine.policy.sampler.call(lambda: engine.model.head.weight.data.fill_(float("nan")))
+        engine.end_job()
+        asyncio.run(engine.policy.publish(1))
         for _ in range(2):  # and the thread survives
             with pytest.raises(EngineError, match="not finite"):
                 ask(engine.policy, [request()] * 20)

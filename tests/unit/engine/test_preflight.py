@@ -109,7 +109,7 @@ def test_no_such_template_file(folder):
 
 
 def test_all_problems_come_at_once(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {}}))
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {}, "model_type": "llama"}))
     assert len(check_policy(PolicyConfig(model=str(tmp_path)))) == 4
 
 

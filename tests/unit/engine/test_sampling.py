@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from reinforge.engine.sampling.kv_cache import round_up
 from reinforge.engine.sampling.prefill import batch_by_length
 from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest
-from reinforge.engine.sampling.token_sampling import SamplingFilters, apply_filters, draw_uniforms, sample_tokens
+from reinforge.engine.sampling.token_sampling import (
+    SamplingFilters,
+    apply_filters,
+    draw_uniforms,
+    rank_logprobs,
+    sample_tokens,
+)
 from reinforge.types.request import SamplingParams
 from reinforge.types.supports import Supports
 
@@ -40,6 +47,38 @@ def test_sampling_inverts_the_distribution_function():
     assert kept is None
     assert tokens.tolist() == [0, 0, 1, 1, 2]
     assert torch.allclose(logprobs.exp(), torch.tensor([0.5, 0.5, 0.3, 0.3, 0.2]))
+
+
+@pytest.mark.parametrize("vocab_size", [5000, 8192])
+def test_a_large_vocabulary_is_sampled_by_blocks(vocab_size):
+    """The token at which the summed probabilities exceed u, in float64, at three temperatures; tokens without any
+    probability are never sampled, not even by rounding."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, vocab_size, generator=generator) * 3
+    logits[:, ::2] = -1e9
+    temperatures = torch.tensor([1.0, 0.7, 0.0]).repeat(100)
+    u = torch.rand(300, generator=generator)
+    u[:6] = torch.tensor([0.0, 0.0, 0.0, 1 - 2.0**-23, 1 - 2.0**-23, 0.5])
+    tokens, logprobs, kept = sample_tokens(logits, temperatures, u)
+    exact = (logits.double() / torch.where(temperatures == 0, 1.0, temperatures)[:, None]).log_softmax(-1)
+    assert kept is None
+    assert (logprobs - exact.gather(1, tokens[:, None])[:, 0]).abs().max() < 1e-4
+    greedy = temperatures == 0
+    assert torch.equal(tokens[greedy], logits[greedy].argmax(-1))
+    sums = exact.exp().cumsum(-1)
+    after, before = sums.gather(1, tokens[:, None])[:, 0], (sums - exact.exp()).gather(1, tokens[:, None])[:, 0]
+    assert ((before <= u + 1e-6) & (u <= after + 1e-6))[~greedy].all()
+    assert (tokens % 2 == 1).all()
+
+
+def test_the_most_likely_tokens_are_ranked_over_the_whole_vocabulary():
+    """At temperature 0.5 each probability is squared; at 0 the log-probs are those at 1."""
+    logits = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(3, 3)
+    tokens, logprobs = rank_logprobs(logits, torch.tensor([1.0, 0.5, 0.0]), 2)
+    assert tokens.tolist() == [[1, 2]] * 3
+    assert torch.allclose(logprobs.exp(), torch.tensor([[0.5, 0.3], [0.25 / 0.38, 0.09 / 0.38], [0.5, 0.3]]))
+    tokens, _ = rank_logprobs(torch.zeros(1, 3), torch.ones(1), 20)
+    assert tokens.tolist() == [[0, 1, 2]], "a small vocabulary, in which all are equal"
 
 
 def test_a_token_without_probability_is_never_sampled():

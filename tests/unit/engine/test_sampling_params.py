@@ -12,13 +12,14 @@ from reinforge.engine import Engine, policy
 from reinforge.engine.sampling.params import check_params
 from reinforge.errors import EngineError
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
+from tests.device import DEVICE
 
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
         yield engine
 
 
@@ -70,7 +71,7 @@ def test_a_prompt_that_no_tokenizer_can_encode_fails_alone(engine):
 def test_without_the_check_a_whole_batch_fails(tiny_model_dir, monkeypatch):
     """Mutation check: the sampler then meets the impossible setting in the middle of a batch."""
     monkeypatch.setattr(policy, "check_params", lambda *_: None)
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu") as engine:
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
         replies = ask(engine, request(seed=1), request(seed="x"), request(seed=2))
         assert [type(reply) for reply in replies] == [EngineError] * 3
         assert "sampling: TypeError" in str(replies[0])

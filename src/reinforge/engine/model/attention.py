@@ -72,9 +72,11 @@ def grouped_attention(
     if shared_keys is not None:
         prefix = shared_keys.layers[module.layer_idx]
         return flash_attention(query, key, value, scale, (prefix.keys, prefix.values), shared_keys.runs), None
-    if attention_mask is None and key.shape[2] == length and _is_causal(module, kwargs) and query.device.type == "cpu":
+    equal_sizes = value.shape[-1] == size  # not in latent attention (DeepSeek)
+    is_whole = attention_mask is None and key.shape[2] == length and equal_sizes
+    if is_whole and _is_causal(module, kwargs) and query.device.type == "cpu":
         return flash_attention(query, key, value, scale), None
-    if attention_mask is None or attention_mask.dtype == torch.bool or not _is_plain(kwargs):
+    if attention_mask is None or attention_mask.dtype == torch.bool or not (equal_sizes and _is_plain(kwargs)):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if length == 1 and not torch.is_grad_enabled():
         return decode_attention(query.view(rows, heads, size), key, value, attention_mask, scale)[:, None], None

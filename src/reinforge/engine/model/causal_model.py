@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +18,15 @@ from torch import Tensor, nn
 
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.model.last_mlp import compute_mlp_at, find_last_layer
+from reinforge.engine.model.missing_kernels import shorten_kernel_warnings
+from reinforge.engine.model.model_cache import LayerKind, find_layer_kinds
+from reinforge.engine.model.text_part import find_text_part
 from reinforge.errors import ConfigError, Problem
 
 logger = logging.getLogger(__name__)
+
+TRIAL_FAILURES = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What a module raises if it does not take a cache, a mask or positions in the form that it is given."""
 
 DEFAULT_ADAPTER = "default"
 """PEFT's name for an adapter without a name; a model without adapters uses it for all of its weights, too."""
@@ -39,16 +46,20 @@ class CausalModel:
     """
 
     def __init__(self, module: Any, max_model_len: int | None = None, fast_paths: FastPaths | None = None):
+        shorten_kernel_warnings()
         self.module: Any = module
         self.module.eval()
         self.device = next(module.parameters()).device
         self.config = self.module.config.get_text_config()
         self.fast_paths = fast_paths or FastPaths()
-        self.base: Any = module.base_model
+        text = find_text_part(module)
+        self.base: Any = module.base_model if text is module else text
         self.head: Any = module.get_output_embeddings()
-        self._takes_positions = "position_ids" in inspect.signature(self.module.forward).parameters
+        parameters = inspect.signature(self.module.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"  # Mamba's name
         self.separable = self._is_separable()
-        self._last_layer = find_last_layer(self.module) if self.fast_paths.last_mlp else None
+        self._last_layer = find_last_layer(text) if self.fast_paths.last_mlp else None
         if self._last_layer is not None and not self._is_last_mlp_exact():
             self._last_layer = None
         self.max_model_len = self._resolve_max_model_len(max_model_len)
@@ -105,8 +116,22 @@ class CausalModel:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that cache keys and values."""
+        """Number of layers."""
         return self.config.num_hidden_layers
+
+    @cached_property
+    def layer_kinds(self) -> list[LayerKind]:
+        """What each layer keeps between tokens.
+
+        Raises:
+            EngineError: A layer keeps something that the sampler has no cache for.
+        """
+        return find_layer_kinds(self.config)
+
+    @property
+    def has_states(self) -> bool:
+        """True if some layers keep states, which exist only after the last token that was computed."""
+        return any(kind.has_states for kind in self.layer_kinds)
 
     @property
     def attn_implementation(self) -> str:
@@ -132,6 +157,8 @@ class CausalModel:
         """
         if position_ids_BT is not None and self._takes_positions:
             kwargs["position_ids"] = position_ids_BT
+        if "past_key_values" in kwargs:
+            kwargs[self._cache_name] = kwargs.pop("past_key_values")
         kwargs.setdefault("use_cache", False)
         layer = self._last_layer
         with nullcontext() if indices_N is None or layer is None else compute_mlp_at(indices_N, layer):
@@ -187,7 +214,7 @@ class CausalModel:
         whole = self.features(token_ids_BT).flatten(0, 1)[indices_N]
         try:
             some = self.features(token_ids_BT, indices_N=indices_N).flatten(0, 1)[indices_N]
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+        except TRIAL_FAILURES as cause:
             reason = f"{type(cause).__name__}: {cause}"
         else:
             error, size = (whole - some).abs().max().item(), whole.abs().max().item()

@@ -104,6 +104,9 @@ class _FlashAttention(Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, runs: Sequence[PrefixRun], *prefix: Tensor
     ) -> Tensor:
         """Returns the attention; saves it with its log-sum-exps and the inputs."""
+        saved = query, key, value, *prefix
+        query, key, value = _widen(query), _widen(key), _widen(value)
+        prefix = tuple(_widen(states) for states in prefix)
         parts = [
             _FLASH(
                 query[:, :, a:b],
@@ -134,14 +137,16 @@ class _FlashAttention(Function):
             output[run.rows].addcmul_(over_prefix, (prefix_sums - total_sums).exp_()[..., None])
             own_sums.copy_(total_sums)
         ctx.scale, ctx.runs = scale, runs
-        ctx.save_for_backward(query, key, value, output, sums, *prefix)
+        output = output.to(saved[0].dtype)
+        ctx.save_for_backward(output, sums, *saved)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of queries, keys and values."""
-        query, key, value, output, sums, *prefix = ctx.saved_tensors
-        gradient, scale = gradients[0], ctx.scale
+        output, sums, *saved = ctx.saved_tensors
+        query, key, value, *prefix = (_widen(states) for states in saved)
+        output, gradient, scale = _widen(output), _widen(gradients[0]), ctx.scale
         query_grads: list[Tensor] = []
         key_value_grads: list[Tensor] = []
         for a, b in reversed(_split_queries(query.shape[2])):  # the last chunk has a gradient for every key
@@ -179,7 +184,13 @@ class _FlashAttention(Function):
             query_grad[run.rows] += _ungroup_rows(part_grad, run)
             for whole, part in zip(prefix_grads, run_grads, strict=True):
                 whole[run.prefixes, :, : run.length] = part
-        return query_grad, *key_value_grads, None, None, *prefix_grads
+        query_grad, *key_value_grads = (each.to(saved[0].dtype) for each in (query_grad, *key_value_grads))
+        return query_grad, *key_value_grads, None, None, *(each.to(saved[0].dtype) for each in prefix_grads)
+
+
+def _widen(states: Tensor) -> Tensor:
+    """Returns the states in float32 if they have fewer bits: the kernel's backward pass is 5 x as slow in bfloat16."""
+    return states.float() if states.dtype.itemsize < 4 else states
 
 
 def _split_queries(length: int) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from reinforge.engine.model.architecture import find_untrainable
 from reinforge.engine.model.model_files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -13,63 +14,85 @@ from reinforge.engine.model.model_files import (
     TOKENIZER_CONFIG,
     check_files,
     check_tokenizer_settings,
-    find_base,
+    read_json,
 )
+from reinforge.engine.model.source import ModelSource, find_base_source
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
 
 PROBE_S = 10.0
 """Seconds in which the hub has to answer."""
 
 
-def check_model_source(source: str | Path, path: str, *, weights: bool = True) -> bool:
+def check_model_source(source: str | Path, path: str, *, weights: bool = True, revision: str | None = None) -> bool:
     """Checks a model and the base model of an adapter; returns True if only files on this machine may be used.
 
     Args:
         source: Folder or hub id.
         path: The setting that names it, for messages.
         weights: Its weights are loaded, not only its configuration.
+        revision: Commit, tag or branch of a hub id.
 
     Raises:
         ConfigError: It refers to code, to weights outside of it, or to an adapter as the base of an adapter.
         BackendUnavailable: It is a hub id, and neither the cache has it nor does the hub answer.
     """
-    is_offline = is_hub_unreachable(source)
-    folder = find_folder(source, SMALL_FILES, local_only=is_offline)
+    is_offline = is_hub_unreachable(source, revision)
+    folder = find_folder(source, SMALL_FILES, local_only=is_offline, revision=revision)
     if folder is None:
         return is_offline
     is_only_local = is_offline or Path(source).is_dir()
     problems = check_files(folder, path, is_complete=weights and Path(source).is_dir())
-    base = find_base(folder)
-    if base and not problems:
-        is_offline = is_hub_unreachable(base)
-        is_only_local &= is_offline or Path(base).is_dir()
-        below = find_folder(base, SMALL_FILES, local_only=is_offline)
+    base = None if problems else find_base_source(folder, path)
+    if base is not None and not base.is_gguf:
+        is_offline = is_hub_unreachable(base.location, base.revision)
+        is_only_local &= is_offline or base.is_folder
+        below = find_folder(base.location, SMALL_FILES, local_only=is_offline, revision=base.revision)
         if below is not None and (below / ADAPTER_CONFIG).exists():
-            message = f"{base} is an adapter, too; the base of an adapter has to be a model"
+            message = f"{base.name} is an adapter, too; the base of an adapter has to be a model"
             problems = [Problem(path, message, "set base_model_name_or_path to a model without adapters")]
         elif below is not None:
-            problems = check_files(below, path, is_complete=weights and Path(base).is_dir())
-        problems = [replace(each, message=f"{source} holds adapters of {base}: {each.message}") for each in problems]
+            problems = check_files(below, path, is_complete=weights and base.is_folder)
+        problems = [
+            replace(each, message=f"{source} holds adapters of {base.name}: {each.message}") for each in problems
+        ]
     if problems:
         raise ConfigError(problems)
     return is_only_local
 
 
-def check_tokenizer_source(source: str | Path, path: str) -> bool:
+def check_trainable(source: ModelSource, path: str) -> None:
+    """Checks that a model generates text in a way that the engine can train, before its weights are downloaded.
+
+    Raises:
+        ConfigError: It does not: an encoder, an encoder-decoder, or a family that transformers does not have.
+    """
+    folder = find_folder(source.location, SMALL_FILES, local_only=True, revision=source.revision)
+    settings = read_json(folder / CONFIG) if folder is not None else None
+    if settings is not None and (found := list(find_untrainable(settings))):
+        raise ConfigError([Problem(path, f"{source.name} {message}", fix) for message, fix in found])
+
+
+def find_adapter_base(source: str | Path, path: str, revision: str | None = None) -> ModelSource | None:
+    """Returns the base model of an adapter, after `check_model_source` has checked both; None: it is no adapter."""
+    folder = find_folder(source, SMALL_FILES, local_only=True, revision=revision)
+    return None if folder is None else find_base_source(folder, path)
+
+
+def check_tokenizer_source(source: str | Path, path: str, revision: str | None = None) -> bool:
     """Checks a tokenizer as `check_model_source` does a model; returns True if only local files may be used.
 
     Raises:
         ConfigError: It refers to code.
         BackendUnavailable: It is a hub id, and neither the cache has it nor does the hub answer.
     """
-    is_offline = is_hub_unreachable(source)
-    folder = find_folder(source, (TOKENIZER_CONFIG,), local_only=is_offline)
+    is_offline = is_hub_unreachable(source, revision)
+    folder = find_folder(source, (TOKENIZER_CONFIG,), local_only=is_offline, revision=revision)
     if folder is not None and (problems := check_tokenizer_settings(folder, path)):
         raise ConfigError(problems)
     return is_offline or Path(source).is_dir()
 
 
-def is_hub_unreachable(source: str | Path) -> bool:
+def is_hub_unreachable(source: str | Path, revision: str | None = None) -> bool:
     """Returns True for a hub id that can only come from the cache, because there is no connection to the hub.
 
     Raises:
@@ -79,25 +102,34 @@ def is_hub_unreachable(source: str | Path) -> bool:
         return False
     from huggingface_hub import constants
 
-    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _probe(str(source), constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE:
+        reason: str | None = "HF_HUB_OFFLINE is set"
+    else:
+        reason = _probe(str(source), constants.ENDPOINT)
     if reason is None:
         return False
-    if find_folder(source, (CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG), local_only=True) is None:
+    names = (CONFIG, ADAPTER_CONFIG, TOKENIZER_CONFIG)
+    if find_folder(source, names, local_only=True, revision=revision) is None:
         unset = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect this machine, or set HF_ENDPOINT"
+        what, option = (source, "") if revision is None else (f"{source} at {revision}", f" --revision {revision}")
         raise BackendUnavailable(
-            f"{reason}, and the cache {constants.HF_HUB_CACHE} does not have {source}; {unset}, or run `hf download "
-            f"{source}` where there is a network and copy that cache (HF_HUB_OFFLINE=1 then skips every request)"
+            f"{reason}, and the cache {constants.HF_HUB_CACHE} does not have {what}; {unset}, or run `hf download "
+            f"{source}{option}` where there is a network and copy that cache (HF_HUB_OFFLINE=1 then skips every "
+            f"request)"
         )
     return True
 
 
-def find_folder(source: str | Path, names: tuple[str, ...], *, local_only: bool) -> Path | None:
+def find_folder(
+    source: str | Path, names: tuple[str, ...], *, local_only: bool, revision: str | None = None
+) -> Path | None:
     """Returns the folder with those of a model's files that exist, fetched from the hub if needed; None: there is none.
 
     Args:
         source: Folder or hub id.
         names: The files.
         local_only: Look in the cache only.
+        revision: Commit, tag or branch of a hub id.
     """
     if Path(source).is_dir():
         return Path(source)
@@ -107,6 +139,7 @@ def find_folder(source: str | Path, names: tuple[str, ...], *, local_only: bool)
         cached_file(
             str(source),
             name,
+            revision=revision,
             local_files_only=local_only,
             _raise_exceptions_for_gated_repo=not local_only,
             _raise_exceptions_for_missing_entries=False,

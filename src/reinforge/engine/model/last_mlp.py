@@ -40,7 +40,9 @@ def compute_mlp_at(indices_N: Tensor, layer: Any) -> Iterator[None]:
         shape = inputs[0].shape
         return inputs[0].flatten(0, 1).index_select(0, indices_N)[None], *inputs[1:]
 
-    def scatter(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def scatter(_: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # experts may return the router's choices, too
+            return scatter(_, inputs, output[0]), *output[1:]
         zeros = output.new_zeros(shape).flatten(0, 1)
         return zeros.index_copy(0, indices_N, output[0]).view(shape)
 

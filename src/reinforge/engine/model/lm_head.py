@@ -20,6 +20,9 @@ from torch.autograd import Function
 CHUNK_LOGITS = 2**24
 """Logits in memory at a time: 64 MiB in float32, twice in a pass."""
 
+FROZEN_CHUNK_LOGITS = 2**22
+"""The same where the output layer is frozen: fewer stay in a CPU's cache, and no gradient of the weight adds up."""
+
 
 class ChunkedLMHead(Function):
     """`(features [N, H], weight [V, H], targets [N], scales [N], entropy_grad) -> log p [N], entropy [N]`.
@@ -35,6 +38,14 @@ class ChunkedLMHead(Function):
         ctx: Any, features_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scales_N: Tensor, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
         """Returns log-probs and entropies; saves the inputs and two numbers per token."""
+        ctx.is_frozen = not (weight_VH.requires_grad or entropy_grad)
+        if ctx.is_frozen:
+            logprobs_N, entropies_N, slopes_NH = _compute_with_slopes(
+                features_NH, weight_VH, targets_N, scales_N, ctx.needs_input_grad[0]
+            )
+            ctx.save_for_backward(slopes_NH)
+            ctx.mark_non_differentiable(entropies_N)
+            return logprobs_N, entropies_N
         none = features_NH.new_zeros(0, dtype=torch.float32)
         logprobs, entropies, sums = [none], [none], [none]
         for n in split_tokens(len(targets_N), len(weight_VH)):
@@ -54,6 +65,9 @@ class ChunkedLMHead(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """Returns the gradients of features and weight."""
+        if ctx.is_frozen:
+            (slopes_NH,) = ctx.saved_tensors
+            return slopes_NH * gradients[0][:, None].to(slopes_NH.dtype), None, None, None, None
         features_NH, weight_VH, targets_N, scales_N, sums_N, entropies_N = ctx.saved_tensors
         logprob_grads_N, entropy_grads_N = gradients
         features_grad = torch.empty_like(features_NH) if ctx.needs_input_grad[0] else None
@@ -78,12 +92,36 @@ class ChunkedLMHead(Function):
         return features_grad, None if weight_grad is None else weight_grad.to(weight_VH.dtype), None, None, None
 
 
-def split_tokens(num_tokens: int, vocab_size: int) -> list[slice]:
+def _compute_with_slopes(
+    features_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scales_N: Tensor, needs_slopes: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns log-probs, entropies, and the gradient of each log-prob by its features, `[N, H]`, if it is needed.
+
+    Where the output layer is frozen, the gradient of the features is this slope times one number per token, so the
+    backward pass needs no logits: two products with the weight instead of three. With m = max_v z_v and p = softmax(z),
+    log sum_v exp z_v = m - log max_v p_v.
+    """
+    logprobs, entropies = ([features_NH.new_zeros(0, dtype=torch.float32)] for _ in range(2))
+    slopes_NH = torch.empty_like(features_NH) if needs_slopes else None
+    for n in split_tokens(len(targets_N), len(weight_VH), FROZEN_CHUNK_LOGITS):
+        logits_nV = _compute_logits(features_NH[n], weight_VH, scales_N[n])
+        probs_nV = logits_nV.softmax(-1)
+        sums_n = logits_nV.amax(-1) - probs_nV.amax(-1).log_()
+        logprobs.append(logits_nV.gather(1, targets_N[n, None])[:, 0] - sums_n)
+        entropies.append(sums_n - torch.linalg.vecdot(probs_nV, logits_nV))
+        if slopes_NH is not None:
+            probs_nV.scatter_add_(1, targets_N[n, None], -torch.ones_like(sums_n)[:, None])
+            torch.mm(probs_nV.to(weight_VH.dtype), weight_VH, out=slopes_NH[n])
+            slopes_NH[n] /= -scales_N[n, None].to(slopes_NH.dtype)
+    return torch.cat(logprobs), torch.cat(entropies), slopes_NH
+
+
+def split_tokens(num_tokens: int, vocab_size: int, chunk_logits: int | None = None) -> list[slice]:
     """Returns the tokens of each chunk.
 
     Example: 5 tokens and a vocabulary of a third of `CHUNK_LOGITS` -> [slice(0, 3), slice(3, 6)].
     """
-    size = max(1, CHUNK_LOGITS // vocab_size)
+    size = max(1, (chunk_logits or CHUNK_LOGITS) // vocab_size)
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
@@ -91,4 +129,4 @@ def _compute_logits(features_nH: Tensor, weight_VH: Tensor, scales_n: Tensor) ->
     logits_nV = features_nH @ weight_VH.T
     if logits_nV.dtype in (torch.bfloat16, torch.float16):
         logits_nV = logits_nV.float()
-    return logits_nV.div_(scales_n[:, None])
+    return logits_nV if bool((scales_n == 1).all()) else logits_nV.div_(scales_n[:, None])

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.model.attention import use_grouped_attention
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
-from reinforge.engine.model.hub import check_model_source, check_tokenizer_source
-from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA, MODEL, TOKENIZER
+from reinforge.engine.model.fused_layers import use_fused_layers
+from reinforge.engine.model.hub import check_model_source, check_tokenizer_source, check_trainable, find_adapter_base
+from reinforge.engine.model.missing_kernels import import_bitsandbytes
+from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA
+from reinforge.engine.model.quantization import quantize_linear_layers
+from reinforge.engine.model.source import MODEL, TOKENIZER, check_same_tokens, find_source, open_source, open_tokenizer
 from reinforge.engine.model.template_sandbox import find_template_problem
+from reinforge.engine.model.text_part import (
+    find_auto_class,
+    find_expert_parameters,
+    find_layers_without_adapters,
+    freeze_other_parts,
+)
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary, did_you_mean
 from reinforge.types.seeding import stable_seed
 
+logger = logging.getLogger(__name__)
+
+TRAIN_EXPERTS = "to train the experts, too, set finetuning.policy.lora.target_parameters: all-experts"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device(name: str) -> torch.device:
     """Returns the device called `name`; `auto` prefers CUDA, then MPS, then the CPU.
+
+    Another accelerator that torch knows (such as `xpu`) is used only if it is named.
 
     Raises:
         ConfigError: This machine has no such device.
@@ -35,6 +51,8 @@ def pick_device(name: str) -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(device for device, is_available in available.items() if is_available)
+    if name not in available and (accelerator := torch.accelerator.current_accelerator()) is not None:
+        available[accelerator.type] = True
     if not available.get(name, False):
         names = ", ".join(device for device, is_available in available.items() if is_available)
         raise ConfigError(Problem("finetuning.device", f"this machine has no {name}", f"use one of: {names}, auto"))
@@ -53,24 +71,57 @@ def _translate_load_errors(source: str | Path | None, what: str) -> Iterator[Non
             raise BackendUnavailable(f"{what}: {str(error).splitlines()[0]}") from error
 
 
-def load_module(source: str | Path, dtype: torch.dtype) -> nn.Module:
-    """Returns the module with its weights, from safetensors only and without remote code.
+def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = None) -> nn.Module:
+    """Returns the module with its weights, from safetensors or GGUF only and without remote code.
+
+    Args:
+        source: Folder, hub id, GGUF file or `pip:NAME`; of an adapter, the base model is loaded, too.
+        dtype: Type of the weights.
+        revision: Commit, tag or branch of a hub id.
 
     Raises:
-        ConfigError: The model refers to code, or to weights outside of its folder.
+        ConfigError: The model refers to code, or to weights outside of its folder, or lacks weights.
         BackendUnavailable: A hub id is neither in the cache nor to be had from the hub.
         EngineError: The model cannot be loaded.
     """
+    import_bitsandbytes()
     with _translate_load_errors(source, f"cannot load the model {source}"):
-        is_local = check_model_source(source, MODEL)
-        return AutoModelForCausalLM.from_pretrained(
-            source,
+        own = open_source(find_source(str(source), MODEL, revision), MODEL)
+        is_local = check_model_source(own.location, MODEL, revision=own.revision)
+        base = find_adapter_base(own.location, MODEL, own.revision)
+        model = own if base is None else open_source(base, MODEL)
+        check_trainable(model, MODEL)
+        config = AutoConfig.from_pretrained(
+            model.location, trust_remote_code=False, local_files_only=is_local, **_revision_argument(model.revision)
+        )
+        module, loaded = find_auto_class(config).from_pretrained(
+            model.location,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=is_local,
             adapter_kwargs={"local_files_only": is_local},  # else it looks for adapters at the hub
+            output_loading_info=True,
+            **_revision_argument(model.revision),
         )
+        _refuse_missing_weights(model.name, loaded["missing_keys"])
+        if base is not None:
+            settings = {"local_files_only": is_local, **_revision_argument(own.revision)}
+            module.load_adapter(own.location, adapter_kwargs=settings)
+        return module
+
+
+def _revision_argument(revision: str | None) -> dict[str, str]:
+    return {} if revision is None else {"revision": revision}
+
+
+def _refuse_missing_weights(source: str, names: Iterable[str]) -> None:
+    """Refuses a model some of whose weights would be random, such as a classifier's, which has no output layer."""
+    if missing := sorted(names):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        message = f"{source} has no weights for {missing[0]}{more}, so it is no complete language model"
+        fix = "use a checkpoint of the language model, whose config.json names an architecture ...ForCausalLM"
+        raise ConfigError(Problem(MODEL, message, fix))
 
 
 def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_ADAPTER) -> None:
@@ -83,6 +134,7 @@ def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_
         ConfigError: No layer matches `target_modules`, a module of `modules_to_save` cannot be trained in full, or a
             part of the model has the adapter's name.
     """
+    import_bitsandbytes()
     from peft import LoraConfig
 
     if hasattr(nn.ModuleDict, name) or any(name in path.split(".") for path, _ in module.named_modules()):
@@ -94,12 +146,17 @@ def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_
     if Path(module.name_or_path).is_dir():  # `adapter_config.json` will name this folder
         module.name_or_path = str(Path(module.name_or_path).absolute())
     check_modules_to_save(module, config.modules_to_save or [])
+    experts = find_expert_parameters(module) or None
+    if experts and not config.target_parameters:
+        logger.info("LoRA: the experts (%s) and their routers stay frozen; %s", ", ".join(experts), TRAIN_EXPERTS)
     settings = LoraConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         use_rslora=config.use_rslora,
         target_modules=config.target_modules,
+        exclude_modules=find_layers_without_adapters(module) or None,
+        target_parameters=experts if config.target_parameters == "all-experts" else config.target_parameters,
         modules_to_save=config.modules_to_save or None,
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in module.modules()),
         task_type="CAUSAL_LM",
@@ -144,14 +201,17 @@ def check_modules_to_save(module: Any, names: Sequence[str]) -> None:
             raise ConfigError(Problem(where, message, f"remove {name}, or use a model without tied embeddings"))
 
 
-def init_random_module(source: str | Path, dtype: torch.dtype, seed: int) -> nn.Module:
+def init_random_module(source: str | Path, dtype: torch.dtype, seed: int, revision: str | None = None) -> nn.Module:
     """Returns a module with the configuration of `source` and random weights from the seed, equal on every device."""
     what = f"cannot initialize a model from the configuration of {source}"
     with _translate_load_errors(source, what), torch.random.fork_rng(devices=[]):
-        is_local = check_model_source(source, MODEL, weights=False)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
+        own = open_source(find_source(str(source), MODEL, revision), MODEL)
+        is_local = check_model_source(own.location, MODEL, weights=False, revision=own.revision)
+        config = AutoConfig.from_pretrained(
+            own.location, trust_remote_code=False, local_files_only=is_local, **_revision_argument(own.revision)
+        )
         torch.manual_seed(stable_seed(seed, "weights"))
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        return find_auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def load_model(
@@ -160,18 +220,26 @@ def load_model(
     """Returns the configured model; where it trains adapters, with one for each of these names."""
     if config.model is None or config.model.startswith("bundled:"):
         message = f"{config.model!r} is neither a folder nor a hub id"
-        raise ConfigError(Problem("finetuning.policy.model", message, "give the folder of a Hugging Face model"))
+        raise ConfigError(Problem(MODEL, message, "give the folder of a Hugging Face model"))
     dtype, target, fast_paths = DTYPES[config.dtype], pick_device(device), FastPaths.switch(config.fast_paths)
     is_random = config.init == "random"
-    module = init_random_module(config.model, dtype, seed) if is_random else load_module(config.model, dtype)
+    if is_random:
+        module = init_random_module(config.model, dtype, seed, config.revision)
+    else:
+        module = load_module(config.model, dtype, config.revision)
+    freeze_other_parts(module)
     if getattr(module, "_hf_peft_config_loaded", False):
         for name, parameter in module.named_parameters():
             parameter.requires_grad_("lora_" in name or ".modules_to_save." in name)
     elif config.lora is not None:
+        if config.quantization is not None:
+            quantize_linear_layers(module, target)
         for name in adapters:
             add_adapter(module, config.lora, seed, name)
     if fast_paths.attention:
         use_grouped_attention(module)
+    if fast_paths.fused_layers:
+        use_fused_layers(module, has_adapters=getattr(module, "_hf_peft_config_loaded", False))
     return CausalModel(module.to(target), config.max_model_len, fast_paths)
 
 
@@ -181,10 +249,14 @@ def load_tokenizer(config: PolicyConfig) -> Any:
     Raises:
         ConfigError: There is no chat template.
     """
-    source = config.tokenizer or config.model
+    source, setting = config.tokenizer or config.model, TOKENIZER if config.tokenizer else MODEL
     with _translate_load_errors(source, f"cannot load the tokenizer {source}"):
-        is_local = check_tokenizer_source(str(source), TOKENIZER if config.tokenizer else MODEL)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
+        own = open_tokenizer(config)
+        is_local = check_tokenizer_source(own.location, setting, own.revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            own.location, trust_remote_code=False, local_files_only=is_local, **_revision_argument(own.revision)
+        )
+        check_same_tokens(tokenizer, config)
     if config.chat_template is not None:
         is_text = "{" in config.chat_template
         tokenizer.chat_template = config.chat_template if is_text else Path(config.chat_template).read_text()

@@ -15,6 +15,13 @@ from reinforge.engine.model.attention import GROUPED_ATTENTION
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.errors import EngineError
 
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+ATTENTION_OF = {"hybrid": FULL, "hybrid_sliding": SLIDING}
+"""Kind of attention in layers that have both attention and states."""
+
+Masks = Tensor | dict[str, Tensor | None] | None
+"""What a model takes as `attention_mask`: one mask, one for each kind of layer, or none."""
+
 
 class AttentionMasks:
     """Builds the masks of one model.
@@ -36,43 +43,55 @@ class AttentionMasks:
             raise EngineError(
                 f"the sampler supports the attention functions sdpa and eager, not {model.attn_implementation!r}"
             )
-        self.kinds = set(getattr(model.config, "layer_types", None) or [])
-        unknown = self.kinds - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise EngineError(f"the sampler cannot cache layers of type {', '.join(sorted(unknown))}")
-        slides = self.kinds != {"full_attention"}
-        self.window: int | None = getattr(model.config, "sliding_window", None) if slides else None
+        self.has_states = model.has_states
+        self.kinds = {ATTENTION_OF.get(kind.name, kind.name) for kind in model.layer_kinds if kind.has_keys}
+        self.window: int | None = getattr(model.config, "sliding_window", None) if SLIDING in self.kinds else None
+        self.chunk: int | None = getattr(model.config, "attention_chunk_size", None) if CHUNKED in self.kinds else None
         self.zero = torch.zeros((), dtype=model.dtype, device=model.device)
 
     def sees_all(self, length: int) -> bool:
         """Returns True if every token of a row of this length sees all earlier tokens."""
-        return self.window is None or length <= self.window
+        return (self.window is None or length <= self.window) and (self.chunk is None or length <= self.chunk)
 
-    def build_dummy_mask(self) -> Tensor | dict[str, Tensor]:
+    def build_dummy_mask(self) -> Masks:
         """Returns a mask that is never read, `[1, 1, 1, 1]`; it keeps transformers from building one."""
         first = torch.zeros(1, 1, dtype=torch.long, device=self.zero.device)
         return self.build_mask(first, first)
 
-    def build_step_mask(self, positions_B: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+    def build_step_mask(self, positions_B: Tensor, length: int) -> Masks:
         """Returns the mask of one new token per row over `length` tokens of its cache, `[B, 1, 1, L]`."""
         places_L = torch.arange(length, device=positions_B.device)
         return self.build_mask(positions_B[:, None], places_L[None])
 
-    def build_mask(self, queries_BS: Tensor, keys_BL: Tensor) -> Tensor | dict[str, Tensor]:
+    def build_mask(self, queries_BS: Tensor, keys_BL: Tensor, is_token_BS: Tensor | None = None) -> Masks:
         """Returns 0 where a query sees a key and the dtype's least number elsewhere, `[B, 1, S, L]`.
+
+        Layers with states get `is_token_BS` instead, and nothing if it is None.
 
         Args:
             queries_BS: Position of each query.
             keys_BL: Position of each key; no query sees a key at a later position.
+            is_token_BS: 0 where a query is padding, else 1; None: there is no padding.
         """
-        full = self._build(queries_BS, keys_BL, None)
-        if self.window is None:
-            return full
-        sliding = self._build(queries_BS, keys_BL, self.window)
-        return {"full_attention": full, "sliding_attention": sliding} if len(self.kinds) > 1 else sliding
+        masks: dict[str, Tensor | None] = {}
+        if FULL in self.kinds:
+            masks[FULL] = self._build(queries_BS, keys_BL, None)
+        if SLIDING in self.kinds:
+            masks[SLIDING] = self._build(queries_BS, keys_BL, self.window)
+        if CHUNKED in self.kinds:
+            mask = self._build(queries_BS, keys_BL, None)
+            masks[CHUNKED] = mask if self.chunk is None else mask + self._build_chunks(queries_BS, keys_BL, self.chunk)
+        if self.has_states:
+            return {**masks, "linear_attention": is_token_BS, "conv": is_token_BS} if masks else is_token_BS
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _build(self, queries_BS: Tensor, keys_BL: Tensor, window: int | None) -> Tensor:
         return build_additive_mask(queries_BS, keys_BL, window, self.zero, torch.finfo(self.zero.dtype).min)
+
+    def _build_chunks(self, queries_BS: Tensor, keys_BL: Tensor, size: int) -> Tensor:
+        """Returns 0 where query and key are in the same chunk of this many tokens (Llama 4)."""
+        same_BSL = queries_BS[:, :, None] // size == keys_BL[:, None, :] // size
+        return torch.where(same_BSL, self.zero, torch.finfo(self.zero.dtype).min)[:, None]
 
 
 def build_additive_mask(queries_BS: Tensor, keys_BL: Tensor, window: int | None, zero: Tensor, least: float) -> Tensor:

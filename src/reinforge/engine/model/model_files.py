@@ -92,8 +92,9 @@ def _find_unsafe_settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]
             yield f"names code to load ({key}), which reinforge never runs", f"remove {key}"
         elif key == "quantization_config" and value:
             yield (
-                "describes quantized weights (quantization_config), which cannot be trained",
-                ("use the model's float weights"),
+                f"describes quantized weights (quantization_config){_name_method(value)}, which cannot be trained",
+                "use the model's float weights (the same model without a suffix such as -GPTQ, -AWQ or -FP8), or a "
+                "GGUF file of it, whose weights are converted to float32",
             )
         elif key == "transformers_weights" and value is not None:
             yield "names other weights (transformers_weights)", f"remove it, and call the weights {INDEX[:17]}"
@@ -103,6 +104,12 @@ def _find_unsafe_settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]
             if not all(each is None or each in ATTENTION for each in named):
                 found = json.dumps(value)[:60]
                 yield f"sets {key} to {found}, but only {allowed} run without a downloaded kernel", f"remove {key}"
+
+
+def _name_method(settings: Any) -> str:
+    """Returns how weights are quantized, such as ` by gptq`; nothing if the configuration does not say it."""
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    return f" by {method[:20]}" if isinstance(method, str) else ""
 
 
 def _iterate_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.schema import PolicyConfig
+from reinforge.engine.installed import BITSANDBYTES, is_installed
+from reinforge.engine.model.architecture import find_untrainable
+from reinforge.engine.model.gguf_tokenizer import TEMPLATE
 from reinforge.engine.model.model_files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -18,9 +21,22 @@ from reinforge.engine.model.model_files import (
     find_base,
     read_json,
 )
-from reinforge.errors import Problem, did_you_mean
+from reinforge.engine.model.source import (
+    GGUF,
+    MODEL,
+    REVISION,
+    TOKENIZER,
+    ModelSource,
+    find_base_source,
+    find_gguf_problems,
+    find_source,
+    find_tokenizer_source,
+    read_gguf,
+)
+from reinforge.errors import ConfigError, Problem, did_you_mean
 
-MODEL, TOKENIZER, LORA = "finetuning.policy.model", "finetuning.policy.tokenizer", "finetuning.policy.lora"
+LORA = "finetuning.policy.lora"
+QUANTIZATION = "finetuning.policy.quantization"
 CHAT_TEMPLATE = "finetuning.policy.chat_template"
 PLAIN_NAMES = {"llama", "mistral", "qwen2", "qwen3"}
 """Families whose files name tensors as their modules are called; transformers renames those of many others."""
@@ -36,17 +52,41 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
     if config.model is None:
         return [Problem(MODEL, "no model is named", "name the folder or the hub id of a Hugging Face model")]
     if config.model.startswith("bundled:"):
-        return _check_template_file(config) or (_check_template(config) if config.chat_template else [])
-    folder = Path(config.model)
-    problems = _check_folder(config.model, MODEL) or (_check_model(config, folder) if folder.is_dir() else [])
+        problems = _check_template_file(config) or (_check_template(config, None) if config.chat_template else [])
+        if config.revision is not None:
+            problems.append(Problem(REVISION, f"{config.model} is no hub id, so it has no revision", "remove revision"))
+        return problems
+    problems, model = _find(config.model, MODEL, config.revision)
+    problems += _check_model(config, model) if model is not None else []
     if config.lora is not None and config.init == "random":
         message = "adapters trained on random weights cannot be used with any published model"
         problems.append(Problem(LORA, message, "remove either lora or init: random"))
+    problems += _check_quantization(config, model)
+    tokenizer = None
     if config.tokenizer is not None:
-        problems += _check_folder(config.tokenizer, TOKENIZER)
-    if not problems or folder.is_dir():
-        problems += _check_tokenizer(config)
-    return problems + (_check_template_file(config) or _check_template(config))
+        found, tokenizer = _find(config.tokenizer, TOKENIZER)
+        problems += found
+    elif model is not None and (not problems or model.is_folder):
+        tokenizer = find_tokenizer_source(config)
+    problems += _check_tokenizer(config, tokenizer) if tokenizer is not None else []
+    return problems + (_check_template_file(config) or _check_template(config, tokenizer))
+
+
+def _check_quantization(config: PolicyConfig, model: ModelSource | None) -> list[Problem]:
+    """Returns why this policy's base model cannot be kept in 4 bits."""
+    if config.quantization is None:
+        return []
+    problems = []
+    if model is not None and model.is_folder and (Path(model.location) / ADAPTER_CONFIG).is_file():
+        message = f"{config.model} already has adapters, and only a base model is kept in {config.quantization}"
+        problems.append(Problem(QUANTIZATION, message, "name the base model, or remove quantization"))
+    elif config.lora is None:
+        message = f"weights in {config.quantization} are frozen, so without lora nothing is trained"
+        problems.append(Problem(QUANTIZATION, message, "set finetuning.policy.lora, {} for its defaults"))
+    if not is_installed(BITSANDBYTES):
+        fix = 'pip install "reinforge[qlora]", or remove quantization'
+        problems.append(Problem(QUANTIZATION, f"{config.quantization} needs bitsandbytes, which is not installed", fix))
+    return problems
 
 
 def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) -> list[Problem]:
@@ -98,30 +138,60 @@ def looks_like_hub_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
 
 
-def _check_folder(name: str, path: str) -> list[Problem]:
-    if Path(name).is_dir():
-        return []
+def _find(name: str, path: str, revision: str | None = None) -> tuple[list[Problem], ModelSource | None]:
+    """Returns what a name stands for, or why it stands for nothing."""
+    try:
+        source = find_source(name, path, revision)
+    except ConfigError as error:
+        return error.problems, None
+    if source.is_folder or source.is_gguf:
+        return [], source
     if Path(name).exists():
-        return [Problem(path, f"{name} is a file, not a folder", "give the folder that holds config.json")]
-    if looks_like_hub_id(name):
-        return []
-    fix = "give a folder that exists, or a hub id such as owner/name"
-    return [Problem(path, f"there is no folder {name} (looked in {Path.cwd()})", fix)]
+        fix = "give the folder that holds config.json, or a GGUF file"
+        return [Problem(path, f"{name} is a file, neither a folder nor GGUF", fix)], None
+    if name.lower().endswith(GGUF) or not looks_like_hub_id(name):
+        fix = "give a folder or a GGUF file that exists, or a hub id such as owner/name"
+        return [Problem(path, f"there is no {_name_kind(name)} {name} (looked in {Path.cwd()})", fix)], None
+    return [], source
 
 
-def _check_model(config: PolicyConfig, folder: Path) -> list[Problem]:
+def _name_kind(name: str) -> str:
+    return "file" if name.lower().endswith(GGUF) else "folder"
+
+
+def _check_model(config: PolicyConfig, source: ModelSource) -> list[Problem]:
+    if source.is_gguf:
+        return find_gguf_problems(source.location, MODEL, tokenizer=config.tokenizer is None)
+    return _check_folder(config, Path(source.location)) if source.is_folder else []
+
+
+def _check_adapter(config: PolicyConfig, folder: Path) -> list[Problem] | None:
+    """Returns the problems of an adapter's base model; None: the folder holds a model of its own."""
+    try:
+        base = find_base_source(folder, MODEL)
+        if base is None:
+            return None
+        found, source = _find(base.name, MODEL, base.revision)
+    except ConfigError as error:
+        return [replace(problem, message=f"{folder} holds adapters: {problem.message}") for problem in error.problems]
+    if source is not None:
+        found = _check_model(config.model_copy(update={"tokenizer": str(folder)}), source)
+    return [replace(problem, message=f"{folder} holds adapters of {base.name}: {problem.message}") for problem in found]
+
+
+def _check_folder(config: PolicyConfig, folder: Path) -> list[Problem]:
     problems = check_files(folder, MODEL, is_complete=config.init == "pretrained")
-    base = find_base(folder)
-    if base is not None:
-        if problems:  # such as an adapter that names itself as its base
-            return problems
-        found = _check_folder(base, MODEL) or (_check_model(config, Path(base)) if Path(base).is_dir() else [])
-        return [replace(problem, message=f"{folder} holds adapters of {base}: {problem.message}") for problem in found]
+    if not problems and (found := _check_adapter(config, folder)) is not None:
+        return found
+    if problems and find_base(folder) is not None:  # such as an adapter that names itself as its base
+        return problems
     settings = read_json(folder / CONFIG)
     if settings is None:
-        fix = "give the folder that `save_pretrained` wrote"
-        problems.append(Problem(MODEL, f"{folder} has no readable config.json", fix))
-    elif config.lora is not None and not problems:
+        files = sorted(folder.glob(f"*{GGUF}"))
+        fix = f"name the file: {files[0]}" if files else "give the folder that `save_pretrained` wrote"
+        return [*problems, Problem(MODEL, f"{folder} has no readable config.json", fix)]
+    problems += [Problem(MODEL, f"{folder / CONFIG} {message}", fix) for message, fix in find_untrainable(settings)]
+    if config.lora is not None and not problems:
         problems += _check_modules_to_save(config.lora.modules_to_save or [], folder, settings)
     if config.init == "pretrained" and not any(folder.glob("*.safetensors")):
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -173,9 +243,11 @@ def read_headers(folder: Path) -> Iterator[dict[str, Any]]:
             yield header
 
 
-def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
+def _check_tokenizer(config: PolicyConfig, source: ModelSource) -> list[Problem]:
     path = MODEL if config.tokenizer is None else TOKENIZER
-    folder = Path(config.tokenizer or config.model or "")
+    folder = Path(source.location)
+    if source.is_gguf:
+        return _check_gguf_tokenizer(config, source, path)
     if not folder.is_dir():
         return []
     settings = read_json(folder / TOKENIZER_CONFIG)
@@ -190,6 +262,15 @@ def _check_tokenizer(config: PolicyConfig) -> list[Problem]:
     return problems
 
 
+def _check_gguf_tokenizer(config: PolicyConfig, source: ModelSource, path: str) -> list[Problem]:
+    """Returns the problems of a GGUF file's tokenizer that those of its model do not include."""
+    problems = [] if config.tokenizer is None else find_gguf_problems(source.location, path, tokenizer=True)
+    if not problems and config.chat_template is None and TEMPLATE not in read_gguf(source.location, path).settings:
+        message = f"{source.location} has no chat template ({TEMPLATE})"
+        problems.append(Problem(path, message, f"set {CHAT_TEMPLATE} to Jinja text or to a file"))
+    return problems
+
+
 def _check_template_file(config: PolicyConfig) -> list[Problem]:
     template = config.chat_template
     if template is None or "{" in template or Path(template).is_file():
@@ -198,30 +279,38 @@ def _check_template_file(config: PolicyConfig) -> list[Problem]:
     return [Problem(CHAT_TEMPLATE, message, "give a file that exists, or the template's text")]
 
 
-def _check_template(config: PolicyConfig) -> list[Problem]:
+def _check_template(config: PolicyConfig, tokenizer: ModelSource | None) -> list[Problem]:
     """Returns what makes the chat templates unusable, as far as they are in local files."""
     try:
         from reinforge.engine.model.template_sandbox import find_template_problem
     except ModuleNotFoundError:  # Jinja comes with torch, without which nothing is trained here
         return []
     problems = []
-    for path, where, text in _find_templates(config):
+    for path, where, text in _find_templates(config, tokenizer):
         if (problem := find_template_problem(text)) is not None:
             fix = f"set {CHAT_TEMPLATE} to another template" if path != CHAT_TEMPLATE else "correct the template"
             problems.append(Problem(path, f"the chat template {where} {problem}", fix))
     return problems
 
 
-def _find_templates(config: PolicyConfig) -> Iterator[tuple[str, str, str]]:
+def _find_templates(config: PolicyConfig, tokenizer: ModelSource | None) -> Iterator[tuple[str, str, str]]:
     """Yields the place in the configuration, a description and the text of each chat template in use."""
-    given, folder = config.chat_template, Path(config.tokenizer or config.model or "")
-    path = MODEL if config.tokenizer is None else TOKENIZER
+    given, path = config.chat_template, MODEL if config.tokenizer is None else TOKENIZER
     if given is not None:
         if "{" in given:
             yield CHAT_TEMPLATE, "in the configuration", given
         elif Path(given).is_file():
             yield CHAT_TEMPLATE, given, _read_start(Path(given))
-    elif (file := folder / TEMPLATE_FILE).is_file():
+    elif tokenizer is not None and tokenizer.is_gguf:
+        template = read_gguf(tokenizer.location, path).settings.get(TEMPLATE)
+        if isinstance(template, str):
+            yield path, f"of {tokenizer.location}", template[:MAX_TEMPLATE_READ]
+    elif tokenizer is not None and tokenizer.is_folder:
+        yield from _find_folder_templates(Path(tokenizer.location), path)
+
+
+def _find_folder_templates(folder: Path, path: str) -> Iterator[tuple[str, str, str]]:
+    if (file := folder / TEMPLATE_FILE).is_file():
         yield path, str(file), _read_start(file)
     else:
         held = (read_json(folder / TOKENIZER_CONFIG) or {}).get("chat_template")

@@ -1,0 +1,289 @@
+"""Today's architectures: sampler = learner = plain transformers forward, in float32, through the public engine.
+
+Where a layer keeps states, prompts end together, cached sequences are continued from their end only, and prefixes that
+siblings share end in a state with gradient. The quick cases are one for each kind of cache; the rest are slow.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.model import architecture
+from reinforge.engine.model.missing_kernels import HUB_KERNELS, shorten_kernel_warnings
+from reinforge.engine.model.model_cache import LeftPadding
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.errors import ConfigError, EngineError
+from reinforge.types.sample import LossSpec
+from tests.architectures import ARCHITECTURES, MULTIMODAL, QUICK, make_tiny_architecture, make_tiny_multimodal
+from tests.device import DEVICE
+from tests.models import make_tiny_model
+from tests.samples import ask, make_sample, request, sample_replies, sibling_samples, trained_samples
+
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+TOLERANCE = 1e-4
+"""Recurrent scans add many terms in float32; the others stay under 1e-5."""
+
+ALONE = {"jamba", "mamba", "falcon_mamba"}
+"""Their modules start from an empty state wherever there are several tokens, so nothing is continued."""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def engine(request, tmp_path_factory):
+    folder = make_tiny_architecture(tmp_path_factory.mktemp(request.param), request.param)
+    with Engine.load(PolicyConfig(model=str(folder), max_num_seqs=6), seed=0, device=DEVICE) as engine:
+        engine.name = request.param
+        yield engine
+
+
+def plain_logprobs(engine, ids, first, temperature=1.0, kept=None):
+    """log p of the tokens from `first` on, by one call of the Hugging Face module without a cache."""
+    with torch.no_grad():
+        logits = (
+            engine.model.module(input_ids=torch.tensor([ids], device=DEVICE), use_cache=False).logits[0].double()
+            / temperature
+        )
+    rows = []
+    for t in range(first, len(ids)):
+        support = logits[t - 1] if kept is None else logits[t - 1][kept[t].tolist()]
+        rows.append((logits[t - 1, ids[t]] - support.logsumexp(0)).item())
+    return np.array(rows)
+
+
+def test_the_sampler_and_the_learner_are_the_plain_forward(engine):
+    """Rows of different lengths at once, some filtered; more requests than slots, so that rows are compacted."""
+    settings = [{"top_p": 0.9}, {}, {"top_k": 5, "temperature": 0.7}, {"temperature": 1.5}, {"min_p": 0.05}]
+    asked = [request("a" * (1 + i // 2), **settings[i % 5], max_tokens=2 + 4 * (i % 4)) for i in range(12)]
+    replies = ask(engine.policy, asked)
+    samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
+    learned = engine.logprobs(samples)
+    for reply, sample, logprobs in zip(replies, samples, learned, strict=True):
+        ids, first = sample.token_ids.tolist(), len(reply.tokens.prompt_token_ids)
+        kept = None if sample.supports is None else sample.supports.sets
+        plain = plain_logprobs(engine, ids, first, reply.tokens.temperature, kept)
+        assert np.abs(sample.sampling_logprobs[first:] - plain).max() <= TOLERANCE
+        assert np.abs(logprobs[first:] - plain).max() <= TOLERANCE
+
+
+def test_second_turns_come_from_the_prefix_cache(engine):
+    """Six conversations of three turns side by side, of different lengths; then two branches of one node."""
+    rng = np.random.default_rng(3)
+    histories = [()] * 6
+    before = engine.policy.stats().reused_tokens
+    for turn in range(3):
+        sizes = [(34 if turn == 0 else 5) + (i % 3) for i in range(6)]
+        prompts = [h + tuple(rng.integers(6, 320, n).tolist()) for h, n in zip(histories, sizes, strict=True)]
+        replies = sample_replies(engine, prompts, 7)
+        for reply in replies:
+            plain = plain_logprobs(engine, reply.prompt + reply.token_ids, len(reply.prompt))
+            assert np.abs(plain - reply.logprobs).max() <= TOLERANCE
+        if turn:
+            reused = engine.policy.stats().reused_tokens - before
+            assert (reused == 0) == (engine.name in ALONE)
+            if reused:
+                assert reused == sum(len(history) - 1 for history in histories)
+        before = engine.policy.stats().reused_tokens
+        histories = [reply.prompt + reply.token_ids for reply in replies]
+    branches = [histories[0] + tuple(rng.integers(6, 320, n).tolist()) for n in (3, 3, 6)]
+    for reply in sample_replies(engine, branches, 5):
+        plain = plain_logprobs(engine, reply.prompt + reply.token_ids, len(reply.prompt))
+        assert np.abs(plain - reply.logprobs).max() <= TOLERANCE
+
+
+def test_shared_prefixes_equal_whole_rows(engine):
+    """Log-probs to 1e-4, every parameter's gradient to 1e-4 of its size; and prefixes are really shared."""
+    samples, masks = sibling_samples(seed=1), engine.learner.masks
+    assert (masks is None) == (engine.name in ALONE)
+    batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, 2000)]
+    assert any(batch.prefixes for batch in batches)
+    rows, shared = (sample_logprobs(engine.model, samples, 2000, way) for way in (None, masks))
+    for row, other in zip(rows, shared, strict=True):
+        assert np.abs(row - other).max() <= TOLERANCE
+    gradients = []
+    for way in (None, masks):
+        engine.model.module.zero_grad()
+        for indices in make_micro_batches(samples, 2000, share=way is not None):
+            logprobs, entropies = token_logprobs(
+                engine.model, collate([samples[i] for i in indices]), masks=way, entropy_grad=True
+            )
+            (logprobs.sum() + 0.1 * entropies.sum()).backward()
+        gradients.append({n: p.grad.clone() for n, p in engine.learner.parameters.items() if p.grad is not None})
+    engine.model.module.zero_grad()
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        error = (gradients[1][name] - gradient).abs().max()
+        assert error <= 1e-4 * max(gradient.abs().max().item(), 1e-3), name
+
+
+def load(folder, **settings):
+    return Engine.load(PolicyConfig(model=str(folder), max_num_seqs=6, **settings), seed=0, device=DEVICE)
+
+
+def sample_and_measure(engine):
+    """Samples prompts of different lengths and returns the samples and the largest error of their log-probs."""
+    replies = ask(engine.policy, [request("a" * (1 + 4 * i), max_tokens=6) for i in range(5)])
+    tokens = [reply.tokens for reply in replies]
+    errors = [
+        np.abs(
+            plain_logprobs(engine, t.prompt_token_ids + t.token_ids, len(t.prompt_token_ids)) - np.array(t.logprobs)
+        ).max()
+        for t in tokens
+    ]
+    return [
+        make_sample(each, advantage) for each, advantage in zip(tokens, (1.0, -1.0, 0.5, -0.5, 1.0), strict=True)
+    ], max(errors)
+
+
+def train_twice(engine, samples):
+    """Trains on the samples with and without shared prompts, from the same weights; returns both results."""
+    learner, masks, results = engine.learner, engine.learner.masks, []
+    for way in (masks, None):
+        learner.masks = way
+        engine.begin_job()
+        before = {name: p.detach().clone() for name, p in learner.parameters.items()}
+        report = engine.update(samples, LossSpec("clipped_pg", {}), progress_start=0.0, progress_end=0.1)
+        assert report.num_updates
+        results.append({name: p.detach() - before[name] for name, p in learner.parameters.items()})
+        engine.end_job()
+        engine.rollback()
+    learner.masks = masks
+    return results
+
+
+SGD = {"name": "sgd", "learning_rate": 1.0}
+"""Adam divides by the gradient's own size, so that a gradient near 0 makes a step of rounding errors."""
+
+LORA_NAMES = ("qwen3_5_text", "lfm2", "qwen3_moe", "gpt_oss", "llama4_text", "falcon_h1", "nemotron_h", "gemma3n_text")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("lfm2", "gpt_oss") else pytest.param(n, marks=pytest.mark.slow) for n in LORA_NAMES]
+)
+def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
+    """GRPO's loss, adapters on all linear layers and on the experts; afterwards the sampler uses the new weights."""
+    folder = make_tiny_architecture(tmp_path, name)
+    lora = LoRAConfig(r=4, target_parameters="all-experts")
+    with load(folder, lora=lora, optimizer=SGD) as engine:
+        names = list(engine.learner.parameters)
+        assert all(".lora_" in each for each in names)
+        assert any("experts" in each for each in names) == (
+            name not in ("qwen3_5_text", "lfm2", "falcon_h1", "gemma3n_text")
+        )
+        shared, rows = train_twice(engine, sibling_samples(seed=2))
+        for each, change in rows.items():
+            assert (shared[each] - change).abs().max() <= 1e-4 * max(change.abs().max().item(), 1e-3), each
+        samples, error = sample_and_measure(engine)
+        assert error <= TOLERANCE
+        engine.begin_job()
+        for _ in range(3):
+            engine.update(samples, LossSpec("clipped_pg", {}), progress_start=0.0, progress_end=0.1)
+        engine.end_job()
+        assert sample_and_measure(engine)[1] <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "family", [f if f == "qwen3_vl" else pytest.param(f, marks=pytest.mark.slow) for f in MULTIMODAL]
+)
+def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
+    """Sampled and trained alone: towers for pictures and sound are frozen and get no adapters."""
+    folder = make_tiny_multimodal(tmp_path / "model", family)
+    for lora in (None, LoRAConfig(r=4)):
+        with load(folder, lora=lora, optimizer=SGD) as engine:
+            samples, error = sample_and_measure(engine)
+            assert error <= TOLERANCE
+            learned = engine.logprobs(samples)
+            for sample, logprobs in zip(samples, learned, strict=True):
+                assert np.abs(logprobs - sample.sampling_logprobs)[sample.loss_mask].max() <= TOLERANCE
+            names = list(engine.learner.parameters)
+            assert not [name for name in names if "vision" in name or "audio" in name or "projector" in name]
+            if lora is None:
+                continue
+            shared, rows = train_twice(engine, sibling_samples(seed=2))
+            for each, change in rows.items():
+                assert (shared[each] - change).abs().max() <= 1e-4 * max(change.abs().max().item(), 1e-3), each
+
+
+def test_states_end_with_the_last_token_of_each_prompt(tmp_path, monkeypatch):
+    """Mutation check: prompts that are padded on the right feed padding into the states of the shorter ones."""
+    with load(make_tiny_architecture(tmp_path, "lfm2")) as engine:
+        assert sample_and_measure(engine)[1] <= TOLERANCE
+        from_lengths = LeftPadding.from_lengths
+        monkeypatch.setattr(
+            LeftPadding, "from_lengths", lambda lengths, *rest: from_lengths(torch.full_like(lengths, rest[0]), *rest)
+        )
+        assert sample_and_measure(engine)[1] > 0.01
+
+
+def test_only_whole_sequences_are_continued_where_there_are_states(tmp_path):
+    """A history that was rewritten near its end is computed again.
+
+    Mutation check: continued from its common beginning, it starts from the state after another ending.
+    """
+    rng = np.random.default_rng(0)
+    start, end, other = (tuple(rng.integers(6, 320, n).tolist()) for n in (36, 6, 9))
+
+    def measure(engine):
+        sample_replies(engine, [start + end], 8)
+        before = engine.policy.stats().reused_tokens
+        reply = sample_replies(engine, [start + other], 8)[0]
+        error = np.abs(plain_logprobs(engine, reply.prompt + reply.token_ids, len(reply.prompt)) - reply.logprobs).max()
+        return engine.policy.stats().reused_tokens - before, error
+
+    with load(make_tiny_architecture(tmp_path, "lfm2")) as engine:
+        reused, error = measure(engine)
+        assert reused == 0
+        assert error <= TOLERANCE
+        engine.policy.sampler._prefix_cache.clear()
+        engine.policy.sampler._prefix_cache.whole_only = False
+        reused, error = measure(engine)
+        assert reused == len(start)
+        assert error > 0.01
+
+
+def test_a_model_that_keeps_states_in_its_modules_is_refused(tmp_path, monkeypatch):
+    """By its name before its weights are read, and without that by a trial of two rows, which share its states."""
+    settings = {"lru_width": 64, "attention_window_size": 8, "num_hidden_layers": 3, "head_dim": 16}
+    folder = make_tiny_model(tmp_path, "recurrent_gemma", **settings)
+    with pytest.raises(ConfigError, match='"recurrent_gemma", which keeps its recurrent states in its modules'):
+        load(folder)
+    monkeypatch.setattr(architecture, "UNCACHED_FAMILIES", {})
+    with pytest.raises(EngineError, match="cannot sample from 'recurrent_gemma' models: cached logits differ"):
+        load(folder)
+
+
+@pytest.mark.parametrize("part", ["text_config", None])
+def test_layers_without_a_cache_are_refused_by_their_type(part):
+    layers = {"layer_types": ["full_attention", "indexed_attention"]}
+    settings = {"model_type": "qwen3_vl" if part else "qwen3", **({part: layers} if part else layers)}
+    assert [message for message, _ in architecture.find_untrainable(settings)] == [
+        'has layers of type "indexed_attention", which the sampler has no cache for'
+    ]
+
+
+def test_missing_kernels_are_named_once(caplog):
+    """transformers warns of each function; 4 functions of 2 libraries make 2 lines here, and none on the terminal."""
+    caplog.set_level(logging.INFO, logger="reinforge")
+    source = logging.getLogger(HUB_KERNELS)
+    before, source.filters = source.filters, []
+    try:
+        shorten_kernel_warnings()
+        shorten_kernel_warnings()
+        for name, library in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")):
+            source.warning(
+                f"`{name}` is falling back to its reference PyTorch implementation because `{library}` is not installed"
+            )
+        source.warning("another warning")
+    finally:
+        source.filters = before
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "one is not installed",
+        "two is not installed",
+        "another warning",
+    ]
