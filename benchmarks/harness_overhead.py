@@ -1,10 +1,12 @@
 """Measures the harness's overhead: episodes per second with a model that replies instantly and with the journal.
 
     python benchmarks/harness_overhead.py
+    python benchmarks/harness_overhead.py --against FOLDER
 
 Covers collecting and scoring episodes and building trajectories: 200 examples x 4 generations at concurrency 64. For
 comparison, NeMo Agent Toolkit reached 390 episodes/s on a similar machine, with an in-process model and no journal;
-that figure was recorded earlier and is not measured here.
+that figure was recorded earlier and is not measured here. `--against` takes the folder of another checkout and runs
+rounds of both versions alternately, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import reinforge
 from benchmarks.machine import describe, refuse_if_busy
+from benchmarks.sides import Side, Turns, alternate, compute_ratios, format_spread, start_side
 from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import Evaluator
@@ -33,7 +37,8 @@ from reinforge.trainer.context import RunContext
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, TokenLogprobs
 
-EXAMPLES, GENERATIONS, CONCURRENCY, ROUNDS = 200, 4, 64, 7
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES, GENERATIONS, CONCURRENCY, ROUNDS, PAIRS = 200, 4, 64, 7, 15
 TOOLKIT_RATE = 390
 
 
@@ -96,8 +101,45 @@ async def run_round(folder: Path, workflow: Callable[..., Any] = agent) -> float
     return seconds
 
 
+def play(turns: Turns, checkout: str) -> None:
+    """Measures one round at each turn, with the version of a checkout."""
+    assert Path(reinforge.__file__).is_relative_to(checkout), f"{reinforge.__file__} is not in {checkout}"
+    number = 0
+    while True:
+        turns.begin()
+        asyncio.run(run_round(Path(f"r{(number := number + 1)}").absolute()))
+        turns.end()
+
+
+def start_version(name: str, checkout: Path) -> Side:
+    """Starts a process that imports reinforge from a checkout: it takes over the `sys.path` of this moment."""
+    sys.path.insert(0, str(checkout / "src"))
+    try:
+        return start_side(name, play, str(checkout))
+    finally:
+        sys.path.remove(str(checkout / "src"))
+
+
+def compare(checkout: Path) -> None:
+    """Prints how this version compares with that of another checkout, above 1 where this one is faster."""
+    ours, theirs = start_version("this version", ROOT), start_version("the other", checkout.resolve())
+    try:
+        alternate([ours, theirs], PAIRS)
+    finally:
+        for side in (ours, theirs):
+            side.stop()
+    print(describe())
+    for side in (ours, theirs):
+        rates = [EXAMPLES * GENERATIONS / seconds for seconds in side.seconds]
+        print(f"{side.name}: {format_spread(rates, ' episodes/s', 0)}")
+    for part, named in ((None, "time"), ("cpu", "CPU time")):
+        print(f"the other's {named} / this version's: {format_spread(compute_ratios(ours, theirs, part))}")
+
+
 def main() -> None:
     refuse_if_busy()
+    if "--against" in sys.argv:
+        return compare(Path(sys.argv[sys.argv.index("--against") + 1]))
     with tempfile.TemporaryDirectory() as folder:
         seconds = [asyncio.run(run_round(Path(folder) / str(number))) for number in range(ROUNDS + 1)][1:]
     rates = sorted(EXAMPLES * GENERATIONS / each for each in seconds)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sides import Turns
-from benchmarks.workload import TOKENIZER, Shape, compute_reward
+from benchmarks.workload import Shape
 from reinforge.config.loader import build_config
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.options import RunOptions
@@ -46,9 +46,11 @@ class Paced(SilentProgress):
         self._stage, self._since_s = (None if self._epoch < 0 else stage), time.perf_counter()
 
 
-def run(turns: Turns, folder: Path, shape: Shape) -> None:
-    """Runs GRPO steps on a model folder, one per turn."""
-    run_config(build_config(_config(folder, shape)), RunOptions(run_name="benchmark", progress=Paced(turns)))
+def run(turns: Turns, folder: Path, shape: Shape, policy: dict[str, Any] | None = None) -> None:
+    """Runs GRPO steps on a model folder, one per turn; `policy` has further settings of `finetuning.policy`."""
+    config = _config(folder, shape)
+    config["finetuning"]["policy"] |= policy or {}
+    run_config(build_config(config), RunOptions(run_name="benchmark", progress=Paced(turns)))
     sys.exit("the run ended too early")
 
 
@@ -64,7 +66,7 @@ def _config(folder: Path, shape: Shape) -> dict[str, Any]:
         return str(messages[-1]["content"])
 
     async def reward(item: Any) -> float:
-        return compute_reward(item.output_obj)
+        return shape.reward(item.output_obj)
 
     rows = [
         {"id": f"{split}-{i}", "split": split, "question": shape.question(i), "answer": "", "number": i}
@@ -96,7 +98,7 @@ def _config(folder: Path, shape: Shape) -> dict[str, Any]:
             "algorithm": {"_type": "grpo"},
             "policy": {
                 "model": str(folder),
-                "tokenizer": str(folder / TOKENIZER),
+                "tokenizer": str(shape.find_tokenizer(folder)),
                 "optimizer": {"learning_rate": 1e-5},
                 "schedule": {"warmup_steps": 0},
                 "batch": {"steps_per_job": 1},

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sides import Turns
-from benchmarks.workload import TOKENIZER, Shape, compute_reward
+from benchmarks.workload import NEVER, Shape
 
 
 def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> None:
@@ -22,10 +22,12 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
         turns: Called around each step.
         folder: The model.
         shape: Prompts and replies.
-        options: `micro_batch` rows to train at once (None: all), `row_per_turn`, and settings of `GRPOConfig`.
+        options: `micro_batch` rows to train at once (None: all), `row_per_turn`, `lora` (settings of `LoraConfig`), and
+            settings of `GRPOConfig`.
     """
     import torch
     from datasets import Dataset
+    from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
     from transformers.utils import logging
     from trl import GRPOConfig, GRPOTrainer
@@ -58,14 +60,15 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
                 sampling_s[0] += time.perf_counter() - started
 
     def rewards(completions: list[Any], **kwargs: Any) -> list[float]:
-        return kwargs.get("score") or [compute_reward(completion[0]["content"]) for completion in completions]
+        return kwargs.get("score") or [shape.reward(completion[0]["content"]) for completion in completions]
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
-    tokenizer.pad_token = "w4"  # used in masked positions only, but needs an embedding
+    tokenizer = AutoTokenizer.from_pretrained(shape.find_tokenizer(folder))
+    if tokenizer.pad_token == NEVER:
+        tokenizer.pad_token = "w4"  # used in masked positions only, but needs an embedding
+    lora = options.pop("lora", None)
     config = GRPOConfig(
         output_dir="trl",
         use_cpu=True,
-        bf16=False,
         beta=0.0,
         loss_type="grpo",
         num_generations=shape.group * rows_per_episode,
@@ -85,7 +88,7 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         max_steps=10_000,
-        **{"gradient_checkpointing": False, **options},
+        **{"bf16": False, "gradient_checkpointing": False, **options},
     )
     prompts = [[{"role": "user", "content": shape.question(i)}] for i in range(shape.groups)]
     trainer = Timed(
@@ -95,9 +98,10 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
         args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         callbacks=[Paced()],
+        peft_config=None if lora is None else LoraConfig(task_type="CAUSAL_LM", **lora),
         rollout_func=_make_rollout(shape, rows_per_episode) if shape.turns > 1 else None,
     )
-    if trainer.model.dtype != torch.float32:
+    if not lora and trainer.model.dtype != torch.float32:
         raise SystemExit(f"TRL loaded the model as {trainer.model.dtype}, but this benchmark compares float32")
     trainer.train()
     sys.exit("TRL's training ended too early")
@@ -133,7 +137,7 @@ def _make_rollout(shape: Shape, rows_per_episode: int) -> Any:
             ):
                 row.append((prompt, reply))
                 chat.append({"role": "assistant", "content": text})
-        scores = [compute_reward(chat[-1]["content"]) for chat in chats]
+        scores = [shape.reward(chat[-1]["content"]) for chat in chats]
         if rows_per_episode > 1:
             parts = [part for row in rows for part in row]
             return {

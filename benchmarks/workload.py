@@ -71,6 +71,14 @@ class Shape:
         """Returns the text that the environment adds before a later turn, the same for all siblings."""
         return self._make_text(self.context - AROUND_NEXT, index, turn)
 
+    def reward(self, text: str) -> float:
+        """Returns the reward of a reply."""
+        return compute_reward(text)
+
+    def find_tokenizer(self, folder: Path) -> Path:
+        """Returns the folder of the tokenizer of a model's folder."""
+        return folder / TOKENIZER
+
     def _make_text(self, count: int, index: int, turn: int) -> str:
         rng = random.Random(1000 * index + turn)
         return " ".join(f"w{rng.randrange(len(MARKS), self.vocabulary)}" for _ in range(count))

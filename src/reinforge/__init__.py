@@ -14,6 +14,7 @@ from reinforge.version import __version__ as __version__
 
 _MODULES = {
     "finetune": "reinforge.trainer.api",
+    "export": "reinforge.exports.api",
     "EpisodeContext": "reinforge.rollout.context",
     "PolicyFailure": "reinforge.rollout.workflow",
     "ReinforgeError": "reinforge.errors",
@@ -36,11 +37,13 @@ __all__ = [
     "current_async_openai",
     "current_http_client",
     "current_openai",
+    "export",
     "finetune",
 ]
 
 if TYPE_CHECKING:
     from reinforge.errors import ConfigError, ReinforgeError
+    from reinforge.exports.api import export
     from reinforge.rollout.context import EpisodeContext
     from reinforge.rollout.http.current import (
         current_async_http_client,

@@ -68,6 +68,7 @@ BUILTIN_MODULES = (
     "reinforge.tasks.debate",
     "reinforge.tasks.front_desk",
     "reinforge.tasks.shop",
+    "reinforge.tasks.word_problems",
 )
 
 KINDS = (

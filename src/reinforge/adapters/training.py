@@ -195,7 +195,7 @@ class JobRunner:
         if not samples:
             raise NoTrainingSignal(f"nothing to train: {type(algorithm).__name__} uses none of its trajectories")
         weight_by_agent(samples)
-        engine.score(samples, algorithm.needs, batch.adapter)
+        engine.score(samples, algorithm.needs, batch.adapter, defer=not self.from_scratch)
         for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):
             sample.advantages = advantages
         if not any(np.any(sample.advantages) for sample in samples):
@@ -322,8 +322,9 @@ def find_episode_ids(
 
 def _choose_probes(
     engine: Engine, batch: AdapterBatch, seed: int, *, sampled_by_current: bool
-) -> list[tuple[TrainingSample, FloatArray]]:
-    """Returns probe samples with their log-probs before the job; they are scored again after it.
+) -> list[tuple[TrainingSample, FloatArray | None]]:
+    """Returns probe samples with their log-probs before the job, or None where the update sets them as
+    `old_logprobs`; they are scored again after it.
 
     Args:
         engine: The engine.
@@ -335,6 +336,8 @@ def _choose_probes(
     chosen = choose_probe_samples(samples, stable_random(seed, "direction", batch.epoch))
     if not are_finite(chosen):
         chosen = [sample for sample in chosen if are_finite([sample])]
+    if any(sample.defers_old_logprobs for sample in chosen):
+        return [(sample, None) for sample in chosen]
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
     if not sampled_by_current or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: given, not sampled
         before = engine.logprobs(chosen, batch.adapter)
@@ -342,13 +345,16 @@ def _choose_probes(
 
 
 def _measure_logprob_gain(
-    engine: Engine, batch: AdapterBatch, probes: list[tuple[TrainingSample, FloatArray]]
+    engine: Engine, batch: AdapterBatch, probes: list[tuple[TrainingSample, FloatArray | None]]
 ) -> tuple[float, int]:
     """Returns the sum of advantage x change of log-prob over trained tokens, and the number of tokens."""
     gain, count = 0.0, 0
+    probes = [(sample, sample.old_logprobs if before is None else before) for sample, before in probes]
+    probes = [(sample, before) for sample, before in probes if before is not None]  # None: its step was skipped
     after = engine.logprobs([sample for sample, _ in probes], batch.adapter)
     for (sample, before), now in zip(probes, after, strict=True):
         assert sample.advantages is not None
+        assert before is not None
         gain += float(np.sum(sample.advantages * (now - before) * sample.loss_mask, dtype=np.float64))
         count += sample.num_trained
     return gain, count

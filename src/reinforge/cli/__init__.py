@@ -22,7 +22,9 @@ COMMANDS = {
     "config": ("reinforge.cli.config", "Show a resolved configuration, or the JSON schema of the file."),
     "eval": ("reinforge.cli.eval", "Evaluate an agent, with its own model or with that of a run."),
     "chat": ("reinforge.cli.chat", "Chat with the model of a run or of a folder."),
+    "export": ("reinforge.cli.export", "Write the model of a run for transformers, vLLM, llama.cpp and Ollama."),
     "runs": ("reinforge.cli.runs", "List runs, show what happened to one, verify its folder, or remove it."),
+    "report": ("reinforge.cli.page", "Write the page of a run: curves, verdict, episodes, settings."),
     "redteam": ("reinforge.cli.redteam", "Train an attacker against a target, and report how the target fails."),
     "demo": ("reinforge.cli.demo", "Train the bundled agent on the CPU of this machine, in minutes."),
 }

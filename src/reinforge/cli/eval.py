@@ -33,7 +33,10 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 @click.command("eval", cls=GroupedCommand, context_settings={"show_default": True})
 @CONFIG_FILE
 @option(
-    "model", metavar="RUN|PATH", group=DATA, help="Run, folder or Hugging Face model id; default: the file's model."
+    "model",
+    metavar="RUN|PATH",
+    group=DATA,
+    help="Run, folder, GGUF file, pip:PACKAGE or Hugging Face model id; default: the file's model.",
 )
 @option(
     "split", type=SPLITS, group=DATA, help="Split to evaluate; default: select, or all if finetuning is not enabled."

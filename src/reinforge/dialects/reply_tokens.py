@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reinforge.types.request import TokenLogprobs
+from reinforge.types.request import TokenLogprob, TokenLogprobs
 
 LOWEST_LOGPROB = -9999.0
 """What OpenAI writes for a log-prob that is not known or too low to say; JSON has no infinity."""
@@ -49,7 +49,8 @@ def read_tokens(choice: Mapping[str, Any]) -> ReplyTokens | None:
     found = choice.get("logprobs")
     if isinstance(found, TokenLogprobs):
         texts = found.texts or ("",) * len(found.token_ids)
-        return ReplyTokens(texts, _clean(found.logprobs), found.token_ids, found.prompt_token_ids)
+        tops = tuple([_build_top(each) for each in top] for top in found.top_logprobs)
+        return ReplyTokens(texts, _clean(found.logprobs), found.token_ids, found.prompt_token_ids, tops)
     if not isinstance(found, Mapping):
         return None
     content = found.get("content") or ()
@@ -60,6 +61,12 @@ def read_tokens(choice: Mapping[str, Any]) -> ReplyTokens | None:
         tuple(found.get("prompt_token_ids") or ()),
         tuple(list(each.get("top_logprobs") or ()) for each in content),
     )
+
+
+def _build_top(entry: TokenLogprob) -> dict[str, Any]:
+    """Returns one entry of `top_logprobs`."""
+    (logprob,) = _clean((entry.logprob,))
+    return {"token": entry.token, "bytes": list(entry.token.encode()), "logprob": logprob}
 
 
 def _clean(logprobs: tuple[float, ...]) -> tuple[float, ...]:

@@ -28,9 +28,11 @@ from reinforge.engine.losses.base import Loss
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.model.dtype import fill_in_dtype
 from reinforge.engine.model.fingerprint import Fingerprinter
 from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.engine.model.preflight import check_adapters
+from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_tokens
 from reinforge.engine.sampling.grammar import GrammarCompiler
@@ -165,6 +167,7 @@ class Engine:
         if problems := check_adapters(config, adapters, critic=critic):
             raise ConfigError(problems)
         names = tuple(adapters) or (DEFAULT_ADAPTER,)
+        config = fill_in_dtype(config, device, deterministic=deterministic)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
@@ -189,7 +192,7 @@ class Engine:
     @property
     def num_parameters(self) -> int:
         """Number of parameters; tied ones count once."""
-        return sum(parameter.numel() for parameter in self.model.module.parameters())
+        return sum(map(count_weights, self.model.module.parameters()))
 
     def _call(self, function: Callable[[], T], adapter: str | None = None) -> T:
         """Runs `function` in the sampler's thread, with an adapter (or the job's) active, and returns its result."""
@@ -243,19 +246,26 @@ class Engine:
             raise EngineError(f"{method}: the open job is for {self._open_job}, not for {adapter}")
         return self._resolve_adapter(adapter)
 
-    def score(self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None) -> None:
+    def score(
+        self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, *, defer: bool = False
+    ) -> None:
         """Sets what the algorithm needs on each sample: `old_logprobs`, `ref_logprobs`, `values`.
 
         Args:
             samples: The samples.
             needs: What to compute; with adapters the reference is the model without any adapter.
             adapter: The adapter to score with; None: the open job's first, or the first of all.
+            defer: Leave `inexact` log-probs to the next `update`, whose first step computes them anyway.
 
         Raises:
             EngineError: There is no reference, or no critic.
         """
         self._scorer.require(reference=needs.ref_logprobs, values=needs.values)
-        if needs.old_logprobs is True or (needs.old_logprobs and self.model.dtype.itemsize < 4):
+        is_needed = needs.old_logprobs is True or (needs.old_logprobs and self.model.dtype.itemsize < 4)
+        is_deferred = defer and needs.old_logprobs == "inexact" and not needs.ref_logprobs  # credit may compare the two
+        for sample in samples:
+            sample.defers_old_logprobs = bool(is_needed and is_deferred)
+        if is_needed and not is_deferred:
             for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:

@@ -34,6 +34,10 @@ class FastPaths:
     last_mlp: bool = True
     """`model/last_mlp.py`: the last layer's MLP runs only for tokens whose features are needed. Off: for all tokens."""
 
+    fused_layers: bool = True
+    """`model/fused_layers.py`: linear layers with LoRA, norms and gated MLPs keep their inputs only and have one
+    backward formula each. Off: automatic differentiation of transformers' and PEFT's own layers."""
+
     garbage_collection: bool = True
     """`garbage_collection.py`: Python collects garbage less often during a run. Off: Python's own thresholds."""
 

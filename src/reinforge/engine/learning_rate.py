@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reinforge.config.schema import DEFAULT_LEARNING_RATE, PolicyConfig
-from reinforge.engine.model.model_files import find_base
 from reinforge.engine.model.preflight import has_adapters, read_headers
+from reinforge.engine.model.source import MODEL, find_weights, read_gguf
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -103,8 +103,10 @@ def choose_learning_rate(
 
 def fill_in_learning_rate(config: PolicyConfig, model: CausalModel, loss: LossSpec | None) -> PolicyConfig:
     """Returns the configuration with the learning rate in effect; warns of one far beyond the default."""
+    from reinforge.engine.model.quantization import count_weights  # torch
+
     own = [p for name, p in model.module.named_parameters() if ".lora_" not in name and ".modules_to_save." not in name]
-    count = sum(parameter.numel() for parameter in own)
+    count = sum(map(count_weights, own))
     rate = choose_learning_rate(config, count, uses_lora=model.has_adapters, loss=loss)
     if rate.warning is not None:
         logger.warning("%s", rate.warning)
@@ -124,11 +126,11 @@ def describe_learning_rate(policy: PolicyConfig, loss: LossSpec | None = None) -
 
 
 def count_parameters(model: str | None) -> int | None:
-    """Returns the number of parameters of a folder's weights, or of its adapter's base model; None: it is no folder."""
-    if model is None or not Path(model).is_dir():
-        return None
-    base = find_base(Path(model))
-    folder = Path(model if base is None else base)
+    """Returns the number of parameters of a folder's or a file's weights, or of its adapter's base; None: a hub id."""
+    source = find_weights(model)
+    if source is None or source.is_gguf:
+        return None if source is None else read_gguf(source.location, MODEL).num_weights
+    folder = Path(source.location)
     entries = [entry for header in read_headers(folder) for entry in header.values() if isinstance(entry, dict)]
     shapes = [entry.get("shape") for entry in entries]
     known = [math.prod(shape) for shape in shapes if isinstance(shape, list) and all(isinstance(n, int) for n in shape)]

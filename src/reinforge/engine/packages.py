@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
+from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendUnavailable, Problem
 
 if TYPE_CHECKING:
@@ -27,19 +27,12 @@ def check_packages(*, lora: bool = False) -> list[Problem]:
     if sys.flags.optimize > 1:
         message = "Python runs with -OO or PYTHONOPTIMIZE=2, which removes the docstrings that transformers needs"
         return [Problem("", message, "run without it; -O and PYTHONOPTIMIZE=1 work")]
-    missing = [name for name in (*PACKAGES, *([PEFT] if lora else [])) if not _is_installed(name)]
+    missing = [name for name in (*PACKAGES, *([PEFT] if lora else [])) if not is_installed(name)]
     if not missing:
         return []
     verb = "is" if len(missing) == 1 else "are"
     message = f"running a model on this machine needs {', '.join(missing)}, which {verb} not installed"
     return [Problem("", message, INSTALL)]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # an import hook forbids it, or a broken module has no spec
-        return False
 
 
 def import_engine() -> type[Engine]:

@@ -23,7 +23,7 @@ from reinforge.engine.sampling.stats import SamplerStats
 from reinforge.engine.sampling.threads import ThreadLoad
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
 from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
@@ -245,6 +245,7 @@ class EmbeddedPolicy(PolicyServer):
         if constraint is not None and constraint.changes_logits:
             self._warn_of_untrained_replies()
         built = SampleRequest(prompt, limit, params, constraint, adapter=self.adapter, owner=caller)
+        built.num_top_logprobs = request.num_top_logprobs
         if params.stop:
             built.num_stop_tokens = 4 + max(len(text.encode()) for text in params.stop)
             built.has_stop_text = lambda token_ids: any(text in self.renderer.decode(token_ids) for text in params.stop)
@@ -300,6 +301,10 @@ class EmbeddedPolicy(PolicyServer):
             texts=self.renderer.decode_each(sampled.token_ids),
             processed_logprobs=(0.0,) * len(sampled.token_ids) if is_greedy else tuple(sampled.processed_logprobs),
             supports=Supports.from_sets(sampled.supports) if sampled.supports else None,
+            top_logprobs=tuple(
+                tuple(map(TokenLogprob, self.renderer.decode_each(token_ids), logprobs))
+                for token_ids, logprobs in sampled.top_logprobs
+            ),
         )
         stop = request.sampling.stop
         return ModelReply(

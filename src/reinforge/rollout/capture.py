@@ -28,7 +28,7 @@ from reinforge.rollout.handle.interface import AsyncCompletions, BlockingComplet
 from reinforge.rollout.history import add_continued_turn
 from reinforge.rollout.own_replies import restore_replies
 from reinforge.types.episode import Mark, ModelCall
-from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
+from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,10 @@ class AsyncLLM:
         request = build_request(messages, arguments, sampling=self._sampling, seed=seed)
         if arguments.given:
             self._warn_of_unused(arguments)
-        return await capture.call(self.name, self.model, request, n)
+        completion = await capture.call(self.name, self.model, request, n)
+        if request.num_top_logprobs:
+            self._warn_of_missing(completion)
+        return completion
 
     def blame_reply(self, reason: str) -> None:
         """Notes why the latest reply is unusable: an agent that fails on a trained policy's fails because of it."""
@@ -247,7 +250,7 @@ class AsyncLLM:
             self._capture.bad_call = reason
 
     def _warn_of_unused(self, arguments: CallArguments) -> None:
-        """Tells the user once that the run decides how a trained policy is sampled, and what no reply has."""
+        """Tells the user once that the run decides how a trained policy is sampled."""
         overridden = find_overridden(arguments, self._sampling) if self._sampling is not None else {}
         for name in sorted(set(overridden) - self._warned):
             self._warned.add(name)
@@ -256,7 +259,11 @@ class AsyncLLM:
                 "the agent asks the policy for %s=%r, but the run samples it with %r; set finetuning.sampling.%s to "
                 "change that", name, asked, own, name,
             )  # fmt: skip
-        if arguments.get("top_logprobs") and "top_logprobs" not in self._warned:
+
+    def _warn_of_missing(self, completion: ChatCompletion) -> None:
+        """Tells the user once that a model does not report the most likely tokens."""
+        found = completion.choices[0].logprobs
+        if "top_logprobs" not in self._warned and not (isinstance(found, TokenLogprobs) and found.top_logprobs):
             self._warned.add("top_logprobs")
             logger.warning(
                 "the agent asks for top_logprobs, but %s returns log-probs of the sampled tokens only: each "

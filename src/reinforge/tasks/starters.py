@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError
+from reinforge.files import home
 from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
@@ -98,11 +96,6 @@ class Starter:
     def folder(self) -> Path:
         """The starter's folder, whether it exists or not."""
         return home() / "models" / f"{self.name}-{self.recipe.sha256[:12]}"
-
-
-def home() -> Path:
-    """Returns the cache folder of reinforge: `$REINFORGE_HOME`, or a folder in the user's cache."""
-    return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_cache_dir("reinforge"))
 
 
 def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:

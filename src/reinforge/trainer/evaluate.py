@@ -41,12 +41,14 @@ class EvaluationOptions:
         split: `train`, `select`, `confirm` or `all`; None: `select` if the file trains, else `all`.
         limit: How many examples, from the first; None: all.
         progress: The progress display.
+        adapter: Serves the policy in place of the file's trainer adapter.
     """
 
     model: str | None = None
     split: str | None = None
     limit: int | None = None
     progress: RunProgress = field(default_factory=SilentProgress)
+    adapter: TrainerAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
     config: FinetuneConfig = loaded.config.finetuning
     started = time.monotonic()
     async with ComponentBuilder(loaded, registry) as builder:
+        if options.adapter is not None:
+            builder.use_trainer_adapter(options.adapter)
         model = _replace_model(builder, options.model)
         split = options.split or ("select" if config.enabled else ALL)
         evaluation, adapter = await prepare_evaluation(builder, split, options.progress, limit=options.limit)
@@ -233,6 +237,8 @@ async def _load_examples(builder: ComponentBuilder, split: str, limit: int | Non
 async def _get_adapter(builder: ComponentBuilder) -> TrainerAdapter:
     """Returns the validated adapter that serves the policy, not yet initialized."""
     config = builder.config.finetuning
+    if builder.replaced_adapter is not None:
+        return builder.replaced_adapter
     if config.trainer_adapter is None:
         message = "is not set, so nothing serves the entry of llms that is `_type: policy`"
         fix = "name an entry of trainer_adapters, such as one with `_type: local`"

@@ -27,6 +27,8 @@ from reinforge.config.document import KeyPath
 from reinforge.config.imports import is_own_file
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.values import iterate_models, iterate_values
+from reinforge.engine.model.package_model import PIP, find_package_model
+from reinforge.errors import ConfigError
 from reinforge.files import to_json
 from reinforge.rollout.isolation import worker_pool as isolation
 from reinforge.version import __version__
@@ -123,8 +125,13 @@ def collect_provenance(loaded: LoadedConfig, model_folder: str | None = None) ->
         elif (place := _find_path(value, path[-1], root)) is not None:
             for file in [place] if place.is_file() else _list_model_files(place):
                 _add_file(found, file, root)
-        elif isinstance(value, str) and path[-1] in MODEL_KEYS and (revision := _find_revision(value)):
-            found.versions[value] = revision
+        elif isinstance(value, str) and path[-1] in MODEL_KEYS and value.startswith(PIP):
+            for file in _list_package_files(value):
+                _add_file(found, file, root)
+        elif isinstance(value, str) and path[-1] in MODEL_KEYS:
+            named = loaded.config.finetuning.policy.revision if path[-2:] == ("policy", "model") else None
+            if revision := _find_revision(value, named):
+                found.versions[value] = revision
     for file in _list_model_files(Path(model_folder)) if model_folder else ():
         _add_file(found, file, root)
     return found
@@ -150,15 +157,26 @@ def _map_packages() -> Mapping[str, list[str]]:
 
 def _list_imported_files(root: Path) -> Iterator[Path]:
     """Yields the files of the project's modules that are imported."""
+    below = os.path.join(root, "")
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
-    for file in [*files, *isolation.FILES]:
-        if isinstance(file, str) and Path(file).is_absolute() and is_own_file(path := _resolve(file), root):
+    for file in [*files, *isolation.FILES]:  # some thousand, of which few are the project's: paths as text are quick
+        if not isinstance(file, str) or not os.path.isabs(file) or not (place := _resolve(file)).startswith(below):
+            continue
+        if is_own_file(path := Path(place), root):
             yield path
 
 
 @cache
-def _resolve(file: str) -> Path:
-    return Path(file).resolve()
+def _resolve(file: str) -> str:
+    """Returns an absolute path without symbolic links, looking at each folder once."""
+    folder, name = os.path.split(file)
+    place = os.path.join(_resolve_folder(folder), name)
+    return os.path.realpath(place) if os.path.islink(place) else place
+
+
+@cache
+def _resolve_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def _find_path(value: Any, key: str | int, root: Path) -> Path | None:
@@ -183,14 +201,23 @@ def _list_model_files(folder: Path) -> list[Path]:
     return sorted(path.resolve() for path in files if path.is_file())
 
 
-def _find_revision(name: str) -> str | None:
-    """Returns the revision of a hub model in the local cache; None: it is not there."""
+def _list_package_files(name: str) -> list[Path]:
+    """Returns the files of a model that a package carries; none: it is not installed."""
+    try:
+        place = find_package_model(name, "model").path
+    except ConfigError:
+        return []
+    return [place] if place.is_file() else _list_model_files(place)
+
+
+def _find_revision(name: str, named: str | None) -> str | None:
+    """Returns the commit of a hub model in the local cache, at the revision that is named; None: it is not there."""
     if not HUB_ID.fullmatch(name):
         return None
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(name, "config.json")
+        found = try_to_load_from_cache(name, "config.json", revision=named)
     except Exception:  # noqa: BLE001  without the library, or with an odd name or cache, the revision is unknown
         return None
     return Path(found).parent.name if isinstance(found, str) else None

@@ -7,14 +7,22 @@ import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
-from reinforge.errors import BudgetReached, ConfigError, EvaluationError, JobFailed, Problem, ReinforgeError
+from reinforge.errors import (
+    BudgetReached,
+    ConfigError,
+    EvaluationError,
+    JobFailed,
+    Problem,
+    ReinforgeError,
+    describe_error,
+)
 from reinforge.evaluation.changes import compare_summaries, find_one_sided_gain
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import remove_folder, replace_file
@@ -24,6 +32,7 @@ from reinforge.runs.checkpoints import copy_model
 from reinforge.runs.journal import RunJournal, upgrade_journal
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
 from reinforge.runs.journal_repair import repair_journal
+from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
@@ -46,6 +55,7 @@ from reinforge.trainer.provenance import Provenance, collect_provenance
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
+from reinforge.trainer.setup.dtype import settle_dtype
 from reinforge.trainer.setup.prepare import (
     Parts,
     build_parts,
@@ -60,6 +70,9 @@ from reinforge.trainer.watchdog import log_to_folder, watch_progress
 from reinforge.types.evaluation import EvalOutputItem, EvaluationReport, MetricSummary
 from reinforge.types.job import TrainingJobStatus
 from reinforge.version import __version__
+
+if TYPE_CHECKING:
+    from reinforge.engine.model.dtype import DtypeChoice
 
 MODEL = "model"
 """The folder of the promoted model."""
@@ -90,6 +103,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     require_enabled(loaded)
     if options.smoke:
         shrink_for_smoke(loaded.config)
+    dtype = settle_dtype(loaded, options.resume)
     folder = options.resume or options.choose_folder(config, "-smoke" if options.smoke else "")
     if options.resume is not None:
         repair_journal(folder)
@@ -111,6 +125,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         context.transcripts = config.transcripts
         context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
         run = _Run(loaded, parts, context, options)
+        run.dtype = dtype
         if (config.policy.model or "").startswith(BUNDLED):
             run.model_folder = await builder.get_model_path()
         with log_to_folder(folder):
@@ -151,6 +166,7 @@ class _Run:
         self._started = self._changed = False
         self._made_of = Provenance()
         self.model_folder: str | None = None
+        self.dtype: DtypeChoice | None = None
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
         self.summary.smoke, self.summary.can_resume = options.smoke, not options.smoke
 
@@ -198,6 +214,10 @@ class _Run:
         self.options.live.record_end = self._record_forced_end
         context.journal.start_session()
         settings = [*effective_settings(self.parts), *list_reach(self.loaded).format_sent_variables()]
+        if self.dtype is not None:
+            settings.append(("dtype", str(self.dtype)))
+            if self.options.resume is None:
+                context.journal.set_facts(dtype=str(self.dtype))
         context.progress.start(context.run_id, context.folder, config.num_epochs, settings)
         runner = await self._bind_parts()
         context.begin_stage("LOAD")
@@ -459,6 +479,16 @@ class _Run:
         self.context.end_stage({"outcomes": report.outcomes})
         return report
 
+    def _write_page(self) -> None:
+        """Writes `report.html`; a run whose results are safe does not fail for want of it."""
+        folder = self.context.folder
+        try:
+            write_page(folder, self.summary)
+        except Exception as error:
+            logging.getLogger("reinforge").exception("report.html was not written")
+            command = f"`reinforge report {folder}` writes it again"
+            self.context.progress.note(f"no report.html: {describe_error(error)}; {command}")
+
     def _write_files(self) -> None:
         """Writes summary, report and plot from the results so far."""
         context, summary = self.context, self.summary
@@ -470,6 +500,7 @@ class _Run:
         summary.policy_versions = context.policy_versions
         history: list[EpochMetrics] = getattr(self.trainer, "_reward_history", [])
         write_summary(context.folder / "summary.json", summary)
+        self._write_page()
         write_report(context.folder / "report.md", summary, history, context.validations)
         arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
         if can_draw_plots():

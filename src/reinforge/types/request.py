@@ -75,6 +75,8 @@ class TokenLogprobs:
             tokens, and after penalties and biases; empty unless `restricted`, since it would equal `logprobs`.
         supports: The kept tokens of each position; None unless `restricted`, for greedy decoding (one kept token has
             no gradient), after penalties and biases, and if the policy server does not report them.
+        top_logprobs: The most likely tokens of each position, in falling order, of the distribution that `logprobs`
+            are of; empty unless the request asks for them. For the agent: no record keeps them.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -87,12 +89,14 @@ class TokenLogprobs:
     texts: tuple[str, ...] = ()
     processed_logprobs: tuple[float, ...] = ()
     supports: Supports | None = None
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
     @property
     def content(self) -> list[TokenLogprob]:
-        """The tokens in OpenAI's format: `.content[i].token`, `.content[i].logprob`."""
+        """The tokens in OpenAI's format: `.content[i].token`, `.content[i].logprob`, `.content[i].top_logprobs`."""
         texts = self.texts or ("",) * len(self.token_ids)
-        return [TokenLogprob(text, logprob) for text, logprob in zip(texts, self.logprobs, strict=True)]
+        tops = self.top_logprobs or ((),) * len(self.token_ids)
+        return [TokenLogprob(*each) for each in zip(texts, self.logprobs, tops, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ class ModelRequest:
             record; None: the chat template renders the messages.
         continued: The earlier call that the messages continue, for a policy that splices histories; None: unknown, or
             there is none.
+        num_top_logprobs: How many of the most likely tokens the reply names at each position.
     """
 
     messages: list[Message]
@@ -178,6 +183,7 @@ class ModelRequest:
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     continued: ContinuedTurn | None = None
+    num_top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class TrainingSample:
         advantages: `[T]` advantage of each token, set by `Algorithm.credit`.
         returns: `[T]` regression targets of the critic, set by `Algorithm.credit` if there is a critic.
         old_logprobs, ref_logprobs, values: `[T]`, set by the engine if the algorithm needs them.
+        defers_old_logprobs: The update sets `old_logprobs`, by the forward pass that it makes anyway.
         supports: The kept tokens of each trained position; its log-probs are normalized over them. None if there was
             no sampling filter.
     """
@@ -69,6 +70,7 @@ class TrainingSample:
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
     supports: Supports | None = None
+    defers_old_logprobs: bool = False
 
     @property
     def num_trained(self) -> int:

@@ -1,11 +1,15 @@
 """Fast decoding of Llama-like models: decode steps and short prompts as one function over the model's weights.
 
 Transformers' modules are right for every family. On a small model, though, half of a decode step is Python calls and
-small operations, and between any two of them the thread waits for Python's lock while agents run. For Llama-like models
-(RMSNorm, attention with rotary embeddings, RMSNorm, gated MLP) one function here goes from token ids to logits: one
-product makes queries, keys and values, one batch of two makes gate and up, and residuals are added by the products
-before them. TorchScript runs it without that lock (`torchscript.py`). docs/performance.md has the figures. The sampler
-compares its logits with a plain forward when it starts, and uses the modules where they differ.
+small operations, and between any two of them the thread waits for Python's lock while agents run; on a larger one, most
+of it is products whose weights are rearranged in every step. For Llama-like models (RMSNorm, attention with rotary
+embeddings, RMSNorm, gated MLP) one function here goes from token ids to logits: one product makes queries, keys and
+values, one makes gate and up, and the weights are packed once (`projection.py`), with their LoRA adapters beside them.
+TorchScript runs it without that lock (`torchscript.py`). docs/performance.md has the figures. The sampler compares its
+logits with a plain forward when it starts, and uses the modules where they differ.
+
+In bfloat16 it rounds where transformers' modules round; what is left of the difference to the learner is the noise of
+the type (SmolLM2-135M: a mean of 0.04 in log-probs), which importance sampling corrects as any mismatch.
 
 Shapes: B rows, T new tokens of a row, M = B T, L tokens that a step attends to, S slots, C their capacity, H features,
 N query heads, K key and value heads, D size of a head, I features inside the MLP, V vocabulary.
@@ -21,15 +25,28 @@ from reinforge.engine.model.attention import GROUPED_ATTENTION, decode_attention
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks, build_additive_mask
 from reinforge.engine.sampling.kv_cache import KVCache, build_write_indices, copy_into_slots, round_up
+from reinforge.engine.sampling.projection import (
+    Projection,
+    can_pack,
+    collect_projection,
+    find_max_bytes,
+    get_linear,
+    multiply,
+    pack,
+    project,
+)
 from reinforge.engine.sampling.torchscript import compile_torchscript
 
 MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 
+ATTENTION = (GROUPED_ATTENTION, "sdpa")
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on a token's position alone, not on the length of the batch."""
 
-MAX_COPIED_BYTES = 64 * 2**20
-"""Maximum memory for concatenated copies of weights: larger products take all the time, whatever calls them."""
+MAX_SPARE = 2
+"""A step attends to all places of the slots, used or not, if they are at most this many times those needed: products
+read whole slots in place, and copy parts of them first."""
 
 MAX_PROMPT = 128
 """Longest prompts computed here: in longer ones, attention in chunks (`flash_attention.py`) saves more."""
@@ -59,24 +76,22 @@ class LayerWeights(NamedTuple):
 
     Attributes:
         norm: Before attention, `[H]`.
-        qkv: Of queries, keys and values, concatenated, `[(N + 2 K) D, H]`.
-        qkv_bias: Their biases.
+        qkv: To queries, keys and values, `[(N + 2 K) D, H]`.
         query_norm, key_norm: Of each head's queries and keys, `[D]`.
-        out: `[N D, H]`.
+        out: After attention, `[H, N D]`.
         mlp_norm: Before the MLP, `[H]`.
-        gate_up: Of gate and up, `[2, H, I]`.
-        down: `[I, H]`.
+        gate_up: To gate and up, `[2 I, H]`.
+        down: After them, `[H, I]`.
     """
 
     norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Projection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: Tensor
+    out: Projection
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Projection
+    down: Projection
 
 
 class OuterWeights(NamedTuple):
@@ -86,7 +101,7 @@ class OuterWeights(NamedTuple):
         embedding: The features of each token of the vocabulary, `[V, H]`.
         norm: Before the output layer, `[H]`.
         head: The output layer, `[V, H]`.
-        cos, sin: Of the rotation at each position, `[L, D]`.
+        cos, sin: Of the rotation at each position, `[L, D]`; the first half of `sin` is negated.
     """
 
     embedding: Tensor
@@ -96,37 +111,41 @@ class OuterWeights(NamedTuple):
     sin: Tensor
 
 
+def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns RMSNorm of the last dimension, rounded where the modules round it."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, [x.shape[-1]], weight, eps)
+    states = x.float()
+    return weight * (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
 def _project_qkv(
     x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor, sizes: LlamaSizes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, `[M, N, D]`, keys and values, `[M, K, D]`; `x` is `[M, H]`, `cos` and `sin` are `[M, 1, D]`."""
-    half, num_rotated = sizes.head_size // 2, sizes.num_heads + sizes.num_kv_heads
-    normed = F.rms_norm(x, [x.shape[1]], layer.norm, sizes.eps)
-    heads = F.linear(normed, layer.qkv, layer.qkv_bias)
+    num_rotated = sizes.num_heads + sizes.num_kv_heads
+    heads = project(_normalize(x, layer.norm, sizes.eps), layer.qkv)
     heads = heads.view(x.shape[0], num_rotated + sizes.num_kv_heads, sizes.head_size)
-    plain = heads[:, :num_rotated]
+    states = heads[:, :num_rotated]
     query_norm, key_norm = layer.query_norm, layer.key_norm
     if query_norm is not None and key_norm is not None:
-        query = F.rms_norm(heads[:, : sizes.num_heads], [sizes.head_size], query_norm, sizes.eps)
-        key = F.rms_norm(heads[:, sizes.num_heads : num_rotated], [sizes.head_size], key_norm, sizes.eps)
-        plain = torch.cat((query, key), dim=1)
-    states = plain * cos
-    states[:, :, :half].addcmul_(plain[:, :, half:], sin[:, :, :half], value=-1.0)
-    states[:, :, half:].addcmul_(plain[:, :, :half], sin[:, :, half:])
+        query = _normalize(heads[:, : sizes.num_heads], query_norm, sizes.eps)
+        key = _normalize(heads[:, sizes.num_heads : num_rotated], key_norm, sizes.eps)
+        states = torch.cat((query, key), dim=1)
+    states = (states * cos).add_(states.roll(sizes.head_size // 2, -1).mul_(sin))
     return states[:, : sizes.num_heads], states[:, sizes.num_heads :], heads[:, num_rotated:]
 
 
 def _finish_layer(x: Tensor, attended: Tensor, layer: LayerWeights, sizes: LlamaSizes) -> Tensor:
     """Returns a layer's output, `[M, H]`, from its input and the output of its attention heads, `[M, N D]`."""
-    x = torch.addmm(x, attended, layer.out)
-    both = F.rms_norm(x, [x.shape[1]], layer.mlp_norm, sizes.eps).expand(2, -1, -1)
-    parts = torch.bmm(both, layer.gate_up)
-    return torch.addmm(x, F.silu(parts[0]).mul_(parts[1]), layer.down)
+    x = project(attended, layer.out).add_(x)
+    gate, up = project(_normalize(x, layer.mlp_norm, sizes.eps), layer.gate_up).chunk(2, dim=1)
+    return project(F.silu(gate).mul_(up), layer.down).add_(x)
 
 
 def _compute_logits(x: Tensor, outer: OuterWeights, sizes: LlamaSizes) -> Tensor:
     """Returns logits, `[B, V]`, of features, `[B, H]`."""
-    return F.linear(F.rms_norm(x, [x.shape[1]], outer.norm, sizes.eps), outer.head)
+    return multiply(_normalize(x, outer.norm, sizes.eps), outer.head, None).float()
 
 
 def _decode(
@@ -146,7 +165,7 @@ def _decode(
     x = F.embedding(token_ids, outer.embedding)
     cos, sin = outer.cos.index_select(0, positions)[:, None], outer.sin.index_select(0, positions)[:, None]
     indices = build_write_indices(positions, sizes.num_kv_heads, keys[0].shape[2])
-    zero, places = torch.zeros([], device=x.device), torch.arange(length, device=x.device)[None]
+    zero, places = torch.zeros([], device=x.device, dtype=x.dtype), torch.arange(length, device=x.device)[None]
     full = build_additive_mask(positions[:, None], places, None, zero, sizes.least)
     sliding = full if window is None else build_additive_mask(positions[:, None], places, window, zero, sizes.least)
     for number, layer in enumerate(layers):
@@ -212,6 +231,7 @@ class FastLlama:
             for function in (_decode, _prefill)
         )
         self._layer_weights: list[LayerWeights] = []
+        self._head: Tensor | None = None
         self._rotation: tuple[Tensor, Tensor] | None = None
 
     def decode_step(self, token_ids_B: Tensor, positions_B: Tensor, length: int) -> Tensor:
@@ -222,8 +242,11 @@ class FastLlama:
             positions_B: Its position.
             length: L.
         """
-        layers, outer, (keys, values) = self._layers(), self._outer(length), self._slots()
-        slides, window = self.slides, self.masks.window
+        layers, (keys, values) = self._layers(), self._slots()
+        capacity = keys[0].shape[2]
+        if capacity <= MAX_SPARE * length:
+            length = capacity
+        outer, slides, window = self._outer(length), self.slides, self.masks.window
         return self._decode(token_ids_B, positions_B, layers, outer, keys, values, slides, window, length, self.sizes)
 
     def can_prefill(self, length: int) -> bool:
@@ -245,6 +268,7 @@ class FastLlama:
     def drop_weights(self) -> None:
         """Drops the copies of weights, which are about to change."""
         self._layer_weights.clear()
+        self._head = None
 
     def _slots(self) -> tuple[list[Tensor], list[Tensor]]:
         layers = self.cache.layers
@@ -258,10 +282,11 @@ class FastLlama:
         if self._rotation is None or len(self._rotation[0]) < length:
             positions = torch.arange(2 * round_up(length), device=self.model.device)
             cos, sin = self.base.rotary_emb(self.base.norm.weight, positions[None])
-            self._rotation = cos[0], sin[0]
-        return OuterWeights(
-            self.base.embed_tokens.weight, self.base.norm.weight, self.model.head.weight, *self._rotation
-        )
+            half = self.sizes.head_size // 2
+            self._rotation = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=1)
+        if self._head is None:
+            self._head = pack(self.model.head.weight.detach())
+        return OuterWeights(self.base.embed_tokens.weight, self.base.norm.weight, self._head, *self._rotation)
 
     def _layers(self) -> list[LayerWeights]:
         if not self._layer_weights:
@@ -274,40 +299,55 @@ def supports_fast_decode(model: CausalModel) -> bool:
     config = model.config
     if not model.fast_paths.decode or config.model_type not in MODEL_TYPES:
         return False
-    if model.dtype != torch.float32 or model.attn_implementation not in (GROUPED_ATTENTION, "sdpa"):
+    if model.dtype not in (torch.float32, torch.bfloat16) or model.attn_implementation not in ATTENTION:
         return False
-    if model.has_adapters or not model.has_plain_head or getattr(config, "hidden_act", None) != "silu":
+    if not model.has_plain_head or getattr(config, "hidden_act", None) != "silu":
         return False
     if getattr(model.base.rotary_emb, "rope_type", None) not in ROPE_TYPES:
         return False
     if type(model.base.embed_tokens) is not nn.Embedding:
         return False
-    linear = [part for part in model.base.layers.modules() if isinstance(part, nn.Linear)]
-    outputs = [part for layer in model.base.layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)]
-    if len(linear) != 7 * model.num_layers or any(part.bias is not None for part in outputs):
-        return False
-    size = 4 * sum(part.weight.numel() for layer in model.base.layers for part in _find_copied(layer))
-    return size <= MAX_COPIED_BYTES and all(type(part) is nn.Linear for part in linear)
+    return len(getattr(model.module, "peft_config", ())) <= 1 and _supports_layers(model)
 
 
-def _find_copied(layer: Any) -> tuple[nn.Linear, ...]:
-    """Returns the linear layers whose weights are copied."""
+def _supports_layers(model: CausalModel) -> bool:
+    """Returns True if the layers are seven linear layers and norms each, and there is memory for the copies."""
+    is_packed, num_copied = can_pack(model.device, model.dtype), 0
+    for layer in model.base.layers:
+        groups = [[get_linear(part) for part in group] for group in _group_linears(layer)]
+        linears = [linear for group in groups for linear in group if linear is not None]
+        own = [part for path, part in layer.named_modules() if isinstance(part, nn.Linear) and ".lora_" not in path]
+        if {id(part) for part in own} != {id(linear) for linear in linears} or len(linears) != 7:
+            return False
+        (query, *others), *rest = groups
+        has_bias = query is not None and query.bias is not None
+        if any(linear is None or (linear.bias is not None) != has_bias for linear in others):
+            return False
+        if any(linear is None or linear.bias is not None for group in rest for linear in group):
+            return False
+        copied = [group for group in groups if is_packed or len(group) > 1]
+        num_copied += sum(linear.weight.numel() for group in copied for linear in group if linear is not None)
+    num_copied += model.head.weight.numel() if is_packed else 0
+    return num_copied * model.dtype.itemsize <= find_max_bytes(model.device, model.dtype)
+
+
+def _group_linears(layer: Any) -> list[tuple[Any, ...]]:
+    """Returns a layer's linear layers, those with the same input together."""
     attention, mlp = layer.self_attn, layer.mlp
-    return attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
+    inputs = attention.q_proj, attention.k_proj, attention.v_proj
+    return [inputs, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)]
 
 
-@torch.no_grad()
 def _collect_weights(layer: Any) -> LayerWeights:
-    *qkv, gate, up = _find_copied(layer)
+    qkv, out, gate_up, down = map(collect_projection, _group_linears(layer))
     attention = layer.self_attn
     return LayerWeights(
         norm=layer.input_layernorm.weight.detach(),
-        qkv=torch.cat([part.weight for part in qkv]),
-        qkv_bias=None if qkv[0].bias is None else torch.cat([part.bias for part in qkv]),
+        qkv=qkv,
         query_norm=attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
         key_norm=attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
-        out=attention.o_proj.weight.detach().t(),
+        out=out,
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=torch.stack((gate.weight.t(), up.weight.t())),
-        down=layer.mlp.down_proj.weight.detach().t(),
+        gate_up=gate_up,
+        down=down,
     )

@@ -1,7 +1,8 @@
 """The KV cache of the running batch: one slot per reply, filled by a prefill and extended by each decode step.
 
 Slots are compact: replies use slots 0..B-1, and when one leaves, the last one moves into its slot. Modules see the
-cache through transformers' own `Cache`; `fast_llama.py` writes into the slots directly.
+cache through transformers' own `Cache`; `fast_llama.py` writes into the slots directly. Layers with states of a fixed
+size (`model_cache.py`) have slots for those, which a step overwrites.
 
 Shapes: S slots, C their capacity in tokens, L tokens that a step attends to, B rows, H heads, D size of a head.
 """
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DummyLayer
 
 from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.model_cache import LayerStates, LeftPadding, ModelCache
 from reinforge.engine.model.prompt_cache import PrefillCacheLayer
 
 LENGTH_MULTIPLE = 16
@@ -93,13 +94,15 @@ class AppendCacheLayer(PrefillCacheLayer):
         return self.layer.keys[self.rows, :, : self.length], self.layer.values[self.rows, :, : self.length]
 
 
-class KVCache(Cache):
+class KVCache(ModelCache):
     """The slots of all layers.
 
     Attributes:
         num_slots: S.
         capacity: C, a multiple of `LENGTH_MULTIPLE`; grows with the replies.
         num_rows, length: B and L of the current step.
+        kv_layers: The layers with keys and values.
+        slot_states: States of all slots, `[S, ...]`, of each layer that has some; `states` views the step's rows.
     """
 
     def __init__(self, model: CausalModel, num_slots: int):
@@ -109,14 +112,18 @@ class KVCache(Cache):
         self.num_rows, self.length = 0, 0
         self._positions_B: Tensor
         self._indices: dict[int, Tensor] = {}
-        super().__init__(layers=[KVCacheLayer(self) for _ in range(model.num_layers)])
+        layers = [KVCacheLayer(self) if kind.has_keys else DummyLayer() for kind in model.layer_kinds]
+        self.kv_layers = [layer for layer in layers if isinstance(layer, KVCacheLayer)]
+        self.slot_states = [LayerStates() if kind.has_states else None for kind in model.layer_kinds]
+        self._has_states = model.has_states
+        super().__init__(layers, [None] * len(layers))
 
     def reserve(self, length: int, num_rows: int) -> None:
         """Makes room for `length` tokens per slot and keeps the contents of the first `num_rows`."""
         if length <= self.capacity:
             return
         capacity, used = round_up(max(length, self.capacity * 3 // 2)), self.capacity if num_rows else 0
-        for layer in self.layers:
+        for layer in self.kv_layers:
             if layer.is_initialized:
                 layer.keys, layer.values = (
                     self._grow(slots, capacity, used, num_rows) for slots in (layer.keys, layer.values)
@@ -128,51 +135,97 @@ class KVCache(Cache):
         grown[:num_rows, :, :length] = slots[:num_rows, :, :length]
         return grown
 
-    def fill(self, keys: Sequence[Tensor], values: Sequence[Tensor], sources: Tensor, first: int) -> None:
+    def fill(self, prompts: ModelCache, sources: Tensor, first: int, padding: LeftPadding | None = None) -> None:
         """Copies prompts into slots `first`, `first + 1`, ...: one prompt may fill many.
 
         Args:
-            keys: Keys of the prompts, by layer, `[B, H, T, D]`.
-            values: Values, with the same shapes.
+            prompts: Keys and values `[B, H, T, D]`, and states `[B, ...]`.
             sources: `[n]` prompt of each slot.
             first: The first slot to fill.
+            padding: How the prompts were padded; None: on the right, if at all.
         """
-        for layer, own_keys, own_values in zip(self.layers, keys, values, strict=True):
+        starts = None if padding is None else padding.starts
+        for layer, own in zip(self.layers, prompts.layers, strict=True):
+            if not isinstance(layer, KVCacheLayer) or own.keys is None:
+                continue  # the layer has none, or uses those of another layer
             if not layer.is_initialized:
-                layer.lazy_initialization(own_keys, own_values)
-            for slots, states in ((layer.keys, own_keys), (layer.values, own_values)):
-                copy_into_slots(slots, states, sources, first)
+                layer.lazy_initialization(own.keys, own.values)
+            for slots, states in ((layer.keys, own.keys), (layer.values, own.values)):
+                moved = states if starts is None else _move_left(states, starts)
+                copy_into_slots(slots, moved, sources, first)
+        for slot_states, states in zip(self.slot_states, prompts.states, strict=True):
+            if slot_states is not None:
+                assert states is not None
+                self._fill_states(slot_states, states.select(sources), first)
+
+    def _fill_states(self, slot_states: LayerStates, states: LayerStates, first: int) -> None:
+        for slots, own in zip(slot_states.list_kinds(), states.list_kinds(), strict=True):
+            for number, tensor in own.items():
+                if number not in slots:
+                    slots[number] = tensor.new_zeros(self.num_slots, *tensor.shape[1:])
+                slots[number][first : first + len(tensor)] = tensor
 
     def copy_out(self, slot: int, length: int) -> Sequence[Tensor]:
-        """Returns a copy of the first `length` tokens of a slot: keys, then values, of each layer, `[H, T, D]`."""
-        parts = [slots[slot, :, :length] for layer in self.layers for slots in (layer.keys, layer.values)]
+        """Returns a copy of the first `length` tokens of a slot: keys, then values, of each layer, `[H, T, D]`.
+
+        States, `[...]`, come last: those after the last token of the slot.
+        """
+        parts = [slots[slot, :, :length] for slots in self._list_slots()]
+        states = [slots[slot].clone() for slots in self._list_states()]
         equal_shapes = len({part.shape for part in parts}) == 1  # then one copy, several times as fast as many
-        return torch.stack(parts).unbind() if equal_shapes else [part.clone() for part in parts]
+        copies = torch.stack(parts).unbind() if equal_shapes else [part.clone() for part in parts]
+        return [*copies, *states] if states else copies
 
     def copy_in(self, states: Sequence[Tensor], length: int, slot: int) -> None:
-        """Copies the first `length` tokens of what `copy_out` returned into a slot."""
-        slots = (slots for layer in self.layers for slots in (layer.keys, layer.values))
-        for target, source in zip(slots, states, strict=True):
+        """Copies the first `length` tokens of what `copy_out` returned, and the states, into a slot."""
+        slots = self._list_slots()
+        for target, source in zip(slots, states[: len(slots)], strict=True):
             target[slot, :, :length] = source[:, :length]
+        for target, source in zip(self._list_states(), states[len(slots) :], strict=True):
+            target[slot] = source
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
-        """Copies the first `length` tokens of slots `sources` to slots `targets`."""
+        """Copies the first `length` tokens and the states of slots `sources` to slots `targets`."""
         source_rows, target_rows = torch.from_numpy(sources).to(self.device), torch.from_numpy(targets).to(self.device)
-        for layer in self.layers:
-            for slots in (layer.keys, layer.values):
-                slots[target_rows, :, :length] = slots[source_rows, :, :length]
+        for slots in self._list_slots():
+            slots[target_rows, :, :length] = slots[source_rows, :, :length]
+        for slots in self._list_states():
+            slots[target_rows] = slots[source_rows]
+
+    def _list_slots(self) -> list[Tensor]:
+        """Returns keys, then values, of each layer that keeps some."""
+        return [slots for layer in self.kv_layers if layer.is_initialized for slots in (layer.keys, layer.values)]
+
+    def _list_states(self) -> list[Tensor]:
+        return [tensor for states in self.slot_states if states is not None for tensor in states.list_tensors()]
+
+    def view_states(self, rows: slice) -> list[LayerStates | None]:
+        """Returns the states of some slots as views, which a forward overwrites."""
+        return [
+            states if states is None else states.convert(lambda slots: slots[rows], in_place=True)
+            for states in self.slot_states
+        ]
 
     def begin_step(self, positions_B: Tensor, length: int) -> None:
         """Sets where the tokens of the next forward go: row b at `positions_B[b]`, all rows within `length`."""
         self.num_rows, self.length = len(positions_B), length
         self._positions_B = positions_B
         self._indices.clear()
+        if self._has_states:
+            self.states = self.view_states(slice(0, self.num_rows))
 
     def write_indices(self, num_heads: int) -> Tensor:
         """Returns where the step's tokens go in `[S * H * C]`, `[B * H]`; built once per step, not once per layer."""
         if num_heads not in self._indices:
             self._indices[num_heads] = build_write_indices(self._positions_B, num_heads, self.capacity)
         return self._indices[num_heads]
+
+
+def _move_left(states: Tensor, starts_B: Tensor) -> Tensor:
+    """Returns rows that begin at some columns as rows that begin at column 0, `[B, H, T, D]`."""
+    width = states.shape[2]
+    columns_BT = (starts_B[:, None] + torch.arange(width, device=starts_B.device)).clamp(max=width - 1)
+    return torch.take_along_dim(states, columns_BT[:, None, :, None], dim=2)
 
 
 def copy_into_slots(slots: Tensor, states: Tensor, sources: Tensor, first: int) -> None:

@@ -4,6 +4,10 @@ Waiting prompts are computed together, padded on the right. Equal prompts are co
 group share their prompt. Where a prompt continues a cached prefix, the prefix is copied into the slot and the rest is
 computed there, each token attending to the slot.
 
+Rows of models with states (`model_cache.py`) must end together, since a state exists only after the last token: whole
+prompts are padded on the left where a trial shows that this changes nothing, and otherwise only prompts of one length
+are computed together; so are the parts after a cached prefix.
+
 Shapes: n prompts, B rows, S tokens to compute, L tokens that a row attends to, V vocabulary.
 """
 
@@ -17,13 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Cache
+from transformers.cache_utils import DummyLayer
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.prompt_cache import PrefillCacheLayer
+from reinforge.engine.model.model_cache import LeftPadding, ModelCache, make_prefill_cache
 from reinforge.engine.sampling.fast_llama import FastLlama
-from reinforge.engine.sampling.kv_cache import AppendCacheLayer, KVCache, round_up
+from reinforge.engine.sampling.kv_cache import AppendCacheLayer, KVCache, KVCacheLayer, round_up
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.running_batch import SampleRequest
 
@@ -77,7 +81,12 @@ class Prefiller:
         to_device: Copies an array to the model's device.
         fast_llama: Computes short prompts of Llama-like models; None: the model's modules compute all prompts.
         mixes_adapters: True if rows use different adapters, whose layers need all tokens of a row.
+
+    Attributes:
+        pads: True if whole prompts of different lengths may be computed together; set after a trial run of this model.
     """
+
+    pads = True
 
     def __init__(
         self,
@@ -104,6 +113,15 @@ class Prefiller:
             return self._run_whole(prefills, self.to_device(sources), first)
         return self._compute_logits(self._run_after_prefix(prefills, sources, first), self.to_device(sources))
 
+    def batch(self, prefills: Sequence[PrefillRequest], max_tokens: int) -> list[list[PrefillRequest]]:
+        """Returns prompts in batches for `run`, of at most about `max_tokens` tokens each."""
+        batches = []
+        for is_cached in (False, True):
+            chosen = [prefill for prefill in prefills if (prefill.cached is not None) == is_cached]
+            equal = self.model.has_states and (is_cached or not self.pads)
+            batches += batch_by_length(chosen, max_tokens, lambda prefill: prefill.num_new, max_ratio=1 if equal else 2)
+        return batches
+
     def _compute_logits(self, features_nH: Tensor, sources_B: Tensor) -> Tensor:
         return self.model.logits(features_nH).index_select(0, sources_B)
 
@@ -120,13 +138,30 @@ class Prefiller:
         self.cache.reserve(length + 1, first)
         if self.fast_llama is not None and self.fast_llama.can_prefill(length):
             return self.fast_llama.prefill(token_ids_nT, last_n, sources_B, first)
-        cache = Cache(layers=[PrefillCacheLayer() for _ in range(self.model.num_layers)])
+        if self.model.has_states and lengths.min() < length:
+            return self._run_left_padded(token_ids_nT, self.to_device(lengths), sources_B, first)
+        cache = make_prefill_cache(self.model.layer_kinds)
         features = self.model.features(
             token_ids_nT, indices_N=self._select_needed(last_n), past_key_values=cache, use_cache=True
         )
-        keys, values = [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
-        self.cache.fill(keys, values, sources_B, first)
+        self.cache.fill(cache, sources_B, first)
         return self._compute_logits(features.flatten(0, 1).index_select(0, last_n), sources_B)
+
+    def _run_left_padded(self, token_ids_nT: Tensor, lengths_n: Tensor, sources_B: Tensor, first: int) -> Tensor:
+        count, width = token_ids_nT.shape
+        padding = LeftPadding.from_lengths(lengths_n, width, self.model.dtype)
+        last_n = self.to_device(np.arange(1, count + 1) * width - 1)
+        cache = make_prefill_cache(self.model.layer_kinds)
+        features = self.model.features(
+            token_ids_nT.gather(1, padding.positions),
+            padding.positions,
+            indices_N=self._select_needed(last_n),
+            attention_mask=self.masks.build_mask(padding.positions, padding.key_positions, padding.is_token),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        self.cache.fill(cache, sources_B, first, padding)
+        return self._compute_logits(features[:, -1], sources_B)
 
     def _run_after_prefix(self, prefills: Sequence[PrefillRequest], sources: NDArray[np.int64], first: int) -> Tensor:
         """Returns the features of each prompt's last token, computed after the cached prefixes, `[n, H]`.
@@ -151,27 +186,35 @@ class Prefiller:
             positions_BS,
             indices_N=self._select_needed(self.to_device(np.arange(1, count + 1) * width - 1)),
             attention_mask=self.masks.build_mask(positions_BS, torch.arange(length, device=self.model.device)[None]),
-            past_key_values=Cache(
-                layers=[AppendCacheLayer(layer, rows, positions_BS, length) for layer in self.cache.layers]
-            ),
+            past_key_values=self._append_to(rows, positions_BS, length),
             use_cache=True,
         )
         if len(sources) > count:
             self.cache.move(first + sources, first + np.arange(len(sources)), length)
         return features[:, -1]
 
+    def _append_to(self, rows: slice, positions_BS: Tensor, length: int) -> ModelCache:
+        """Returns a cache that appends tokens to slots."""
+        layers = [
+            AppendCacheLayer(layer, rows, positions_BS, length) if isinstance(layer, KVCacheLayer) else DummyLayer()
+            for layer in self.cache.layers
+        ]
+        return ModelCache(layers, self.cache.view_states(rows))
 
-def batch_by_length(items: Iterable[T], max_tokens: int, length: Callable[[T], int]) -> list[list[T]]:
+
+def batch_by_length(
+    items: Iterable[T], max_tokens: int, length: Callable[[T], int], max_ratio: int = 2
+) -> list[list[T]]:
     """Returns items in batches of at most `max_tokens`, padding included; a longer item is a batch of its own.
 
-    The longest item of a batch is at most twice as long as the shortest, so that padding stays small.
+    The longest item of a batch is at most `max_ratio` times as long as the shortest, so that padding stays small.
 
     Example: lengths 30, 10, 12, 25 and 60 tokens -> lengths [10, 12] and [25, 30].
     """
     batches: list[list[T]] = []
     for item in sorted(items, key=length):
         batch = batches[-1] if batches else []
-        if not batch or length(item) > 2 * length(batch[0]) or length(item) * (len(batch) + 1) > max_tokens:
+        if not batch or length(item) > max_ratio * length(batch[0]) or length(item) * (len(batch) + 1) > max_tokens:
             batches.append([])
         batches[-1].append(item)
     return batches

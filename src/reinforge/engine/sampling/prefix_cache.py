@@ -5,11 +5,14 @@
 
 A prompt uses the longest prefix that it shares with any cached sequence. So the branches of a tree continue from one
 node, conversations share their common start, and a history that a template rewrites is used up to the first change.
+
+Models with states (`model_cache.py`) can only continue a whole sequence, so the next turn of a conversation and the
+branches at the end of a cached sequence do; a history that a template rewrites is computed again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,11 +37,11 @@ MIN_REUSED_SHARE = 1 / 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPrefix:
-    """Keys and values of one sequence.
+    """Keys, values and states of one sequence.
 
     Attributes:
         token_ids: T tokens.
-        states: `[H, T, D]` keys, then values, of each layer in turn.
+        states: `[H, T, D]` keys, then values, of each layer in turn; then its states after the last token.
         adapter: The adapter that computed them.
     """
 
@@ -48,7 +51,7 @@ class CachedPrefix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the keys and values."""
+        """Memory of the keys, values and states."""
         return sum(states.numel() * states.element_size() for states in self.states)
 
 
@@ -59,14 +62,15 @@ class PrefixCache:
     sequence that shares most with a prompt is then next to where the prompt would be inserted.
 
     Args:
-        max_bytes: Maximum memory of keys and values; 0: nothing is cached.
+        max_bytes: Maximum memory of keys, values and states; 0: nothing is cached.
+        whole_only: True if a sequence can only be continued from its end; prefixes of other sequences are then kept.
 
     Attributes:
         num_bytes: Memory in use.
     """
 
-    def __init__(self, max_bytes: int):
-        self.max_bytes, self.num_bytes = max_bytes, 0
+    def __init__(self, max_bytes: int, *, whole_only: bool = False):
+        self.max_bytes, self.num_bytes, self.whole_only = max_bytes, 0, whole_only
         self._by_use: OrderedDict[Key, CachedPrefix] = OrderedDict()
         self._sorted: list[Key] = []
 
@@ -82,21 +86,48 @@ class PrefixCache:
         """
         if len(prompt) <= MIN_REUSED_TOKENS or not self._sorted:
             return None
-        place = bisect_left(self._sorted, (adapter, prompt))
-        near = [key for key in self._sorted[max(0, place - 1) : place + 1] if key[0] == adapter]
-        common, best = max(((count_common_tokens(key[1], prompt), key) for key in near), default=(0, (adapter, prompt)))
+        if self.whole_only:
+            common, best = self._find_whole((adapter, prompt[:-1]))
+        else:
+            common, best = self._find_nearest((adapter, prompt))
         common = min(common, len(prompt) - 1)
         if common < MIN_REUSED_TOKENS or common < len(prompt) * MIN_REUSED_SHARE:
             return None
         self._by_use.move_to_end(best)
         return self._by_use[best], common
 
+    def _find_nearest(self, key: Key) -> tuple[int, Key]:
+        """Returns how many tokens a prompt shares with the sequence that shares most, and that sequence."""
+        adapter, prompt = key
+        place = bisect_left(self._sorted, key)
+        near = [key for key in self._sorted[max(0, place - 1) : place + 1] if key[0] == adapter]
+        return max(((count_common_tokens(each[1], prompt), each) for each in near), default=(0, key))
+
+    def _find_whole(self, key: Key) -> tuple[int, Key]:
+        """Returns the length of the longest sequence that a prompt starts with, 0 if there is none, and the sequence.
+
+        Sequences that sort between a prefix of the prompt and the prompt share at least that prefix with it, so each
+        look-up leaves a shorter beginning of the prompt to search for.
+        """
+        adapter, start = key
+        while start:
+            place = bisect_right(self._sorted, (adapter, start))
+            if not place or self._sorted[place - 1][0] != adapter:
+                break
+            found = self._sorted[place - 1][1]
+            common = count_common_tokens(found, start)
+            if common == len(found):
+                return common, self._sorted[place - 1]
+            start = start[:common]
+        return 0, key
+
     def accepts(self, token_ids: TokenIds, adapter: str = DEFAULT_ADAPTER) -> bool:
-        """Returns False for a sequence that is too short, or a prefix of a cached one."""
+        """Returns False for a sequence that is too short, that is cached, or that is a prefix of a cached one."""
         if len(token_ids) < MIN_CACHED_TOKENS or not self.max_bytes:
             return False
         place = bisect_left(self._sorted, (adapter, token_ids))
-        if place < len(self._sorted) and is_prefix((adapter, token_ids), self._sorted[place]):
+        is_covered = is_prefix if not self.whole_only else tuple.__eq__
+        if place < len(self._sorted) and is_covered((adapter, token_ids), self._sorted[place]):
             self._by_use.move_to_end(self._sorted[place])
             return False
         return True
@@ -107,7 +138,7 @@ class PrefixCache:
         if size > self.max_bytes:
             return
         place = bisect_left(self._sorted, key)
-        if place and is_prefix(self._sorted[place - 1], key):
+        if place and not self.whole_only and is_prefix(self._sorted[place - 1], key):
             self._drop(self._sorted[place - 1])
         while self.num_bytes + size > self.max_bytes:
             self._drop(next(iter(self._by_use)))

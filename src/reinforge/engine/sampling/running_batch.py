@@ -33,6 +33,8 @@ class SampleRequest:
         processed_logprobs, supports: Of each token so far, where sampling is filtered or constrained: its log-prob
             in the distribution that it was sampled from, and that distribution's tokens; an empty array where they are
             too many to record, and no supports where a bias or a penalty changed the distribution.
+        num_top_logprobs: How many of the most likely tokens are named at each position.
+        top_logprobs: Of each token so far: the most likely tokens in its place, and their log-probs.
         error: Why there is no reply.
         cancelled: Set by a caller that no longer waits.
     """
@@ -51,6 +53,8 @@ class SampleRequest:
     version: int = 0
     processed_logprobs: list[float] = field(default_factory=list)
     supports: list[Support] = field(default_factory=list)
+    num_top_logprobs: int = 0
+    top_logprobs: list[tuple[list[int], list[float]]] = field(default_factory=list)
     error: EngineError | ValueError | None = None
     cancelled: bool = False
 
@@ -76,6 +80,7 @@ class RunningBatch:
         self.min_p = np.zeros(size, np.float32)
         self.is_filtered = np.zeros(size, np.bool_)
         self.is_constrained = np.zeros(size, np.bool_)
+        self.num_top_logprobs = np.zeros(size, np.int64)
         self.token_ids = np.zeros((size, 16), np.int64)
         self.logprobs = np.zeros((size, 16), np.float32)
 
@@ -83,7 +88,7 @@ class RunningBatch:
         """Returns every array that has one entry per slot."""
         state = (self.positions, self.last_tokens, self.num_sampled, self.limits, self.seeds)
         settings = (self.temperatures, self.top_p, self.top_k, self.min_p, self.is_filtered, self.is_constrained)
-        return (*state, *settings, self.token_ids, self.logprobs)
+        return (*state, *settings, self.num_top_logprobs, self.token_ids, self.logprobs)
 
     def add(self, request: SampleRequest, seed: int, vocab_size: int) -> None:
         """Puts a request into the next row."""
@@ -99,6 +104,7 @@ class RunningBatch:
         has_filter = params.top_p < 1 or self.top_k[row] < vocab_size or params.min_p > 0
         self.is_filtered[row] = has_filter and params.temperature > 0
         self.is_constrained[row] = request.constraint is not None
+        self.num_top_logprobs[row] = request.num_top_logprobs
         self.requests.append(request)
         self.count += 1
 
@@ -137,6 +143,13 @@ class RunningBatch:
                 request.supports.append(kept if is_complete else kept[:0])
             if request.constraint is None:
                 request.processed_logprobs.append(float(logprob - log_mass[row]))
+
+    def record_top_logprobs(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray) -> None:
+        """Records the most likely tokens in the place of the last token of some rows, `[R, K]`, and their log-probs."""
+        for row, row_tokens, row_logprobs in zip(rows.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
+            request = self.requests[row]
+            count = request.num_top_logprobs
+            request.top_logprobs.append((row_tokens[:count], row_logprobs[:count]))
 
     def list_constrained(self, start: int) -> list[tuple[int, TokenConstraint]]:
         """Returns the constrained rows from `start` on and their constraints."""

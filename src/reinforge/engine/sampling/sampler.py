@@ -25,20 +25,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reinforge.engine.memory import is_out_of_memory
+from reinforge.engine.memory import free_cached_memory, is_out_of_memory
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.lora_batch import LoRABatch
 from reinforge.engine.model.masks import AttentionMasks
+from reinforge.engine.model.text_part import iterate_expert_parameters
 from reinforge.engine.sampling.constrained_sampling import RowConstraints, sample_constrained
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
-from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, batch_by_length, group_by_prompt
+from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest
+from reinforge.engine.sampling.sampler_trials import SamplerTrials
 from reinforge.engine.sampling.stable_rows import find_stable_rows
 from reinforge.engine.sampling.stats import SamplerStats
 from reinforge.engine.sampling.threads import leave_core_to_agents
-from reinforge.engine.sampling.token_sampling import KeptTokens, SamplingFilters, draw_uniforms, sample_tokens
+from reinforge.engine.sampling.token_sampling import (
+    KeptTokens,
+    SamplingFilters,
+    draw_uniforms,
+    rank_logprobs,
+    sample_tokens,
+)
 from reinforge.errors import EngineError
 from reinforge.types.supports import MAX_SUPPORT
 
@@ -63,7 +71,8 @@ class ReplySampler:
         prefix_cache_bytes: Maximum memory of the prefix cache; 0: no prefix cache.
         deterministic: Use no prefix cache, and compute prompts one by one: how a matrix product is split into blocks
             depends on its rows, and with it the last bit. Decode steps have rounded lengths, and enough rows that
-            no product depends on their number (`stable_rows.py`).
+            no product depends on their number (`stable_rows.py`): all of them in models with states. The products of
+            experts depend on the batch in any case.
     """
 
     def __init__(
@@ -87,7 +96,14 @@ class ReplySampler:
         self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
         self._min_rows = MIN_ROWS
         if deterministic:
-            self._min_rows = find_stable_rows(model, max(max_num_seqs, MIN_ROWS))
+            most = max(max_num_seqs, MIN_ROWS)
+            self._min_rows = most if model.has_states else find_stable_rows(model, most)
+            if any(iterate_expert_parameters(model.module)):
+                logger.warning(
+                    "deterministic: %s has experts, which multiply the rows that are routed to them together: the last "
+                    "bits of a reply depend on what else runs in the batch (max_num_seqs: 1 avoids it)",
+                    model.config.model_type,
+                )
             logger.info("deterministic: decode steps have at least %d rows", self._min_rows)
         self._masks = AttentionMasks(model)
         self._cache = KVCache(model, max_num_seqs)
@@ -99,7 +115,7 @@ class ReplySampler:
             model, self._cache, self._masks, self._to_device, fast_llama, mixes_adapters=mixes_adapters
         )
         self._lora_batch = LoRABatch(model, self._min_rows if deterministic else 1) if mixes_adapters else None
-        self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes)
+        self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes, whole_only=model.has_states)
         self._batch = RunningBatch(max_num_seqs)
         self._admitted: list[SampleRequest] = []
         self._waiting: deque[SampleRequest] = deque()
@@ -195,41 +211,19 @@ class ReplySampler:
         """Compares the sampler's logits with a plain forward: of the fast path and, if it is off, of the modules.
 
         Raises:
-            EngineError: This family does not cache keys and values by position.
+            EngineError: This family does not cache what the sampler takes it to cache.
         """
+        trials = SamplerTrials(self.model, self._prefiller, self._forward)
         if self._prefiller.fast_llama is not None:
             try:
-                return self._compare_with_plain_forward()
+                return trials.check()
             except EngineError as cause:
                 logger.warning("sampling with transformers' own modules (slower): %s", cause)
                 self._prefiller.fast_llama = None
-        return self._compare_with_plain_forward()
-
-    @torch.no_grad()
-    def _compare_with_plain_forward(self) -> None:
-        """Compares a prompt of five tokens, three decode steps, and the same three computed after the cached five.
-
-        Raises:
-            EngineError: This family does not cache keys and values by position.
-        """
-        model, n = self.model, 5
-        token_ids = torch.arange(n + 3, device=model.device)[None] % model.vocab_size
-        plain = model.logits(model.features(token_ids)[0])
-        prompt = tuple(token_ids[0].tolist())
-        start, whole = (PrefillRequest(ids, [SampleRequest(ids, 1)]) for ids in (prompt[:n], prompt))
-        try:
-            logits = [self._prefiller.run([start], 0)]
-            logits += [self._forward(np.array([t % model.vocab_size]), np.array([t])) for t in (n, n + 1, n + 2)]
-            whole.cached, whole.num_cached = CachedPrefix(prompt[:n], self._cache.copy_out(0, n)), n
-            logits.append(self._prefiller.run([whole], 0))
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
-            raise EngineError(f"cannot sample from {model.config.model_type!r} models: {cause}") from cause
-        error = (torch.cat(logits) - torch.cat((plain[n - 1 :], plain[-1:]))).abs().max().item()
-        size = plain.abs().max().item()
-        if not error <= (1e-3 if model.dtype == torch.float32 else 0.1) * max(1.0, size):
-            raise EngineError(
-                f"cannot sample from {model.config.model_type!r} models: cached logits differ by {error:g}"
-            )
+        trials.check()
+        self._prefiller.pads = trials.can_pad()
+        if not trials.can_continue():
+            self._prefix_cache.max_bytes = 0
 
     # Called by the sampler's thread.
 
@@ -307,10 +301,8 @@ class ReplySampler:
         if not self._admitted:
             return
         prefills = group_by_prompt(self._admitted, self._prefix_cache)
-        for is_cached in (False, True):
-            selected = [prefill for prefill in prefills if (prefill.cached is not None) == is_cached]
-            for batch in batch_by_length(selected, self._prefill_tokens, lambda prefill: prefill.num_new):
-                self._begin(batch)
+        for batch in self._prefiller.batch(prefills, self._prefill_tokens):
+            self._begin(batch)
 
     def _begin(self, prefills: list[PrefillRequest]) -> None:
         """Computes prompts into the next slots and samples the first token of each reply."""
@@ -343,8 +335,7 @@ class ReplySampler:
         self._prefix_cache.halve()
         limit = self._prefix_cache.max_bytes // 2**20
         logger.warning("out of memory: reducing the prefix cache to at most %d MiB", limit)
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached_memory(self.model.device)
 
     def _choose_seed(self, request: SampleRequest) -> int:
         self.num_begun += 1
@@ -406,8 +397,18 @@ class ReplySampler:
             self._record_supports(kept, start)
         if processed is not None:
             batch.record_constrained(start, processed.cpu().numpy())
+        if batch.num_top_logprobs[rows].any():
+            self._record_top_logprobs(logits_BV, temperatures, start)
         self._sampled_tokens += len(token_ids)
         self._remove_finished(start)
+
+    def _record_top_logprobs(self, logits_BV: Tensor, temperatures_B: Tensor, start: int) -> None:
+        """Records the most likely tokens of the rows from `start` on whose requests ask for them."""
+        batch = self._batch
+        asked = np.flatnonzero(batch.num_top_logprobs[start : batch.count])
+        rows, count = self._to_device(asked), int(batch.num_top_logprobs[start : batch.count].max())
+        tokens, logprobs = rank_logprobs(logits_BV[rows], temperatures_B[rows], count)
+        batch.record_top_logprobs(asked + start, tokens.cpu().numpy(), logprobs.cpu().numpy())
 
     def _build_filters(self, rows: slice) -> SamplingFilters:
         batch, top_k = self._batch, self._batch.top_k[rows].copy()
@@ -472,4 +473,5 @@ class ReplySampler:
 
     def _to_device(self, array: NDArray) -> Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if self.model.device.type == "cpu" else tensor.to(self.model.device, non_blocking=True)
+        is_staged = self.model.device.type == "cuda"  # MPS would read the batch's own arrays after they have changed
+        return tensor if self.model.device.type == "cpu" else tensor.to(self.model.device, non_blocking=is_staged)

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.sampling.kv_cache import MIN_ROWS
+from reinforge.engine.sampling.projection import multiply, pack
 
 CHECKED_ROWS = 40
 """Up to here every number of rows is tried, beyond it every eighth."""
@@ -47,12 +48,12 @@ def find_stable_rows(model: CausalModel, max_rows: int) -> int:
 
 
 def _iterate_products(model: CausalModel) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-    """Yields the input size and the product of one layer of each shape, in both layouts that decode steps use."""
+    """Yields the input size and the product of one layer of each shape, packed and plain, as decode steps use it."""
     seen: set[tuple[int, ...]] = set()
     for layer in model.module.modules():
         if not isinstance(layer, nn.Linear | Conv1D) or tuple(layer.weight.shape) in seen:
             continue
         seen.add(tuple(layer.weight.shape))
         yield (layer.in_features if isinstance(layer, nn.Linear) else layer.nx), layer
-        if isinstance(layer, nn.Linear):
-            yield layer.in_features, partial(torch.matmul, other=layer.weight.t().contiguous())
+        if type(layer) is nn.Linear:
+            yield layer.in_features, partial(multiply, weight=pack(layer.weight.detach()), bias=None)

@@ -20,6 +20,15 @@ from reinforge.types.supports import MAX_SUPPORT
 RANK_WIDTHS = (64, MAX_SUPPORT + 1)
 """How many of the most likely tokens are ranked before all are: most nuclei are small."""
 
+LARGE_VOCAB = 4096
+"""From this vocabulary on, a CPU samples by blocks: each pass over the logits of a batch goes to memory and back."""
+
+BLOCK_TOKENS = 128
+"""Tokens of a block."""
+
+CHUNK_LOGITS = 2**18
+"""Logits of the rows that are sampled together by blocks: 1 MiB, which the caches hold."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -86,6 +95,11 @@ def sample_tokens(
         filters: None where no row has one.
         torchscript: Run the function without filters by TorchScript, where it exists.
     """
+    vocab_size = logits_BV.shape[-1]
+    if filters is None and vocab_size >= LARGE_VOCAB and logits_BV.device.type == "cpu":
+        sample = compile_torchscript(_sample_by_blocks, logits_BV.device, enabled=torchscript)
+        num_rows = max(1, CHUNK_LOGITS // vocab_size)
+        return *sample(logits_BV, temperatures_B, uniforms_B, num_rows, BLOCK_TOKENS), None
     if filters is None:
         sample = compile_torchscript(_sample, logits_BV.device, enabled=torchscript)
         return *sample(logits_BV, temperatures_B, uniforms_B), None
@@ -97,6 +111,41 @@ def sample_tokens(
 def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = compute_logprobs(logits, temperatures)
     return invert_distribution(logits, logprobs, logprobs.exp(), temperatures, uniforms)
+
+
+def _sample_by_blocks(
+    logits: Tensor, temperatures: Tensor, uniforms: Tensor, num_rows: int, block: int
+) -> tuple[Tensor, Tensor]:
+    """Returns what `_sample` returns, rounding apart: sums of blocks find the block, sums within it the token.
+
+    Example: probs [0.1, 0.2, 0.3, 0.4], blocks of 2, u = 0.5: sums of blocks [0.3, 1.0] -> the second;
+        0.5 - 0.3 = 0.2 in its own sums [0.3, 0.7] -> the first, token 2
+    """
+    tokens, logprobs = torch.empty_like(temperatures, dtype=torch.long), torch.empty_like(temperatures)
+    size, has_greedy = logits.shape[1], bool((temperatures == 0).any())
+    places = torch.arange(block, device=logits.device)[None]
+    for start in range(0, logits.shape[0], num_rows):
+        heat = temperatures[start : start + num_rows, None]
+        scaled = logits[start : start + num_rows] / torch.where(heat == 0, 1.0, heat)
+        peak = scaled.amax(dim=-1, keepdim=True)
+        probs = (scaled - peak).exp_()
+        whole = size - size % block
+        blocks = probs[:, :whole].reshape(-1, whole // block, block).sum(dim=-1)
+        if whole < size:
+            blocks = torch.cat((blocks, probs[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
+        sums = blocks.cumsum(dim=-1)
+        thresholds = uniforms[start : start + num_rows, None] * sums[:, -1:]
+        found = torch.searchsorted(sums, thresholds, right=True).clamp_(max=sums.shape[1] - 1)
+        columns = found * block + places
+        own = torch.where(columns < size, probs.gather(1, columns.clamp(max=size - 1)), 0.0).cumsum(dim=-1)
+        inside = thresholds - (sums - blocks).gather(1, found)
+        last = torch.searchsorted(own, own[:, -1:].contiguous())  # the last token with a probability
+        chosen = found * block + torch.minimum(torch.searchsorted(own, inside, right=True), last)
+        if has_greedy:
+            chosen = torch.where(heat == 0, scaled.argmax(dim=-1, keepdim=True), chosen)
+        tokens[start : start + num_rows] = chosen[:, 0]
+        logprobs[start : start + num_rows] = (scaled.gather(1, chosen) - peak - sums[:, -1:].log())[:, 0]
+    return tokens, logprobs
 
 
 def compute_logprobs(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -142,6 +191,15 @@ def apply_filters(probs_BV: Tensor, filters: SamplingFilters) -> tuple[Tensor, K
     mass_B = sums_BK.gather(1, counts_B[:, None] - 1)[:, 0]
     log_mass_B = torch.where(is_filtered_B, mass_B.log(), 0.0)
     return filtered_BV, KeptTokens(tokens_BK, torch.where(is_filtered_B, counts_B, vocab_size), log_mass_B)
+
+
+def rank_logprobs(logits_BV: Tensor, temperatures_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the `count` most likely tokens of each row, `[B, K]`, and their log-probs, over the whole vocabulary.
+
+    Example: probs [0.2, 0.5, 0.3], count 2 => tokens [1, 2], log-probs [log 0.5, log 0.3]
+    """
+    top_BK, tokens_BK = _rank_tokens(compute_logprobs(logits_BV, temperatures_B), min(count, logits_BV.shape[-1]))
+    return tokens_BK, top_BK
 
 
 def _rank_tokens(probs_BV: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -17,14 +17,14 @@ from torch import Tensor
 from reinforge.config.schema import PolicyConfig
 from reinforge.crash import crash_point
 from reinforge.engine.losses.base import Loss, LossOutput, as_loss_output, find_loss
-from reinforge.engine.memory import is_out_of_memory
+from reinforge.engine.memory import free_cached_memory, is_out_of_memory
 from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.model.value_head import CRITIC_PREFIX, ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, group_pairs
-from reinforge.engine.training.logprobs import token_logprobs
+from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer, log_skipped_step
 from reinforge.errors import EngineError
@@ -112,6 +112,7 @@ class Learner(ScheduledOptimizer):
         """
         loss = partial(find_loss(spec), **spec.params)
         steps = self.plan_steps(samples, progress.epoch)
+        self._score_later_steps(samples, steps)
         entropy_grad = bool(spec.params.get("entropy_coef"))
         made: list[dict[str, float]] = []
         trained: set[int] = set()
@@ -137,6 +138,16 @@ class Learner(ScheduledOptimizer):
             skipped_samples=sorted(skipped),
             skipped_steps=skipped_steps,
         )
+
+    def _score_later_steps(self, samples: Sequence[TrainingSample], steps: Sequence[Sequence[int]]) -> None:
+        """Sets deferred log-probs that the first step does not compute, before any step changes the weights."""
+        first = set(steps[0]) if steps else set()
+        later = [samples[i] for i in dict.fromkeys(chain.from_iterable(steps[1:])) if i not in first]
+        later = [sample for sample in later if sample.defers_old_logprobs and sample.old_logprobs is None]
+        if later and are_finite(later):
+            rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks)
+            for sample, logprobs in zip(later, rows, strict=True):
+                sample.old_logprobs = logprobs
 
     def plan_steps(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
         """Returns the samples' indices for each optimizer step, reshuffled in each iteration; pairs are never split.
@@ -198,8 +209,7 @@ class Learner(ScheduledOptimizer):
         while self._micro_batches(samples) == batches:
             self.micro_batch_tokens //= 2
         logger.warning("out of memory: reducing micro-batches to %d tokens", self.micro_batch_tokens)
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached_memory(self.model.device)
         return True
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
@@ -226,6 +236,7 @@ class Learner(ScheduledOptimizer):
             logprobs_BT, batch.entropies = token_logprobs(
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
+            _set_deferred_logprobs([samples[i] for i in indices], batch, logprobs_BT)
             output = as_loss_output(loss(batch, logprobs_BT))
             part = scale_loss(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
@@ -240,6 +251,18 @@ class Learner(ScheduledOptimizer):
                 sums.add(*_compute_mismatch(batch, logprobs_BT.detach()))
         metrics = self.optimizer_step(progress)
         return None if metrics is None else {"loss": step_loss, **metrics, **sums.means()}
+
+
+def _set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_BT: Tensor) -> None:
+    """Sets deferred log-probs, of samples and batch, to those of the forward pass of the first step."""
+    waiting = [i for i, each in enumerate(samples) if each.defers_old_logprobs and each.old_logprobs is None]
+    if not waiting:
+        return
+    rows_BT = logprobs_BT.detach()
+    batch.old_logprobs[waiting] = rows_BT[waiting]
+    batch.old_logprobs_from_learner = True
+    for i in waiting:
+        samples[i].old_logprobs = rows_BT[i, : len(samples[i])].cpu().numpy().copy()
 
 
 def scale_loss(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:

@@ -9,6 +9,10 @@ On a CPU, suffixes attend to the keys and values of their prefix in place (`flas
 gets a copy by `index_select`, whose backward pass sums the rows' gradients. Either way the gradient is that of plain
 rows, up to the order of summation. A token is predicted from the position before it, so a sample's last token is never
 computed.
+
+In models with states (`model_cache.py`) a prefix ends in a state, from which each suffix continues. Prefixes of
+different lengths are padded on the left, so that all states are those after the last token.
+
 Shapes: B samples, G prefixes, P tokens of the longest prefix, S of the longest suffix, N trained tokens, H features.
 """
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,12 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from transformers import Cache
+from transformers.cache_utils import DummyLayer
 
 from reinforge.engine.model.attention import GROUPED_ATTENTION, SharedKeys
-from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.causal_model import TRIAL_FAILURES, CausalModel
 from reinforge.engine.model.flash_attention import find_prefix_runs, is_kernel_exact
 from reinforge.engine.model.masks import AttentionMasks
+from reinforge.engine.model.model_cache import LeftPadding, ModelCache, make_prefill_cache
 from reinforge.engine.model.prompt_cache import PrefillCacheLayer
 from reinforge.engine.token_batch import Prefixes, Stems, TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
@@ -94,8 +100,7 @@ def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMask
     lengths_N = shared.lengths[shared.groups][rows_N]
     is_first_N = places_N == lengths_N
     firsts_n = shared.groups[rows_N[is_first_N]]
-    ends_G = torch.arange(len(shared.lengths), device=shared.lengths.device), shared.lengths - 1
-    last_GH, prefill = _compute_prompts(model, shared.token_ids, *ends_G, stems, masks, keep=not is_first_N.all())
+    last_GH, prefill = _compute_prefixes(model, shared, stems, masks, keep=not is_first_N.all())
     if is_first_N.all():
         return last_GH[firsts_n]
     rest_H = _compute_suffixes(
@@ -114,6 +119,40 @@ def _compute_features(
     return features_BTH.flatten(0, 1).index_select(0, places_N)
 
 
+@dataclass(slots=True)
+class _PrefixPass:
+    """The prefixes of a batch: keys, values and states, and each key's position, the greatest integer if unused."""
+
+    cache: ModelCache
+    key_positions_GP: Tensor
+
+
+def _compute_prefixes(
+    model: CausalModel, shared: Prefixes, stems: Stems | None, masks: AttentionMasks, *, keep: bool
+) -> tuple[Tensor, _PrefixPass]:
+    """Returns the features of each prefix's last token, `[G, H]`, and the prefixes' cache if `keep`."""
+    lengths_G, width = shared.lengths, shared.token_ids.shape[1]
+    rows_G = torch.arange(len(lengths_G), device=lengths_G.device)
+    if keep and model.has_states and int(lengths_G.min()) < width:
+        padding = LeftPadding.from_lengths(lengths_G, width, model.dtype)
+        cache = make_prefill_cache(model.layer_kinds)
+        last_GH = _compute_features(
+            model,
+            shared.token_ids.gather(1, padding.positions),
+            rows_G,
+            torch.full_like(rows_G, width - 1),
+            padding.positions,
+            attention_mask=masks.build_mask(padding.positions, padding.key_positions, padding.is_token),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return last_GH, _PrefixPass(cache, padding.key_positions)
+    last_GH, cache = _compute_prompts(model, shared.token_ids, rows_G, lengths_G - 1, stems, masks, keep=keep)
+    places_GP = torch.arange(width, device=lengths_G.device).expand(len(lengths_G), -1)
+    unused = torch.iinfo(torch.int64).max
+    return last_GH, _PrefixPass(cache, torch.where(places_GP < lengths_G[:, None], places_GP, unused))
+
+
 def _compute_prompts(
     model: CausalModel,
     token_ids_GP: Tensor,
@@ -123,19 +162,19 @@ def _compute_prompts(
     masks: AttentionMasks | None,
     *,
     keep: bool = False,
-) -> tuple[Tensor, Cache]:
-    """Returns features of some positions of whole rows, `[N, H]`, and the rows' KV cache if `keep`.
+) -> tuple[Tensor, ModelCache]:
+    """Returns features of some positions of whole rows, `[N, H]`, and the rows' cache if `keep`.
 
     Stems are computed once each; all requested positions come after them.
     """
-    cache = Cache(layers=[PrefillCacheLayer() for _ in range(model.num_layers)])
+    cache = make_prefill_cache(model.layer_kinds)
     if stems is None or masks is None:
         cached = {"past_key_values": cache, "use_cache": True} if keep else {}
         return _compute_features(model, token_ids_GP, rows_N, columns_N, **cached), cache
     model.features(stems.token_ids, indices_N=rows_N[:0], past_key_values=cache, use_cache=True)
     length = stems.token_ids.shape[1]
     places_P = torch.arange(token_ids_GP.shape[1], device=token_ids_GP.device)[None]
-    whole = Cache(layers=[SuffixLayer(layer, stems.groups) for layer in cache.layers])
+    whole = _continue(cache, stems.groups)
     features_NH = _compute_features(
         model,
         token_ids_GP[:, length:],
@@ -153,7 +192,7 @@ def _compute_suffixes(
     model: CausalModel,
     batch: TokenBatch,
     shared: Prefixes,
-    prefill: Cache,
+    prefill: _PrefixPass,
     masks: AttentionMasks,
     rows_N: Tensor,
     columns_N: Tensor,
@@ -161,20 +200,26 @@ def _compute_suffixes(
     """Returns the features of some of the samples' tokens after their prefixes, `[N, H]`."""
     device, starts_B = batch.token_ids.device, shared.lengths[shared.groups]
     width = int((batch.lengths - starts_B).max()) - 1
+    if model.has_states:
+        width = max(2, width)  # modules compute a single token with states as the sampler does: in place
     last = batch.token_ids.shape[1] - 1  # positions after a sample's end are computed, but never read
     positions_BS = (starts_B[:, None] + torch.arange(width, device=device)).clamp(max=last)
     token_ids_BS = batch.token_ids.gather(1, positions_BS)
     compute = partial(_compute_features, model, token_ids_BS, rows_N, columns_N, positions_BS)
     if masks.shares_in_place and shared.runs is not None and masks.sees_all(shared.token_ids.shape[1] + width):
-        keys = SharedKeys(prefill.layers, shared.runs)
+        keys = SharedKeys(prefill.cache.layers, shared.runs)
         return compute(attention_mask=masks.build_dummy_mask(), shared_keys=keys)
-    places_P = torch.arange(shared.token_ids.shape[1], device=device)
-    places_BP = places_P.expand(len(starts_B), -1)
-    unused_BP = torch.where(places_BP < starts_B[:, None], places_BP, torch.iinfo(torch.int64).max)
-    keys_BL = torch.cat((unused_BP, positions_BS), dim=1)
-    layers = [SuffixLayer(layer, shared.groups) for layer in prefill.layers]
+    keys_BL = torch.cat((prefill.key_positions_GP.index_select(0, shared.groups), positions_BS), dim=1)
     mask = masks.build_mask(positions_BS, keys_BL)
-    return compute(attention_mask=mask, past_key_values=Cache(layers=layers), use_cache=True)
+    return compute(attention_mask=mask, past_key_values=_continue(prefill.cache, shared.groups), use_cache=True)
+
+
+def _continue(cache: ModelCache, groups_B: Tensor) -> ModelCache:
+    """Returns a cache whose rows continue the rows `groups_B` of another."""
+    layers = [
+        SuffixLayer(layer, groups_B) if isinstance(layer, PrefillCacheLayer) else DummyLayer() for layer in cache.layers
+    ]
+    return ModelCache(layers, [states if states is None else states.select(groups_B) for states in cache.states])
 
 
 @torch.no_grad()
@@ -186,11 +231,18 @@ def make_sharing_masks(model: CausalModel) -> AttentionMasks | None:
     assert batch.prefixes is not None
     batch.prefixes.runs = find_prefix_runs([0, 0, 1], [3, 2])  # `collate` makes none for so few tokens
     reason = ""
-    can_join = model.attn_implementation == GROUPED_ATTENTION and model.device.type == "cpu" and is_kernel_exact()
+    can_join = (
+        not model.has_states
+        and model.attn_implementation == GROUPED_ATTENTION
+        and model.device.type == "cpu"
+        and is_kernel_exact()
+    )
     for masks.shares_in_place in (True, False) if can_join else (False,):
         try:
             shared, plain = trained_features(model, batch, masks), trained_features(model, batch, None)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+            if model.has_states:
+                _compute_gradients(model, batch, masks)
+        except TRIAL_FAILURES as cause:
             reason = f"{type(cause).__name__}: {cause}"
             continue
         error, size = (shared - plain).abs().max().item(), plain.abs().max().item()
@@ -199,11 +251,19 @@ def make_sharing_masks(model: CausalModel) -> AttentionMasks | None:
                 logger.info(
                     "%s: copying the KV cache of shared prefixes to each row: %s", model.config.model_type, reason
                 )
-            masks.shares_stems = _can_share_stems(model, masks)
+            masks.shares_stems = not model.has_states and _can_share_stems(model, masks)
             return masks
         reason = f"features differ by {error:g}"
     logger.warning("%s: training without shared prefixes (slower): %s", model.config.model_type, reason)
     return None
+
+
+def _compute_gradients(model: CausalModel, batch: TokenBatch, masks: AttentionMasks) -> None:
+    """Runs a backward pass through shared states, which fails where a module overwrites them."""
+    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    with torch.enable_grad():
+        total = trained_features(model, batch, masks).float().sum()
+        torch.autograd.grad(total, min(parameters, key=torch.Tensor.numel), allow_unused=True)
 
 
 def _can_share_stems(model: CausalModel, masks: AttentionMasks) -> bool:
@@ -214,7 +274,7 @@ def _can_share_stems(model: CausalModel, masks: AttentionMasks) -> bool:
     batch.stems, masks.shares_stems = Stems(both, torch.tensor([0, 0, 1], device=model.device)), True
     try:
         error = (trained_features(model, batch, masks) - plain).abs().max().item()
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as cause:
+    except TRIAL_FAILURES as cause:
         reason = f"{type(cause).__name__}: {cause}"
     else:
         if error <= (1e-4 if model.dtype == torch.float32 else 0.1) * max(1.0, plain.abs().max().item()):

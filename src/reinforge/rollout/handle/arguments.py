@@ -21,12 +21,13 @@ HONOURED = frozenset(
         "frequency_penalty", "presence_penalty", "logit_bias", "tools", "tool_choice", "parallel_tool_calls",
         "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
         "reasoning_effort", "verbosity", "chat_template_kwargs", "enable_thinking", "prompt", "return_token_ids",
+        "top_logprobs",
     }
 )  # fmt: skip
 IGNORED = frozenset(
     {
         "model", "user", "metadata", "store", "timeout", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_options", "prompt_cache_retention", "prediction", "logprobs", "top_logprobs", "stream_options",
+        "prompt_cache_options", "prompt_cache_retention", "prediction", "logprobs", "stream_options",
         "extra_headers", "extra_query", "request_id", "priority", "cache_salt",
     }
 )  # fmt: skip

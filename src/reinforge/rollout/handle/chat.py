@@ -24,6 +24,8 @@ _SAMPLING_ARGUMENTS = frozenset(
 )  # fmt: skip
 MAX_CHOICES = 128
 """Maximum choices of one request, the same as OpenAI's."""
+MAX_TOP_LOGPROBS = 20
+"""Maximum tokens that a reply names at each position, the same as OpenAI's."""
 
 
 def build_request(
@@ -60,6 +62,7 @@ def build_request(
         parallel_tool_calls=arguments.get("parallel_tool_calls") is not False,
         grammar=None if is_forced else grammar,  # a forced call leaves no text that the format could describe
         prompt=prompt,
+        num_top_logprobs=_read_num_top_logprobs(arguments),
     )
 
 
@@ -104,6 +107,13 @@ def _build_params(arguments: CallArguments, sampling: SamplingParams | None, see
         presence_penalty=get("presence_penalty", 0.0),
         logit_bias=_read_logit_bias(arguments),
     )
+
+
+def _read_num_top_logprobs(arguments: CallArguments) -> int:
+    number = arguments.get("top_logprobs", 0)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_TOP_LOGPROBS:
+        raise arguments.bad("top_logprobs", f"must be a whole number from 0 to {MAX_TOP_LOGPROBS}, found {number!r}")
+    return number
 
 
 def _read_logit_bias(arguments: CallArguments) -> tuple[tuple[int, float], ...]:

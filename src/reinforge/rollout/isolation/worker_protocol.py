@@ -31,7 +31,7 @@ from reinforge.errors import (
 )
 from reinforge.types.episode import ModelCall
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
 
 Message = dict[str, Any]
 
@@ -121,20 +121,24 @@ def load_call(data: Message) -> ModelCall:
     return call
 
 
-_TOKEN_FIELDS = tuple(name for name in TokenLogprobs.__dataclass_fields__ if name != "supports")
+_TOKEN_FIELDS = tuple(name for name in TokenLogprobs.__dataclass_fields__ if name not in ("supports", "top_logprobs"))
 
 
 def _dump_reply(reply: ModelReply) -> Message:
     names = ("message", "finish_reason", "num_prompt_tokens", "num_completion_tokens", "logprobs")
     tokens = reply.tokens
     dumped = None if tokens is None else {name: getattr(tokens, name) for name in _TOKEN_FIELDS}
+    if dumped is not None and tokens is not None and tokens.top_logprobs:
+        dumped["top_logprobs"] = [[(each.token, each.logprob) for each in top] for top in tokens.top_logprobs]
     return {**{name: getattr(reply, name) for name in names}, "tokens": dumped}
 
 
 def _load_reply(data: Message) -> ModelReply:
     tokens = data.pop("tokens")
     if tokens is not None:
+        tops = tokens.pop("top_logprobs", ())
         tuples = {name: tuple(value) for name, value in tokens.items() if isinstance(value, list)}
+        tuples["top_logprobs"] = tuple(tuple(TokenLogprob(*each) for each in top) for top in tops)
         tokens = TokenLogprobs(**{**tokens, **tuples})
     return ModelReply(tokens=tokens, **data)
 

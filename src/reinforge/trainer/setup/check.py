@@ -11,6 +11,8 @@ from typing import Any
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import PolicyConfig
+from reinforge.engine.learning_rate import count_parameters
+from reinforge.engine.model.source import find_weights
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.files import replace_file
@@ -24,6 +26,9 @@ from reinforge.types.evaluation import EvalInputItem
 
 CHECKPOINTS_KEPT = 3
 """A run keeps the base, the best and the newest checkpoint."""
+
+BYTES_PER_WEIGHT = 4
+"""Of a model that was loaded from a GGUF file: quantized weights become float32."""
 
 DRY = "-dry"
 """Suffix of a folder that holds only a resolved configuration."""
@@ -196,10 +201,19 @@ def _measure_disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int]) -> Di
     while not folder.exists():
         folder = folder.parent
     policy = loaded.config.finetuning.policy
-    model = Path(policy.model or "")
-    sizes = [file.stat().st_size for file in model.glob("*.safetensors")] if model.is_dir() else []
-    needed = sum(sizes) * (CHECKPOINTS_KEPT * _count_copies(policy) + 1) if sizes else None
+    size = _measure_model(policy.model)
+    needed = size * (CHECKPOINTS_KEPT * _count_copies(policy) + 1) if size else None
     return DiskSpace(str(folder), free_bytes(folder), needed)
+
+
+def _measure_model(model: str | None) -> int:
+    """Returns the bytes of a model's weights; 0: they are not on this machine, or no folder and no GGUF file."""
+    folder = Path(model or "")
+    if model is not None and not folder.is_dir() and (source := find_weights(model)) is not None:
+        if source.is_gguf:
+            return BYTES_PER_WEIGHT * (count_parameters(model) or 0)
+        folder = Path(source.location)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 
 def _count_copies(policy: PolicyConfig) -> int:
@@ -208,7 +222,7 @@ def _count_copies(policy: PolicyConfig) -> int:
     Example: adamw -> 3; adamw in bfloat16 -> 1 + 2 (1 + 2) = 7.
     """
     moments = policy.optimizer.num_moments
-    return 1 + moments if policy.dtype == "float32" else 1 + 2 * (1 + moments)
+    return 1 + moments if policy.dtype != "bfloat16" else 1 + 2 * (1 + moments)
 
 
 def _report_obstacle(loaded: LoadedConfig, obstacle: str) -> Problem:

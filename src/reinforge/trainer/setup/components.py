@@ -43,6 +43,9 @@ class ComponentBuilder:
         loaded: The configuration.
         registry: Where component types are looked up; None: everything that is installed.
         makes_models: False: a bundled model is looked up but not made, for validation alone.
+
+    Attributes:
+        replaced_adapter: What serves the policy in place of the configured trainer adapter; None: nothing does.
     """
 
     def __init__(self, loaded: LoadedConfig, registry: Registry | None = None, *, makes_models: bool = True):
@@ -50,6 +53,7 @@ class ComponentBuilder:
         self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
         self._adapter: TrainerAdapter | None = None
+        self.replaced_adapter: TrainerAdapter | None = None
         self._validation: ComponentBuilder | None = None
 
     @property
@@ -151,6 +155,10 @@ class ComponentBuilder:
         """Returns a trainer adapter; `llms.<name>._type: policy` resolves to its policy."""
         self._adapter = await self._section("trainer_adapter", "trainer_adapters", name)
         return self._adapter
+
+    def use_trainer_adapter(self, adapter: TrainerAdapter) -> None:
+        """Makes an adapter serve the policy in place of the configured one."""
+        self._adapter = self.replaced_adapter = adapter
 
     async def get_trainer(self, name: str) -> Trainer:
         """Returns a trainer."""

@@ -12,6 +12,7 @@ from typing import Any
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig, SamplingConfig
 from reinforge.engine.learning_rate import describe_learning_rate
+from reinforge.engine.model.source import describe_source
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.splits import split_examples
@@ -356,8 +357,10 @@ def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
     policy = config.policy.model_copy(update={"model": model}) if model else config.policy
     rate = describe_learning_rate(policy, getattr(parts.algorithm, "loss", None))
     return [
+        *([("model", describe_source(policy))] if policy.model is not None else []),
         *([("critic", _describe_critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
         ("optimizer", f"{optimizer.name}, lr {rate}, {config.policy.schedule.name}, {steps}"),
+        *([("dtype", "auto: measured when the run starts")] if config.policy.dtype == "auto" else []),
         *([("memory", memory)] if (memory := _describe_memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]

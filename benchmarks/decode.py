@@ -1,0 +1,162 @@
+"""Decoding a model of the size that people fine-tune: ours, transformers' `generate` in its best form, llama.cpp.
+
+python benchmarks/decode.py                          64 rows on one core, bfloat16, LoRA of rank 16, random weights
+python benchmarks/decode.py --rows 1 32 64           several sizes of the batch
+python benchmarks/decode.py --prompt 60 --new 24 --group 8   the shape of a GRPO epoch, whose siblings share a prompt
+python benchmarks/decode.py --model FOLDER           a pretrained model, such as SmolLM2-135M-Instruct
+python benchmarks/decode.py --llama-cpp PYTHON GGUF  one stream against llama.cpp, run by another environment's Python
+
+Speeds are tokens per second of CPU time of the thread that computes, since one core of a shared machine is compared.
+`generate` runs on the plain model without an adapter, in the dtype and with the cache that were fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from benchmarks.machine import describe, refuse_if_busy
+from benchmarks.sampler import SIZES, make_prompts, random_model, sample_all
+from benchmarks.sides import format_spread
+from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine import Engine
+
+STREAM = """
+import sys, time
+from llama_cpp import Llama
+path, prompt, new, pairs = sys.argv[1], *map(int, sys.argv[2:])
+model = Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+for number in range(pairs + 1):
+    model.reset()
+    tokens = [(17 * (i + number)) % 40000 + 100 for i in range(prompt)]
+    start, count = time.process_time(), 0
+    for _ in model.generate(tokens, temp=1.0, top_k=0, top_p=1.0, min_p=0.0):
+        count += 1
+        if count == new:
+            break
+    if number:
+        print(new / (time.process_time() - start))
+"""
+
+
+def measure(engine: Engine, run: Callable[[], int]) -> float:
+    """Returns tokens per CPU second of the sampler's thread, in which both sides compute."""
+    before = engine.policy.sampler.call(time.thread_time)
+    count = run()
+    return count / (engine.policy.sampler.call(time.thread_time) - before)
+
+
+def generate(engine: Engine, prompts: torch.Tensor, new: int, cache: str) -> int:
+    def run() -> int:
+        with torch.no_grad():
+            output = engine.model.module.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=new,
+                min_new_tokens=new,
+                cache_implementation=cache,
+                disable_compile=True,
+            )
+        return (output.shape[1] - prompts.shape[1]) * len(prompts)
+
+    return engine.policy.sampler.call(run)
+
+
+def load(stack: ExitStack, args: argparse.Namespace, folder: str, dtype: str, lora: int) -> Engine:
+    config = PolicyConfig(
+        model=folder,
+        dtype=dtype,
+        max_num_seqs=max(args.rows),
+        max_model_len=args.prompt + args.new,
+        lora=LoRAConfig(r=lora) if lora else None,
+    )
+    engine = stack.enter_context(Engine.load(config, seed=0, device="cpu"))
+    engine.policy.sampler._eos[:] = False  # both sides sample every token
+    return engine
+
+
+def compare(ours: Engine, theirs: dict[str, Engine], args: argparse.Namespace, rows: int) -> None:
+    vocab_size = ours.model.vocab_size
+    forms = list(itertools.product(theirs, ("dynamic", "static")))
+    prompts = make_prompts(rows, args.prompt, vocab_size, args.group if rows > 1 else 1)
+    trial = {}
+    for dtype, cache in forms:
+        generate(theirs[dtype], prompts, 2, cache)
+        trial[dtype, cache] = measure(theirs[dtype], lambda d=dtype, c=cache: generate(theirs[d], prompts, 6, c))
+    dtype, cache = max(trial, key=trial.__getitem__)
+    sample_all(ours, prompts, args.new)
+    speeds: list[tuple[float, float]] = []
+    for number in range(args.pairs):
+        prompts = make_prompts(rows, args.prompt, vocab_size, args.group if rows > 1 else 1, seed=number + 1)
+        own = measure(ours, lambda p=prompts: sample_all(ours, p, args.new))
+        speeds.append((own, measure(theirs[dtype], lambda p=prompts: generate(theirs[dtype], p, args.new, cache))))
+    print(f"{rows} rows, tokens per CPU second; generate's best: {dtype}, {cache} cache")
+    print("  reinforge ", format_spread([own for own, _ in speeds], digits=1))
+    print("  generate  ", format_spread([other for _, other in speeds], digits=1))
+    print("  ratio     ", format_spread([own / other for own, other in speeds]), flush=True)
+
+
+def compare_stream(ours: Engine, args: argparse.Namespace) -> None:
+    python, gguf = args.llama_cpp
+    command = [python, "-c", STREAM, gguf, str(args.prompt), str(args.new), "1"]
+    ours_s, theirs_s = [], []
+    sample_all(ours, make_prompts(1, args.prompt, ours.model.vocab_size), args.new)
+    for number in range(args.pairs):
+        prompts = make_prompts(1, args.prompt, ours.model.vocab_size, seed=number + 1)
+        ours_s.append(measure(ours, lambda p=prompts: sample_all(ours, p, args.new)))
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        theirs_s.append(float(output.split()[-1]))
+    print("one stream, tokens per CPU second")
+    print("  reinforge ", format_spread(ours_s, digits=1))
+    print("  llama.cpp ", format_spread(theirs_s, digits=1))
+    print("  ratio     ", format_spread([a / b for a, b in zip(ours_s, theirs_s, strict=True)]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64])
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--group", type=int, default=1, help="siblings that share a prompt")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="of our side")
+    parser.add_argument("--lora", type=int, default=16, help="rank of our side's adapter; 0: none")
+    parser.add_argument("--model", help="folder of a model, instead of random weights in SmolLM-135M's shape")
+    parser.add_argument("--llama-cpp", nargs=2, metavar=("PYTHON", "GGUF"), help="compare one stream with llama.cpp")
+    parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
+    args = parser.parse_args()
+    refuse_if_busy()
+    torch.set_num_threads(1)
+    print(describe())
+    with ExitStack() as stack:
+        folder = args.model or stack.enter_context(random_model(SIZES["135m"]))
+        ours = load(stack, args, folder, args.dtype, args.lora)
+        if args.llama_cpp:
+            compare_stream(ours, args)
+            return
+        theirs = {}
+        for dtype in ("float32", "bfloat16"):
+            theirs[dtype] = load(stack, args, folder, dtype, 0)
+            theirs[dtype].model.module.set_attn_implementation("sdpa")
+        for rows in args.rows:
+            compare(ours, theirs, args, rows)
+
+
+if __name__ == "__main__":
+    main()
