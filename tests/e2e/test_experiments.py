@@ -76,7 +76,7 @@ def test_one_agent_is_frozen(tmp_path, tiny_model_dir):
     assert [row["num_groups"] for row in metrics(tmp_path)] == [8, 8], "of 8 dialogues the prover's view alone"
 
 
-@pytest.mark.parametrize("trainer", ["pure_text_ei", "pure_text_malt"])
+@pytest.mark.parametrize("trainer", [pytest.param("pure_text_ei", marks=pytest.mark.slow), "pure_text_malt"])
 def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
     names = ("prover", "verifier")
     params = {"model_name": "gpt-test", "shared_model_group": "both", "max_tokens_per_message": 4}
@@ -99,7 +99,7 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
     assert len(openai_service.jobs) == 2
 
 
-@pytest.mark.parametrize("trainer", ["pure_text_ei", "pure_text_malt"])
+@pytest.mark.parametrize("trainer", ["pure_text_ei", pytest.param("pure_text_malt", marks=pytest.mark.slow)])
 def test_the_zero_knowledge_variant_trains(tmp_path, tiny_model_dir, trainer):
     """Four agents on one adapter, all of whom are trained; a dialogue has six messages at most."""
     group = {

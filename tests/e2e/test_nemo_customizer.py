@@ -40,7 +40,14 @@ def test_a_run_trains_on_the_pairs(pairs, nemo):
     assert pairs.summary["status"] == "completed"
 
 
-@pytest.mark.parametrize("fault", [lost_response, after(fails(503)), after(page(502))], ids=["lost", "503", "html"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(lost_response, id="lost"),
+        pytest.param(after(fails(503)), id="503", marks=pytest.mark.slow),
+        pytest.param(after(page(502)), id="html", marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_answer_creates_no_second_job(pairs, nemo, fault):
     nemo.faults = {"create": [fault], "status": [fails(503)]}
     result = pairs.finetune()

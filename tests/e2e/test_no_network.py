@@ -60,8 +60,8 @@ def test_importing_uses_no_network(name, tmp_path):
 @pytest.mark.parametrize(
     "call",
     [
-        "import socket; socket.create_connection(('192.0.2.1', 80))",
-        "import socket; socket.getaddrinfo('example.org', 443)",
+        pytest.param("import socket; socket.create_connection(('192.0.2.1', 80))", marks=pytest.mark.slow),
+        pytest.param("import socket; socket.getaddrinfo('example.org', 443)", marks=pytest.mark.slow),
         "import urllib.request; urllib.request.urlopen('http://192.0.2.1')",
         "import asyncio; asyncio.run(asyncio.open_connection('192.0.2.1', 80))",
     ],

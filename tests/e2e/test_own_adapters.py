@@ -109,7 +109,7 @@ def test_a_remote_model_without_logprobs_trains(project, remote):
     assert "my_model (my-model), trained by RemoteAdapter" in settings
 
 
-@pytest.mark.parametrize("returns_ids", [False, True])
+@pytest.mark.parametrize("returns_ids", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_remote_model_with_logprobs_trains_on_what_its_endpoint_returned(project, remote, returns_ids):
     remote.returns_ids = returns_ids
     project = use_remote(project, remote, needs_logprobs=True, logprobs=True, top_logprobs=2)
@@ -130,7 +130,7 @@ def test_a_remote_model_with_logprobs_trains_on_what_its_endpoint_returned(proje
     assert CliRunner().invoke(main, ["runs", "verify", "runs/r"]).exit_code == 0
 
 
-@pytest.mark.parametrize("logprobs", [None, True])
+@pytest.mark.parametrize("logprobs", [pytest.param(None, marks=pytest.mark.slow), True])
 def test_the_guides_builder_trains_a_remote_model(project, remote, logprobs):
     """The builder knows nothing of ours: it copies log-probs, or has none to copy."""
     use_remote(project, remote, **({"logprobs": True} if logprobs else {}))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 
 from tests.e2e.test_resume import call, killed_at
@@ -58,3 +59,35 @@ def test_a_killed_run_in_bfloat16_ends_as_an_undisturbed_one(project, optimizer)
         files = ("model.safetensors", "training/optimizer.safetensors")
         ends.append([(folder / file).read_bytes() for file in files])
     assert ends[0] == ends[1]
+
+
+def set_speedup(monkeypatch, speedup):
+    """Replaces the measurement of `policy.dtype: auto`, for models of any size."""
+    monkeypatch.setattr("reinforge.engine.model.dtype.MIN_FEATURES", 1)
+    monkeypatch.setattr("reinforge.engine.model.dtype.measure_speedup", lambda *_: speedup)
+
+
+def test_an_automatic_type_is_printed_recorded_and_kept_when_the_run_is_resumed(project, monkeypatch):
+    set_speedup(monkeypatch, 3.0)
+    project.set("finetuning.policy.dtype", "auto").set("finetuning.num_epochs", 1)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert "bfloat16 (products of this model are 3.0 x as fast in bfloat16 as in float32 here)" in result.output
+    assert read_type(project.run) == "bfloat16"
+    set_speedup(monkeypatch, 0.5)  # on another machine, a new run would choose float32
+    more = ("-o", "finetuning.num_epochs", "2")
+    result = call("finetune", "run.yml", "--resume", project.run.name, *more)
+    assert result.exit_code == 0, result.output
+    assert "bfloat16 (as when the run started)" in result.output
+    assert read_type(project.run) == "bfloat16"
+    newest = sorted((project.run / "checkpoints").iterdir())[-1]
+    with safe_open(newest / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+    changed = ("-o", "finetuning.policy.dtype", "float32", "-o", "finetuning.num_epochs", "3")
+    other = call("finetune", "run.yml", "--resume", project.run.name, *changed)
+    assert other.exit_code != 0
+    assert "finetuning.policy.dtype" in other.output
+
+
+def read_type(folder):
+    return yaml.safe_load((folder / "config.yml").read_text())["finetuning"]["policy"]["dtype"]

@@ -52,6 +52,7 @@ def test_a_run_name_cannot_be_used_twice(project):
     assert (result.exit_code, "already exists" in result.output) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_downloaded_is_an_environment_failure(tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "reinforge", "chat", "owner/name"]

@@ -56,6 +56,7 @@ def test_a_killed_run_resumes_by_name_and_says_from_where(project):
     assert (again.exit_code, "improvement" in again.output) == (0, True), "a completed run prints its summary again"
 
 
+@pytest.mark.slow
 def test_a_budget_stops_a_run_and_the_next_call_has_its_own(project):
     project.set("finetuning.num_epochs", 3)
     result = project.finetune("--max_tokens", "700")
@@ -268,7 +269,7 @@ def test_python_resumes_too(tmp_path, tiny_model_dir, monkeypatch):
     assert (summary.status, summary.run_id) == ("completed", "r")
 
 
-@pytest.mark.parametrize("of_the_device", [True, False])
+@pytest.mark.parametrize("of_the_device", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_too_little_memory_stops_with_advice_and_the_run_can_be_resumed(project, monkeypatch, of_the_device):
     """Exit code 4, not 3: the cause is the machine, not the job."""
     import torch

@@ -73,6 +73,7 @@ def test_the_promoted_model_is_the_best_checkpoint_and_loads_in_transformers(pro
     assert not (project.run / "model" / "training").exists()
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_collect_the_same_first_epoch(project):
     """Draws depend on seed, episode and call, not on what else happens to run."""
     project.set("finetuning.num_epochs", 1)

@@ -122,7 +122,7 @@ def test_a_job_reports_the_mean_difference_and_the_divergence(run, monkeypatch):
     assert row["canary_k3"] == pytest.approx(math.exp(-0.05) - 0.95, abs=1e-6)
 
 
-@pytest.mark.parametrize("offset", [0.05, -0.05])
+@pytest.mark.parametrize("offset", [0.05, pytest.param(-0.05, marks=pytest.mark.fault)])
 def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
     monkeypatch.setattr(Offset, "offset", offset)
     result = run.set("trainer_adapters.adapter._type", "test_offset").finetune()

@@ -351,7 +351,10 @@ class FailsAtItsValidations:
         (BackendError("503"), BackendUnavailable, "backend_error: BackendError: 503"),
     ],
 )
-@pytest.mark.parametrize(("interval", "epoch"), [(1, 0), (5, 1)], ids=["in between", "the last"])
+@pytest.mark.parametrize(
+    ("interval", "epoch"),
+    [pytest.param(1, 0, id="in between"), pytest.param(5, 1, id="the last", marks=pytest.mark.fault)],
+)
 async def test_a_validation_without_scores_stops_the_run_and_names_the_commonest_reason(
     tmp_path, error, kind, cause, interval, epoch
 ):

@@ -138,7 +138,7 @@ REASONS = {
     "leak a process": "tool_error: ValueError: after the process",
 }
 """What each attack costs: its own episode, with this outcome and reason."""
-QUICK = ("odd", "stop", "cancel all", "ignore", "block", "leak", "leak a process")
+QUICK = ("odd", "stop", "ignore", "block", "leak a process")
 
 
 def by_length(kinds, quick=QUICK):
@@ -174,7 +174,7 @@ def test_an_attack_costs_its_own_episode_and_the_run_ends_with_nothing_left_behi
     assert failed[0][0].startswith(REASONS[kind])
 
 
-@pytest.mark.parametrize("kind", by_length(["odd", "cancel all", "ignore", "block"], ["ignore"]))
+@pytest.mark.parametrize("kind", by_length(["odd", "cancel all", "ignore", "block"], ["odd"]))
 def test_an_evaluator_that_attacks_loses_its_score_and_the_run_ends(make_toy, kind):
     toy = attacked(make_toy, kind, EVALUATOR)
     child = toy.start()
@@ -199,6 +199,7 @@ LATE = AGENT.replace("left and not context.is_training and left.pop()", "context
 """Attacks in the second epoch, whose first 24 training episodes are over."""
 
 
+@pytest.mark.fault
 def test_a_forced_end_says_that_jobs_since_the_last_checkpoint_are_not_saved(make_toy):
     toy = attacked(make_toy, "hold", LATE.replace("[1]", "itertools.count()"), timeout_s=3600)
     toy.write("task.py", "import itertools\n" + (toy.folder / "task.py").read_text())
@@ -241,7 +242,7 @@ SAFETIES = {
 """Attack -> a mutation that removes the safety against it, and then the exit code and a part of what is printed."""
 
 
-@pytest.mark.parametrize("kind", SAFETIES)
+@pytest.mark.parametrize("kind", by_length(SAFETIES, ["cancel all", "generator exit"]))
 def test_an_attack_without_its_safety_ends_the_run(make_toy, kind):
     """Mutation check."""
     mutation, code, said = SAFETIES[kind]
@@ -281,6 +282,7 @@ def test_a_stop_without_its_deadline_hangs(make_toy):
     child.send(signal.SIGKILL)
 
 
+@pytest.mark.fault
 def test_processes_that_are_not_killed_are_left_behind(make_toy):
     """Mutation check."""
     child = attacked(make_toy, "leak a process").start(mutation=mutations.leave_processes_behind)

@@ -43,6 +43,7 @@ async def test_the_limit_of_time_ends_a_collection(tmp_path, hang_after):
     assert raised.value.exit_code == 5
 
 
+@pytest.mark.fault
 async def test_without_that_end_the_collection_goes_on(tmp_path, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(RunContext, "limit_episodes", lambda context: contextlib.nullcontext())
@@ -63,7 +64,7 @@ async def test_the_limit_of_tokens_ends_a_collection(tmp_path):
 async def test_each_call_gets_further_with_the_same_limit_and_repeats_no_finished_episode(tmp_path):
     whole, agent = Counting(), Counting()
     await limited(tmp_path / "whole", whole).run()
-    run, num_calls = limited(tmp_path, agent, max_tokens=10 * TOKENS), 0
+    run, num_calls = limited(tmp_path, agent, max_tokens=20 * TOKENS), 0
     summary, options = None, {}
     while summary is None:
         num_calls += 1
@@ -71,7 +72,7 @@ async def test_each_call_gets_further_with_the_same_limit_and_repeats_no_finishe
             summary = await run.run(**options)
         options = {"resume": tmp_path / "r"}
     assert summary.status == "completed"
-    assert whole.count // 14 <= num_calls <= 1 + whole.count // 10, "ten episodes a call, and those in flight"
+    assert whole.count // 24 <= num_calls <= 1 + whole.count // 20, "20 episodes a call, and those in flight"
     assert agent.count - whole.count <= 4 * num_calls, "only episodes in flight are lost"
 
 
@@ -84,6 +85,7 @@ def test_a_limit_of_one_resume_does_not_stay(toy, whole):
     assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_a_limit_that_stays_is_in_the_next_call(toy):
     """Mutation check."""
     assert toy.start("--max_tokens", "150").wait() == 5
@@ -92,7 +94,9 @@ def test_a_limit_that_stays_is_in_the_next_call(toy):
     assert (child.wait(), "of 1 sampled tokens" in child.said) == (5, True)
 
 
-@pytest.mark.parametrize("is_stopped", [False, True], ids=["finished", "stopped"])
+@pytest.mark.parametrize(
+    "is_stopped", [pytest.param(False, id="finished"), pytest.param(True, id="stopped", marks=pytest.mark.fault)]
+)
 def test_a_run_is_extended_to_what_a_longer_run_is(make_toy, whole, is_stopped):
     """Weights, metrics, validations and the verdict are those of a run that had four epochs from the start."""
     toy = make_toy({"finetuning.num_epochs": 2})

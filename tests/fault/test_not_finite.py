@@ -344,6 +344,7 @@ def test_a_run_whose_builder_returns_nan_stops_before_the_job(toy):
     assert [(epoch, status) for epoch, status, _ in jobs(toy)] == [(0, "completed")]
 
 
+@pytest.mark.fault
 def test_a_reward_that_is_not_checked_makes_a_difference(toy):
     """Mutation check."""
     toy.settings["trajectory_builders"]["builder"]["_type"] = "unknown_reward"

@@ -75,7 +75,7 @@ def find_survivors(toy):
     return [process.name() for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-QUICK = ("exit", "fork")  # the stopped run below hangs, too
+QUICK = ("exit",)  # the stopped run below hangs, too
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ STAGES = (
     "publish.mid:2",
     "rollout.after_journal:150",  # the last validation, or the comparison on `confirm`
 )
-QUICK_STAGES = ("batch.sealed", "submit.after_intent", "submit.after_send", "submit.after_id", "publish.mid")
+QUICK_STAGES = ("submit.after_intent", "submit.after_send", "submit.after_id")
 
 
 @pytest.fixture
@@ -140,7 +140,14 @@ def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_ser
     assert (len(succeeded), len(openai_service.jobs)) == (NUM_EPOCHS, NUM_EPOCHS + cancels)
 
 
-@pytest.mark.parametrize("fault", [lost_response, after(fails(503)), after(page(502))], ids=["lost", "503", "html"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(lost_response, id="lost"),
+        pytest.param(after(fails(503)), id="503", marks=pytest.mark.fault),
+        pytest.param(after(page(502)), id="html", marks=pytest.mark.fault),
+    ],
+)
 def test_a_lost_response_creates_no_second_job(make_toy, openai_service, fault):
     openai_service.faults = {"create": [fault], "upload": [fault]}
     toy = make_toy(openai_service)
@@ -162,7 +169,13 @@ def test_a_run_killed_at_random_times_has_one_job_per_epoch(make_toy):
             assert_one_job_an_epoch(toy, service)
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["the answer is lost", "the process dies"])
+@pytest.mark.parametrize(
+    "kill",
+    [
+        pytest.param(False, id="the answer is lost"),
+        pytest.param(True, id="the process dies", marks=pytest.mark.fault),
+    ],
+)
 def test_a_job_that_is_not_searched_for_is_created_twice(make_toy, openai_service, kill):
     """Mutation check: without asking the service first, a second job is created and paid for."""
     openai_service.faults["create"] = [after(no_response) if kill else lost_response]

@@ -39,14 +39,23 @@ def test_samples_that_do_not_depend_on_the_seed_make_a_difference(toy, whole):
     assert "metrics" in differences(toy.run, whole.run)
 
 
-def test_a_change_of_the_configuration_is_refused(stopped, whole):
-    """Exit code 2, with path, old and new value; the run is unchanged."""
+def test_changes_of_the_configuration_are_refused(stopped, whole):
+    """Exit code 2, with path, old and new value of each; the run is unchanged."""
+    for some in (CHANGES[:6], CHANGES[6:]):  # the message lists nine
+        child = stopped.resume(*(part for path, _, new in some for part in ("-o", path, new)))
+        assert child.wait() == 2, child.said
+        for path, old, new in some:
+            assert f"{path}: {old} -> {new}" in child.said
+    assert stopped.resume().wait() == 0
+    assert differences(stopped.run, whole.run) == []
+
+
+@pytest.mark.fault
+def test_each_change_of_the_configuration_alone_is_refused(stopped):
     for path, old, new in CHANGES:
         child = stopped.resume("-o", path, new)
         assert child.wait() == 2, f"{path}: {child.said}"
         assert f"{path}: {old} -> {new}" in child.said
-    assert stopped.resume().wait() == 0
-    assert differences(stopped.run, whole.run) == []
 
 
 def test_other_examples_are_refused(stopped):
@@ -56,6 +65,7 @@ def test_other_examples_are_refused(stopped):
     assert (child.wait(), "the examples of the dataset" in child.said) == (2, True)
 
 
+@pytest.mark.fault
 def test_changed_code_is_refused(stopped, whole):
     """Exit code 2 with the file's name; once the change is undone, the run ends as if nothing had happened."""
     code = (stopped.folder / "task.py").read_text()
@@ -67,6 +77,7 @@ def test_changed_code_is_refused(stopped, whole):
     assert differences(stopped.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_changed_code_that_is_not_compared_makes_a_difference(stopped, whole):
     """Mutation check: the second half of the run is another agent's, without a word."""
     code = (stopped.folder / "task.py").read_text()
@@ -76,6 +87,7 @@ def test_changed_code_that_is_not_compared_makes_a_difference(stopped, whole):
     assert "metrics" in differences(stopped.run, whole.run)
 
 
+@pytest.mark.fault
 def test_changed_code_can_be_allowed(stopped):
     with open(stopped.folder / "task.py", "a") as file:
         file.write("# a comment\n")
@@ -85,6 +97,7 @@ def test_changed_code_can_be_allowed(stopped):
     assert "task.py changed" in data[0]
 
 
+@pytest.mark.fault
 def test_a_run_of_an_earlier_release_resumes_with_a_note(toy):
     assert toy.start(crash_at="batch.sealed:2", mutation=mutations.record_no_provenance).wait() == KILLED
     child = toy.resume()
@@ -110,6 +123,7 @@ def test_tokens_of_a_restricted_support_are_trained_the_same_after_a_kill(make_t
     assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_forgotten_supports_make_a_difference(make_toy, finished):
     """Mutation check: without them the second epoch has nothing to train."""
     toy = make_toy(CUT)
@@ -118,6 +132,7 @@ def test_forgotten_supports_make_a_difference(make_toy, finished):
     assert (child.wait(), "kept more than 1024 tokens" in " ".join(child.said.split())) == (3, True), child.said
 
 
+@pytest.mark.fault
 def test_limits_count_per_call(toy, whole):
     """A run that used up its tokens gets new ones when it is resumed, and reaches the same end."""
     child = toy.start("--max_tokens", "150")
@@ -126,6 +141,7 @@ def test_limits_count_per_call(toy, whole):
     assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_a_change_that_is_not_refused_makes_a_difference(stopped):
     """Mutation check."""
     path, _, new = CHANGES[2]

@@ -301,11 +301,11 @@ async def test_concurrent_jobs_take_as_long_as_the_slowest(openai_service: OpenA
             assert (await adapter.wait_until_complete(ref)).produced_model
             return time.monotonic() - started
 
-        openai_service.seconds = 2.0
+        openai_service.seconds = 1.0
         slowest = await one(0)
         started = time.monotonic()
         tasks = []
-        for number, seconds in enumerate((2.0, 1.0, 1.5, 0.5, 2.0, 1.8, 1.2, 0.9), 1):
+        for number, seconds in enumerate((1.0, 0.5, 0.75, 0.25, 1.0, 0.9, 0.6, 0.45), 1):
             openai_service.seconds = seconds
             tasks.append(asyncio.create_task(one(number)))
             while len(openai_service.jobs) <= number:

@@ -10,7 +10,7 @@ from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from tests.families import SPECS, DialogueMaker, TemplateTokenizer
 
-COUNTS = [100, pytest.param(10_000, marks=pytest.mark.fault)]
+COUNTS = [40, pytest.param(10_000, marks=pytest.mark.fault)]
 
 
 def render(renderer, request, messages, *, prompt):

@@ -253,7 +253,7 @@ async def test_what_extra_body_sets_is_used_or_refused_by_name():
     assert policy.requests[3].template_kwargs == {"enable_thinking": False}
     for name in ("beam", "messages", "sampling", "forwards_arguments", "beam_width"):
         with pytest.raises(
-            TypeError, match=rf"does not support: extra_body\.{name}; extra_body may have .*top_k, top_p"
+            TypeError, match=rf"does not support: extra_body\.{name}; extra_body may have .*top_k, top_logprobs, top_p"
         ):
             await trained.chat.completions.create(messages=ASKED, extra_body={name: 2})
     with pytest.raises(TypeError, match="chat_template_kwargs must not have messages"):

@@ -213,8 +213,8 @@ async def find_survivors(agent, folder, end, **options):
     [
         ("time.sleep(300)", {"timeout_s": 2.0}, Outcome.TIMEOUT),
         ("print('done')", {}, Outcome.OK),
-        ("sys.exit(1)", {}, Outcome.TOOL_ERROR),
-        ("os.close(1); time.sleep(300)", {"timeout_s": 2.0}, Outcome.TIMEOUT),
+        pytest.param("sys.exit(1)", {}, Outcome.TOOL_ERROR, marks=pytest.mark.fault),
+        pytest.param("os.close(1); time.sleep(300)", {"timeout_s": 2.0}, Outcome.TIMEOUT, marks=pytest.mark.fault),
     ],
     ids=["timeout", "success", "failure", "closed"],
 )
@@ -224,6 +224,7 @@ async def test_nothing_that_a_program_started_outlives_its_episode(agent, tmp_pa
     assert record.wall_s < 10
 
 
+@pytest.mark.fault
 async def test_without_killing_the_group_its_processes_stay(agent, tmp_path, monkeypatch):
     """Mutation check: only the program itself is ended, by its transport."""
     monkeypatch.setattr(program, "kill_members", lambda group: None)

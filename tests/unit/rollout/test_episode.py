@@ -16,7 +16,7 @@ from reinforge.rollout.handle.completion import build_completion
 from reinforge.rollout.isolation.worker_protocol import dump_call, load_call
 from reinforge.runs.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
-from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 from tests.doubles import examples
 
@@ -198,6 +198,18 @@ def test_a_remote_models_turn_has_what_its_endpoint_returned():
     seen = build_completion(load_call(json.loads(json.dumps(dump_call(call)))))
     assert seen == build_completion(call), "an agent in a process of its own sees the same"
     assert parse_episode(json.loads(json.dumps(dump_episode(record))), record.item).calls[0].reply == call.reply
+
+
+def test_likely_tokens_reach_an_agent_in_its_process_and_no_record():
+    tops = ((TokenLogprob("a", -0.5), TokenLogprob("é", -2.0)),)
+    reply = ModelReply(assistant("a"), "stop", TokenLogprobs((1,), (7,), (-0.5,), texts=("a",), top_logprobs=tops))
+    call = ModelCall("c0", "agent", "m", ModelRequest([user("hi")], num_top_logprobs=2), reply, (), 0.0, 1.0)
+    seen = load_call(json.loads(json.dumps(dump_call(call))))
+    assert seen.reply.tokens.content == reply.tokens.content
+    record = EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])
+    text = json.dumps(dump_episode(record))
+    assert "top_logprobs" not in text
+    assert parse_episode(json.loads(text), record.item).calls[0].reply.tokens.top_logprobs == ()
 
 
 def remote_collection(*turns):

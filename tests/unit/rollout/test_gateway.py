@@ -4,14 +4,16 @@ import asyncio
 import json
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 from anthropic import AsyncAnthropic, NotFoundError
-from openai import APIStatusError, AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from reinforge.rollout import gateway as server
 from reinforge.rollout.gateway import Gateway
 from reinforge.rollout.http import gateway_door
+from reinforge.types.request import TokenLogprob
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
 
@@ -51,6 +53,32 @@ async def test_chat_completions_streamed_and_not(openai, episode):
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "a reply of five words"
     assert len(episode.capture.calls) == 2
+
+
+class NamingPolicy(ScriptedPolicy):
+    """Names as many likely tokens as it is asked for at each position: "a0", "a1", ..."""
+
+    async def sample(self, request):
+        reply = await super().sample(request)
+        top = tuple(TokenLogprob(f"a{i}", -1.0 - i) for i in range(request.num_top_logprobs))
+        return replace(reply, tokens=replace(reply.tokens, top_logprobs=(top,) * len(reply.tokens.token_ids)))
+
+
+async def test_the_most_likely_tokens_are_in_each_format(gateway):
+    episode = Episode(NamingPolicy())
+    with gateway.attach(episode.endpoint) as door:
+        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0) as client:
+            chat = await client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=2)
+            text = await client.completions.create(model="m", prompt="hello", logprobs=2)
+            with pytest.raises(BadRequestError, match="top_logprobs must be a whole number from 0 to 20, found 21"):
+                await client.completions.create(model="m", prompt="hello", logprobs=21)
+    for each in chat.choices[0].logprobs.content:
+        assert [(top.token, top.bytes, top.logprob) for top in each.top_logprobs] == [
+            ("a0", [97, 48], -1.0),
+            ("a1", [97, 49], -2.0),
+        ]
+    found = text.choices[0].logprobs
+    assert found.top_logprobs == [{"a0": -1.0, "a1": -2.0}] * len(found.tokens)
 
 
 async def test_text_completions_streamed_and_not(openai, episode):

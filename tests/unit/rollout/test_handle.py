@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from reinforge.errors import InvalidCall
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.types.request import Grammar, ModelReply, SamplingParams, TokenLogprobs
+from reinforge.types.request import Grammar, ModelReply, SamplingParams, TokenLogprob, TokenLogprobs
 
 ASKED = [{"role": "user", "content": "go"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
@@ -257,9 +258,9 @@ IGNORED = {
     "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "u", "metadata": {"a": "b"},
     "store": False, "parallel_tool_calls": True, "service_tier": "auto", "prediction": {"type": "content"},
     "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "modalities": ["text"],
-    "logprobs": True, "stream_options": {"include_usage": True}, "timeout": 5, "extra_headers": {"x": "y"},
-    "extra_query": {"x": "y"}, "audio": None, "functions": [], "function_call": "auto", "tools": [],
-    "model": "gpt-4o", "response_format": {"type": "text"}, "n": 1,
+    "logprobs": True, "top_logprobs": 0, "stream_options": {"include_usage": True}, "timeout": 5,
+    "extra_headers": {"x": "y"}, "extra_query": {"x": "y"}, "audio": None, "functions": [],
+    "function_call": "auto", "tools": [], "model": "gpt-4o", "response_format": {"type": "text"}, "n": 1,
 }  # fmt: skip
 NEUTRAL_EXTRA = {"repetition_penalty": 1.0, "top_k": -1, "ignore_eos": False, "min_tokens": 0, "best_of": 1}
 
@@ -291,6 +292,7 @@ HONOURED = [
     ({"tools": [ADD], "tool_choice": "required"}, "tool_choice", "required"),
     ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice", "add"),
     ({"tools": [ADD]}, "tool_choice", "auto"),
+    ({"logprobs": True, "top_logprobs": 20}, "num_top_logprobs", 20),
     ({"tools": [ADD], "parallel_tool_calls": False}, "parallel_tool_calls", False),
     ({"reasoning_effort": "low"}, "template_kwargs", {"reasoning_effort": "low"}),
     ({"reasoning_effort": "none"}, "template_kwargs", {"reasoning_effort": "none", "enable_thinking": False}),
@@ -443,6 +445,41 @@ async def test_a_schema_nested_too_deeply_is_refused(depth):
         schema = {"items": schema}
     with pytest.raises(InvalidCall, match=r"nested \d+ levels deep|recursion"):
         await request_of(extra_body={"guided_json": schema})
+
+
+class Naming(Replies):
+    """A model that reports the most likely tokens."""
+
+    async def sample(self, request):
+        reply = await super().sample(request)
+        tops = (("4", -0.5), ("5", -1.0), ("6", -4.0)), (("2", -0.25), ("é", -2.0), ("3", float("-inf")))
+        count = request.num_top_logprobs
+        named = tuple(tuple(TokenLogprob(*each) for each in top[:count]) for top in tops)
+        return replace(reply, tokens=replace(TOKENS, top_logprobs=named))
+
+
+async def test_the_most_likely_tokens_are_in_the_reply(caplog):
+    llm = AsyncLLM("agent", Naming(), Capture(seed=1), None)
+    reply = await llm.chat.completions.create(messages=ASKED, logprobs=True, top_logprobs=2)
+    first, second = reply.choices[0].logprobs.content
+    assert [(each.token, each.logprob) for each in first.top_logprobs] == [("4", -0.5), ("5", -1.0)]
+    assert second.top_logprobs[1].token == "é"
+    stream = await llm.chat.completions.create(messages=ASKED, logprobs=True, top_logprobs=3, stream=True)
+    found = [chunk.choices[0].logprobs async for chunk in stream]
+    streamed = [each.model_dump() for part in found if part is not None for each in part.content]
+    assert streamed[0]["top_logprobs"][1] == {"token": "5", "bytes": [53], "logprob": -1.0}
+    assert streamed[1]["top_logprobs"][1] == {"token": "é", "bytes": [195, 169], "logprob": -2.0}
+    assert streamed[1]["top_logprobs"][2]["logprob"] == -9999.0, "JSON has no infinity"
+    dumped = reply.model_dump()["choices"][0]["logprobs"]["content"]
+    assert [each["top_logprobs"] for each in dumped] == [each["top_logprobs"][:2] for each in streamed]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("number", [21, -1, True, 1.5, "3"])
+async def test_a_number_of_likely_tokens_that_is_none_is_refused(number):
+    with pytest.raises(InvalidCall, match=r"top_logprobs must be a whole number from 0 to 20, found ") as raised:
+        await request_of(logprobs=True, top_logprobs=number)
+    assert raised.value.param == "top_logprobs"
 
 
 async def test_the_user_is_told_once_that_there_are_no_top_logprobs(caplog):

@@ -172,3 +172,41 @@ def test_a_link_to_a_run_folder_is_that_folder(home, tmp_path):
     run.mkdir()
     os.symlink(run, tmp_path / "link")
     assert is_own_run(tmp_path / "link", tmp_path, seal_run(run, tmp_path))
+
+
+def install_package(folder, model):
+    """Puts a package that carries this model on the path of `sys.path`'s folder."""
+    write(folder / "carrier/model.gguf", model)
+    write(folder / "carrier-1.0.dist-info/METADATA", b"Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+    write(folder / "carrier-1.0.dist-info/RECORD", b"carrier/model.gguf,,\n")
+
+
+def test_a_gguf_file_and_the_model_of_a_package_are_compared_as_other_files(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    install_package(tmp_path / "site", b"GGUF 1")
+    file = write(tmp_path / "mine.gguf", b"GGUF 1")
+    for name in ("./mine.gguf", "pip:carrier"):
+        monkeypatch.chdir(tmp_path)
+        loaded = load(tmp_path, f"finetuning: {{policy: {{model: '{name}'}}}}\n")
+        before = collect_provenance(loaded)
+        (held,) = before.files
+        assert held.endswith("mine.gguf" if name.endswith("gguf") else "carrier/model.gguf")
+        assert before.find_changes(collect_provenance(loaded), tmp_path) == []
+        write(tmp_path / held, b"GGUF 2")
+        assert before.find_changes(collect_provenance(loaded), tmp_path) == [f"{held} changed"]
+    assert file.read_bytes() == b"GGUF 2"
+    gone = load(tmp_path, "finetuning: {policy: {model: 'pip:of-nobody'}}\n")
+    assert collect_provenance(gone).files == {}
+
+
+def test_the_commit_of_a_hub_model_is_that_of_its_revision(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--owner--name"
+    for commit, name in {"0" * 40: "main", "1" * 40: "v2"}.items():
+        write(repository / "snapshots" / commit / "config.json", b"{}")
+        write(repository / "refs" / name, commit.encode())
+    policy = "finetuning: {policy: {model: owner/name"
+    assert collect_provenance(load(tmp_path, f"{policy}}}}}\n")).versions["owner/name"] == "0" * 40
+    assert collect_provenance(load(tmp_path, f"{policy}, revision: v2}}}}\n")).versions["owner/name"] == "1" * 40
