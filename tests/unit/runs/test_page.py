@@ -126,7 +126,7 @@ async def test_what_changed_counts_examples(tmp_path):
     run = LearningRun(tmp_path, reward=by_version)
     await run.run()
     page = Page((tmp_path / "r" / "report.html").read_text())
-    assert "10 have a higher reward than with the base model, 0 the same and 0 a lower one." in page.text
+    assert '10 score higher in "reward" than with the base model, 0 the same and 0 lower.' in page.text
 
 
 async def test_text_of_the_model_is_shown_and_neither_run_nor_loaded(tmp_path):
