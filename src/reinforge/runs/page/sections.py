@@ -126,8 +126,8 @@ def build_examples(content: PageContent) -> Element | None:
     better, worse = content.list_flipped()
     counts = [sum(test(example.change) for example in content.examples) for test in (_is_up, _is_zero, _is_down)]
     text = (
-        f'Of {len(content.examples):,} confirm examples, {counts[0]:,} score higher in "{content.metric}" than with the '
-        f"base model, {counts[1]:,} the same and {counts[2]:,} lower."
+        f'Of {len(content.examples):,} confirm examples, {counts[0]:,} score higher in "{content.metric}" than with '
+        f"the base model, {counts[1]:,} the same and {counts[2]:,} lower."
     )
     return build(
         "section",
