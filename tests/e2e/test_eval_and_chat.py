@@ -62,6 +62,11 @@ def test_without_training_the_whole_dataset_is_evaluated(project):
     assert evaluate(project)["num_examples"] == 64
 
 
+def test_a_model_in_the_place_of_the_configured_one_has_its_own_revision(project, tiny_model_dir):
+    project.settings["finetuning"]["policy"] |= {"model": "some/model", "revision": "v1"}
+    assert evaluate(project, "--model", str(tiny_model_dir), "--limit", "2")["model"] == str(tiny_model_dir)
+
+
 def test_the_result_of_a_run_is_evaluated_and_chats(project):
     assert project.finetune("--require_improvement").exit_code == 0
     base = evaluate(project, "--split", "confirm")

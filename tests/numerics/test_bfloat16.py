@@ -114,6 +114,38 @@ def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, bat
     assert change < 1e-3
 
 
+@pytest.mark.parametrize("bad_step", [0, 1])
+def test_deferred_old_logprobs_are_from_before_the_job_though_a_step_is_skipped(tiny_model_dir, bad_step):
+    """Steps of two samples, twice over, in other pairs; advantages that are not finite skip their own steps only."""
+    samples = random_samples(4)
+    for sample in samples:
+        sample.old_logprobs = None
+    batch = {"steps_per_job": 2, "num_iterations": 2}
+    policy = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16", batch=batch, optimizer={"learning_rate": 1e-2})
+    with Engine.load(policy, seed=0, device="cpu") as engine:
+        before = engine.logprobs(samples)
+        engine.begin_job()
+        engine.score(samples, Needs(old_logprobs="inexact"), defer=True)
+        plans = {epoch: engine.learner.plan_steps(samples, epoch) for epoch in range(20)}
+        epoch = next(n for n, steps in plans.items() if steps[bad_step] == [0, 1] and [0, 1] not in steps[2:])
+        samples[0].advantages = np.full(len(samples[0]), np.nan, np.float32)
+        report = engine.update(samples, CLIPPED, progress_start=0.0, progress_end=0.1, epoch=epoch)
+        assert report.num_skipped_steps == 2
+        after = engine.logprobs(samples)
+        engine.rollback()
+    for index in (1, 2, 3):
+        assert np.abs(after[index] - before[index]).max() > 0.2
+        assert np.allclose(samples[index].old_logprobs, before[index], atol=0.02)
+
+
+def test_deferring_forgets_the_old_logprobs_of_an_earlier_job(tiny_model_dir):
+    samples = random_samples(3)
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16"), seed=0, device="cpu") as engine:
+        engine.score(samples, Needs(old_logprobs="inexact"))
+        engine.score(samples, Needs(old_logprobs="inexact"), defer=True)
+    assert all(sample.old_logprobs is None for sample in samples)
+
+
 def test_old_logprobs_are_not_deferred_where_credit_compares_them_with_the_reference(tiny_model_dir):
     samples = random_samples(3)
     for sample in samples:

@@ -265,6 +265,8 @@ class Engine:
         is_deferred = defer and needs.old_logprobs == "inexact" and not needs.ref_logprobs  # credit may compare the two
         for sample in samples:
             sample.defers_old_logprobs = bool(is_needed and is_deferred)
+            if sample.defers_old_logprobs:
+                sample.old_logprobs = None  # of an earlier job
         if is_needed and not is_deferred:
             for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
                 sample.old_logprobs = logprobs

@@ -150,7 +150,12 @@ def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | 
     model = find_model(name, Path(config.output_dir))
     if model.adapters:
         model = _select_adapters(model, list(dict.fromkeys(find_adapters(builder.config.llms).values())))
-    config.policy.model, config.policy.init = model.base if model.adapters else model.path, "pretrained"
+    source = model.base if model.adapters else model.path
+    if source != config.policy.model:
+        config.policy.revision = None  # of the configured model; an adapter names that of its own base
+    if not model.adapters:
+        config.policy.quantization = None  # a saved model has its adapters in it, and only a bare base gets 4 bits
+    config.policy.model, config.policy.init = source, "pretrained"
     builder.loaded.marks["finetuning", "policy", "model"] = "--model"
     return model
 

@@ -206,3 +206,14 @@ def test_the_kept_tokens_of_a_row_do_not_depend_on_other_rows():
         count = int(own.counts_B)
         assert count == kept.counts_B[i] == (alone > 0).sum()
         assert row == (1.0, 3000, 0.0) or torch.equal(own.tokens_BK[0, :count], kept.tokens_BK[i, :count])
+
+
+def test_a_token_without_probability_is_not_sampled_at_the_border_of_a_block():
+    """The first token of each block of 128 has probability 0; every u is a border, where sums of blocks round."""
+    logits = torch.randn(256, 4096, generator=torch.Generator().manual_seed(0))
+    logits[:, ::128] = -torch.inf
+    sums = logits.softmax(-1).reshape(256, 32, 128).sum(-1).cumsum(-1)
+    for border in range(31):
+        tokens, logprobs, _ = sample_tokens(logits, torch.ones(256), sums[:, border] / sums[:, -1])
+        assert torch.isfinite(logprobs).all()
+        assert (tokens // 128 - border).abs().max() <= 1

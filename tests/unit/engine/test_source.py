@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.engine.model import loading
 from reinforge.engine.model.architecture import FAMILIES, LANGUAGE_MODELS, MULTIMODAL, read_names
 from reinforge.engine.model.loading import load_model, load_module, load_tokenizer
 from reinforge.engine.model.preflight import check_policy
-from reinforge.engine.model.source import ensure_converted, find_source, find_weights
+from reinforge.engine.model.source import ensure_converted, find_base_source, find_source, find_weights
 from reinforge.errors import ConfigError
 from tests.gguf_files import write_gguf
 from tests.models import edit_json, make_tiny_model
@@ -236,6 +237,19 @@ def test_an_adapter_of_a_gguf_model_is_loaded_on_it(gguf_file, tmp_path, cache):
         assert check_policy(PolicyConfig(model=str(adapter))) == []
         assert torch.equal(compute_logits(load_module(adapter, torch.float32)), expected)
         assert load_tokenizer(PolicyConfig(model=str(adapter))).eos_token == "<|end|>"  # the base's
+
+
+def test_a_saved_adapter_belongs_to_the_revision_it_was_trained_on(tiny_model_dir, tmp_path, monkeypatch):
+    def load_from_hub(source, dtype, revision):
+        module = load_module(tiny_model_dir, dtype)
+        module.name_or_path = source
+        return module
+
+    monkeypatch.setattr(loading, "load_module", load_from_hub)
+    policy = PolicyConfig(model="owner/tiny", revision="v2", lora=LoRAConfig(r=4))
+    load_model(policy, 0, "cpu").module.peft_config["default"].save_pretrained(tmp_path / "adapter")
+    base = find_base_source(tmp_path / "adapter", "model")
+    assert (base.location, base.revision) == ("owner/tiny", "v2")
 
 
 def test_an_adapter_of_a_package_that_is_not_installed(tiny_model_dir, tmp_path):

@@ -8,11 +8,12 @@ from tokenizers.decoders import ByteLevel
 from reinforge.cli import main
 from reinforge.config.compare import find_changed_settings
 from reinforge.runs.page.charts import Line, Point, choose_ticks, draw_chart
-from reinforge.runs.page.chats import choose_advantage_class, choose_logprob_class
+from reinforge.runs.page.chats import build_chat, choose_advantage_class, choose_logprob_class
 from reinforge.runs.page.elements import build, to_html
 from reinforge.runs.page.page import POLICY, write_page
 from reinforge.runs.page.token_texts import TokenTexts
 from reinforge.runs.progress import SilentProgress
+from reinforge.runs.rows import EpisodeRow
 from reinforge.trainer import run as run_module
 from tests.e2e.test_reporting import LearningRun, by_version
 from tests.scripted_run import ScriptedRun
@@ -106,6 +107,15 @@ def test_the_colour_of_an_advantage(advantage, name):
     assert choose_advantage_class(advantage) == name
 
 
+def test_a_reply_that_was_given_and_not_sampled_is_plain_text():
+    reply = {"role": "assistant", "content": "aé"}
+    call = {"messages": [], "reply": reply, "token_ids": [0, 1, 2], "logprobs": [None] * 3, "llm": "policy"}
+    call |= {"num_completion_tokens": 3, "finish_reason": "stop", "policy_version": None}
+    data = {"outcome": "ok", "reason": None, "reward": 1.0, "scores": {}, "output": None, "calls": [call]}
+    chat = build_chat(EpisodeRow("k", data), TokenTexts(byte_level_tokenizer()), None)
+    assert "aé" in [pre.text for pre in chat.iter("pre")]
+
+
 def test_settings_that_differ_from_their_default():
     changes = find_changed_settings("finetuning:\n  num_epochs: 7\n  seed: 0\n  policy: {dtype: float32}\n")
     assert [str(change) for change in changes] == ["finetuning.num_epochs: 1 -> 7"]
@@ -172,11 +182,12 @@ async def test_the_command_writes_the_page_again(tmp_path):
     assert "nothing" in missing.output
 
 
-async def test_a_damaged_episode_is_named_not_shown(tmp_path):
+@pytest.mark.parametrize("phase", ["collect", "validate"])
+async def test_a_damaged_episode_is_named_not_shown(tmp_path, phase):
     import sqlite3
 
     await ScriptedRun(tmp_path).run()
     with sqlite3.connect(tmp_path / "r" / "run.sqlite") as database:
-        database.execute("UPDATE episodes SET data = replace(data, 'answer', 'ANSWER') WHERE phase = 'collect'")
+        database.execute("UPDATE episodes SET data = replace(data, 'answer', 'ANSWER') WHERE phase = ?", (phase,))
     path = write_page(tmp_path / "r", path=tmp_path / "p.html")
     assert "This episode cannot be read; `reinforge runs verify` says why." in Page(path.read_text()).text

@@ -124,11 +124,20 @@ def _refuse_missing_weights(source: str, names: Iterable[str]) -> None:
         raise ConfigError(Problem(MODEL, message, fix))
 
 
-def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_ADAPTER) -> None:
+def add_adapter(
+    module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_ADAPTER, revision: str | None = None
+) -> None:
     """Adds a LoRA adapter (arXiv:2106.09685) to a module's linear layers by PEFT, and freezes all other weights.
 
     Differs from the paper: every linear layer but the output layer gets one, not the attention alone (arXiv:2305.14314
     found that this matches full fine-tuning); no dropout, which would make sampled log-probs inexact.
+
+    Args:
+        module: The model.
+        config: The adapter's settings.
+        seed: Seed of its first weights.
+        name: Its name.
+        revision: Commit, tag or branch of the model at the hub, by which a saved adapter finds it again.
 
     Raises:
         ConfigError: No layer matches `target_modules`, a module of `modules_to_save` cannot be trained in full, or a
@@ -150,6 +159,7 @@ def add_adapter(module: Any, config: LoRAConfig, seed: int, name: str = DEFAULT_
     if experts and not config.target_parameters:
         logger.info("LoRA: the experts (%s) and their routers stay frozen; %s", ", ".join(experts), TRAIN_EXPERTS)
     settings = LoraConfig(
+        revision=revision,
         r=config.r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
@@ -235,7 +245,7 @@ def load_model(
         if config.quantization is not None:
             quantize_linear_layers(module, target)
         for name in adapters:
-            add_adapter(module, config.lora, seed, name)
+            add_adapter(module, config.lora, seed, name, config.revision)
     if fast_paths.attention:
         use_grouped_attention(module)
     if fast_paths.fused_layers:

@@ -119,7 +119,7 @@ def _sample_by_blocks(
     """Returns what `_sample` returns, rounding apart: sums of blocks find the block, sums within it the token.
 
     Example: probs [0.1, 0.2, 0.3, 0.4], blocks of 2, u = 0.5: sums of blocks [0.3, 1.0] -> the second;
-        0.5 - 0.3 = 0.2 in its own sums [0.3, 0.7] -> the first, token 2
+        0.5 in its own sums [0.3 + 0.3, 0.3 + 0.7] -> the first, token 2
     """
     tokens, logprobs = torch.empty_like(temperatures, dtype=torch.long), torch.empty_like(temperatures)
     size, has_greedy = logits.shape[1], bool((temperatures == 0).any())
@@ -138,9 +138,11 @@ def _sample_by_blocks(
         found = torch.searchsorted(sums, thresholds, right=True).clamp_(max=sums.shape[1] - 1)
         columns = found * block + places
         own = torch.where(columns < size, probs.gather(1, columns.clamp(max=size - 1)), 0.0).cumsum(dim=-1)
-        inside = thresholds - (sums - blocks).gather(1, found)
+        # added, not subtracted from the threshold: at a block's border the difference rounds to a negative number, and
+        # the first token of the block would be taken, whatever its probability
+        own += torch.where(found == 0, 0.0, sums.gather(1, (found - 1).clamp(min=0)))
         last = torch.searchsorted(own, own[:, -1:].contiguous())  # the last token with a probability
-        chosen = found * block + torch.minimum(torch.searchsorted(own, inside, right=True), last)
+        chosen = found * block + torch.minimum(torch.searchsorted(own, thresholds, right=True), last)
         if has_greedy:
             chosen = torch.where(heat == 0, scaled.argmax(dim=-1, keepdim=True), chosen)
         tokens[start : start + num_rows] = chosen[:, 0]

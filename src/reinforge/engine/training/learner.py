@@ -112,7 +112,6 @@ class Learner(ScheduledOptimizer):
         """
         loss = partial(find_loss(spec), **spec.params)
         steps = self.plan_steps(samples, progress.epoch)
-        self._score_later_steps(samples, steps)
         entropy_grad = bool(spec.params.get("entropy_coef"))
         made: list[dict[str, float]] = []
         trained: set[int] = set()
@@ -120,6 +119,8 @@ class Learner(ScheduledOptimizer):
         skipped_steps: list[int] = []
         for i, indices in enumerate(steps):
             share = progress.start + (progress.end - progress.start) * i / len(steps)
+            if not made:  # a skipped step has changed no weights, and has not scored all of its samples
+                self._score_later_steps(samples, steps[i:])
             metrics = self.step(
                 [samples[index] for index in indices], loss, share, entropy_grad=entropy_grad, measure_mismatch=not made
             )
@@ -140,11 +141,12 @@ class Learner(ScheduledOptimizer):
         )
 
     def _score_later_steps(self, samples: Sequence[TrainingSample], steps: Sequence[Sequence[int]]) -> None:
-        """Sets deferred log-probs that the first step does not compute, before any step changes the weights."""
+        """Sets deferred log-probs that the first of the steps does not compute, before a step changes the weights."""
         first = set(steps[0]) if steps else set()
         later = [samples[i] for i in dict.fromkeys(chain.from_iterable(steps[1:])) if i not in first]
         later = [sample for sample in later if sample.defers_old_logprobs and sample.old_logprobs is None]
-        if later and are_finite(later):
+        later = [sample for sample in later if are_finite([sample])]  # the steps of the others are skipped
+        if later:
             rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks)
             for sample, logprobs in zip(later, rows, strict=True):
                 sample.old_logprobs = logprobs

@@ -95,6 +95,8 @@ def _build_reply(call: dict[str, Any], texts: TokenTexts, advantage: float | Non
     facts = [str(call["llm"]), f"{call['num_completion_tokens']} tokens", str(call["finish_reason"])]
     if call["policy_version"] is not None:
         facts.append(f"version {call['policy_version']}")
+    if logprobs and None in logprobs:  # tokens that were given, not sampled
+        logprobs = None
     if logprobs:
         facts.append(f"mean log-prob {statistics.fmean(logprobs):.2f}")
     pieces = texts.split(ids[:MAX_TOKENS]) if ids and logprobs else None

@@ -215,8 +215,11 @@ def _thin_out(heads: Sequence[EpisodeHead], most: int) -> Sequence[EpisodeHead]:
 
 
 def _measure_surprise(reader: JournalReader, head: EpisodeHead) -> float | None:
-    """Returns the mean of -log p of the episode's sampled tokens, in nats; None: not recorded."""
-    row = reader.find_episode(head.key)
+    """Returns the mean of -log p of the episode's sampled tokens, in nats; None: not recorded, or damaged."""
+    try:
+        row = reader.find_episode(head.key)
+    except ReinforgeError:
+        return None
     calls = row.data["calls"] if row is not None else []
     logprobs = [value for call in calls for value in call["logprobs"] or () if value is not None]
     return -statistics.fmean(logprobs) if logprobs else None
