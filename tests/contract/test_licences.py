@@ -12,7 +12,7 @@ PERMISSIVE = {
     "ISC LICENSE (ISCL)", "LLVM-EXCEPTION", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "PYTHON SOFTWARE FOUNDATION",
     "UNLICENSE", "ZLIB",
 }  # fmt: skip
-FILE_COPYLEFT = {"tqdm": "MPL-2.0"}
+FILE_COPYLEFT = {"tqdm": "MPL-2.0", "certifi": "Mozilla Public License 2.0 (MPL 2.0)"}
 """Packages with a licence that covers changes of their own files only; they are used unchanged."""
 FORBIDDEN = re.compile(r"\bA?GPL|LGPL|SSPL|CC-BY-NC|COMMONS CLAUSE", re.IGNORECASE)
 CUDA = re.compile(r"^(nvidia|cuda|triton)")
