@@ -1,0 +1,239 @@
+"""`reinforge data`: imports traces and chat logs, and validates, describes and cleans rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reinforge.cli.options import (
+    DATA,
+    DEBUG,
+    JSON,
+    OUTPUT,
+    GroupedCommand,
+    GroupedOption,
+    option,
+    parse_existing_file,
+    parse_output_file,
+)
+from reinforge.cli.output import say, say_json, without_secrets
+from reinforge.cli.report import exit_on_error
+
+if TYPE_CHECKING:
+    from reinforge.evaluation.row_statistics import LoadedRows
+
+FORMATS = ("langfuse", "langsmith", "opentelemetry", "litellm", "chat")
+ROWS = click.argument("file", callback=parse_existing_file)
+
+
+@click.group("data")
+def command() -> None:
+    """Import traces and chat logs as rows to train on; validate, describe and clean rows.
+
+    \b
+    Example:
+      reinforge data import export.jsonl --output rows.jsonl
+      reinforge data validate rows.jsonl
+    """
+
+
+def _parse_columns(
+    context: click.Context, parameter: click.Parameter, value: tuple[tuple[str, str], ...]
+) -> dict[str, str]:
+    """Returns what a column holds -> its name."""
+    from reinforge.errors import did_you_mean
+    from reinforge.evaluation.traces.chat_logs import COLUMNS
+
+    for kind, _ in value:
+        if kind not in COLUMNS:
+            hint = did_you_mean(kind, COLUMNS) or ";"
+            raise click.BadParameter(f'"{kind}"{hint} allowed: {", ".join(COLUMNS)}', context, parameter)
+    return dict(value)
+
+
+@command.command("import", cls=GroupedCommand)
+@click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="SOURCE...")
+@option(
+    "output",
+    metavar="FILE",
+    required=True,
+    callback=parse_output_file,
+    group=OUTPUT,
+    help="JSONL file of rows to write.",
+)
+@option(
+    "format", type=click.Choice(FORMATS), group=DATA, help="Format of the records; default: detected for each record."
+)
+@option(
+    "label", metavar="NAME", group=DATA, help="Score that is a thumb; default: one with a usual name, such as thumbs."
+)
+@option("reward", metavar="NAME", group=DATA, help="Score that is the reward; default: one called reward or score.")
+@click.option(
+    "--column",
+    "columns",
+    cls=GroupedOption,
+    group=DATA,
+    nargs=2,
+    multiple=True,
+    metavar="WHAT NAME",
+    callback=_parse_columns,
+    help="Column of a chat log: prompt, completion, messages, role, content, conversation, id, time, system or tools. "
+    "Repeatable; usual names are found without it.",
+)
+@option("rated", is_flag=True, group=OUTPUT, help="Leave out rows without a label and without a reward.")
+@option("redact", is_flag=True, group=OUTPUT, help="Mask e-mail addresses and keys.")
+@option("overwrite", is_flag=True, group=OUTPUT, help="Replace the output file.")
+@JSON
+@DEBUG
+def import_command(
+    sources: tuple[Path, ...],
+    output: Path,
+    format: str | None,
+    label: str | None,
+    reward: str | None,
+    columns: dict[str, str],
+    rated: bool,
+    redact: bool,
+    overwrite: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Write the conversations of traces and chat logs as rows to train on.
+
+    Reads exports of Langfuse, LangSmith, OpenTelemetry GenAI and LiteLLM, and chat logs (OpenAI messages, ShareGPT,
+    columns of CSV files), in JSON, JSONL, CSV or Parquet; a folder stands for all its files. Nothing is sent anywhere.
+    What could not be read is listed by reason, count and line.
+
+    \b
+    Example:
+      reinforge data import traces.jsonl scores.jsonl --output rows.jsonl
+      reinforge data import chats.csv --output rows.jsonl --column prompt Frage --column completion Antwort
+      reinforge data import export/ --output rows.jsonl --reward helpfulness --rated
+    """
+    if output.exists() and not overwrite:
+        raise click.UsageError(f"{output} exists already; add --overwrite to replace it")
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.evaluation.traces.importer import ImportOptions, import_traces
+
+        options = ImportOptions(format, label, reward, columns, rated_only=rated, redact=redact)
+        report = import_traces(sources, output, options)
+        if as_json:
+            say_json(without_secrets(report.as_dict()))
+            return
+        for line in report.format_lines():
+            say(line)
+        say(f"next: reinforge data validate {output}")
+
+
+@command.command("validate", cls=GroupedCommand)
+@ROWS
+@JSON
+@DEBUG
+def validate_command(file: Path, as_json: bool, debug: bool) -> None:
+    """Check that a run can use the rows of a file, and list the algorithms that can train on them as they are.
+
+    \b
+    Example:
+      reinforge data validate rows.jsonl
+    """
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.evaluation.row_statistics import load_rows
+        from reinforge.trainer.builders.offline_choices import list_offline_choices
+
+        loaded = load_rows(file)
+        choices = list_offline_choices(loaded)
+        if as_json:
+            fits = {each.algorithm: each.problem or None for each in choices}
+            say_json(
+                without_secrets({"ok": True, "rows": len(loaded.items), "shape": loaded.shape, "algorithms": fits})
+            )
+            return
+        say(f"{file}: {len(loaded.items):,} rows of the shape {loaded.shape}, all of them usable")
+        for each in choices:
+            say(f"  {each.algorithm:<20} {each.problem or each.settings or 'yes'}")
+
+
+@command.command("stats", cls=GroupedCommand)
+@ROWS
+@JSON
+@DEBUG
+def stats_command(file: Path, as_json: bool, debug: bool) -> None:
+    """Print what the rows of a file hold: conversations, labels, rewards, lengths, repetitions.
+
+    \b
+    Example:
+      reinforge data stats rows.jsonl
+    """
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.evaluation.row_statistics import compute_row_statistics, load_rows
+
+        found = compute_row_statistics(load_rows(file))
+        if as_json:
+            say_json(without_secrets(found.as_dict()))
+            return
+        for name, text in found.format_rows():
+            say(f"  {name:<10} {text}")
+
+
+@command.command("dedupe", cls=GroupedCommand)
+@ROWS
+@option(
+    "output",
+    metavar="FILE",
+    required=True,
+    callback=parse_output_file,
+    group=OUTPUT,
+    help="JSONL file of rows to write.",
+)
+@option(
+    "threshold",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    group=DATA,
+    help="Similarity from which two rows are near-duplicates (shared runs of five words); 1: only equal rows.",
+)
+@option("overwrite", is_flag=True, group=OUTPUT, help="Replace the output file.")
+@JSON
+@DEBUG
+def dedupe_command(file: Path, output: Path, threshold: float, overwrite: bool, as_json: bool, debug: bool) -> None:
+    """Write the rows of a file without those that repeat an earlier one.
+
+    Rows are equal if their prompts and replies are; ids, labels and scores do not count, and the first row stays. With
+    --threshold below 1, rows whose texts are nearly the same are left out too.
+
+    \b
+    Example:
+      reinforge data dedupe rows.jsonl --output clean.jsonl --threshold 0.8
+    """
+    if output.exists() and not overwrite:
+        raise click.UsageError(f"{output} exists already; add --overwrite to replace it")
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.evaluation.row_statistics import find_repeated_rows, load_rows
+        from reinforge.files import replace_file
+
+        loaded = load_rows(file)
+        left_out = find_repeated_rows(loaded, threshold)
+        kept = [row for index, row in enumerate(loaded.rows) if index not in left_out]
+        replace_file(output, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in kept))
+        found = _list_left_out(loaded, left_out)
+        if as_json:
+            say_json(without_secrets({"output": str(output), "rows": len(kept), "left_out": found}))
+            return
+        say(f"{output}: {len(kept):,} of {len(loaded.items):,} rows")
+        for each in found[:20]:
+            say(f"  left out {each['row']}: it repeats {each['repeats']} (similarity {each['similarity']:.2f})")
+        if len(found) > 20:
+            say(f"  and {len(found) - 20:,} more")
+
+
+def _list_left_out(loaded: LoadedRows, left_out: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
+    """Returns place, place of the earlier row, and similarity of each row that was left out."""
+    places = [loaded.locations[str(item.id)] for item in loaded.items]
+    return [
+        {"row": places[index], "repeats": places[earlier], "similarity": similarity}
+        for index, (earlier, similarity) in sorted(left_out.items())
+    ]

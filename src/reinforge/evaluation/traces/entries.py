@@ -1,0 +1,167 @@
+"""What the records of an export are read into.
+
+Langfuse generation, LangSmith run, GenAI span, LiteLLM log   =>  Exchange: a prompt and its reply
+a chat log                                                    =>  Exchange: a whole conversation
+a score, a thumb, a feedback                                  =>  Rating: of a call, a trace or a conversation
+one line or one event per message                             =>  LooseMessage: put together at the end
+chosen and rejected replies                                   =>  ComparedReplies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from reinforge.types.request import Message
+
+Record = Mapping[str, Any]
+UNREADABLE = "unreadable"
+"""Role of a loose message that stands for one which could not be read."""
+
+
+class UnreadableRecordError(Exception):
+    """A record that should hold messages or a score, but that cannot be read; the text says why."""
+
+
+class IgnoredRecordError(Exception):
+    """A record that holds nothing to learn from, such as a tool's span; the text names its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A conversation, or the part of it that one model call saw.
+
+    Attributes:
+        id: Id of the call or the conversation; empty if the export has none.
+        messages: All messages, the reply last, in OpenAI's format.
+        num_context: Messages before the reply; assistant messages among them are not trained. 0 for a chat log, whose
+            replies are all trained.
+        trace: Id of the request that the call belongs to; empty if unknown.
+        conversation: Id of the session or thread; empty if unknown.
+        start: Sorts the calls of a trace; empty if unknown.
+        tools: Function definitions in OpenAI's format, or None.
+        is_summary: True for the input and output of a whole trace; used only if the export has none of its calls.
+        record: What the store calls the record; ids may repeat, for example in two files of chats.
+    """
+
+    id: str
+    messages: list[Message]
+    num_context: int = 0
+    trace: str = ""
+    conversation: str = ""
+    start: str = ""
+    tools: list[dict[str, Any]] | None = None
+    is_summary: bool = False
+    record: str = ""
+
+
+Level = Literal["call", "trace", "conversation", "any", "record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """One score or thumb.
+
+    Attributes:
+        name: Name of the score.
+        value: A number, or True for a thumb up; None if it is neither.
+        level: What is rated; any: whatever has that id.
+        target: The id of that; empty: what else the record holds.
+    """
+
+    name: str
+    value: float | bool | None
+    level: Level = "call"
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LooseMessage:
+    """A message whose conversation, or whose model call, is spread over several records.
+
+    Attributes:
+        group: What it belongs to: the conversation or the call.
+        message: The message.
+        start: Sorts the messages of a group; equal ones stay in the order of the file.
+        is_reply: True for the reply of a model call; without any, all assistant messages of the group are trained.
+        ratings: Thumbs and scores of this message; the group then makes a row for each reply.
+        is_whole: True if the record holds the whole conversation: records with the same id are not put together.
+        trace: As in `Exchange`.
+        conversation: As in `Exchange`.
+        tools: As in `Exchange`.
+    """
+
+    group: str
+    message: Message
+    start: str = ""
+    is_reply: bool = False
+    trace: str = ""
+    conversation: str = ""
+    tools: list[dict[str, Any]] | None = None
+    ratings: tuple[Rating, ...] = ()
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedReplies:
+    """A better and a worse reply to the same prompt."""
+
+    id: str
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    conversation: str = ""
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceName:
+    """Which conversation a trace belongs to, where its model calls do not say."""
+
+    trace: str
+    conversation: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingContent:
+    """A model call without messages, which other records may bring.
+
+    Attributes:
+        id: Id of the call.
+        reason: Why it cannot be read if they do not.
+    """
+
+    id: str
+    reason: str
+
+
+Entry = Exchange | Rating | LooseMessage | ComparedReplies | TraceName | MissingContent
+
+
+def list_mappings(value: Any) -> list[Record]:
+    """Returns the mappings of a list; none if it is no list."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+class ExportFormat(Protocol):
+    """Reads the records of one tool."""
+
+    name: str
+
+    def matches(self, record: Record) -> bool:
+        """Returns True if a record looks like one of this tool."""
+        ...
+
+    def split(self, record: Record) -> Iterator[Record]:
+        """Yields the parts of a record: the spans of a batch, the observations of a trace."""
+        ...
+
+    def read(self, part: Record) -> Iterator[Entry]:
+        """Yields what a part holds.
+
+        Raises:
+            UnreadableRecordError: It cannot be read.
+            IgnoredRecordError: It holds nothing to learn from.
+        """
+        ...
