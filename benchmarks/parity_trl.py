@@ -11,7 +11,8 @@ The same settings have different names: a mean over sequences is TRL's `grpo`, o
 divided by a constant `dr_grpo`; `dual_clip` is `delta`. CISPO's `epsilon_high` is the limit itself, ours is added to 1.
 TRL's IPO averages over tokens (`length_normalised`); its factor on the KL (`use_bias_correction_kl`) is off. TRL's RLOO
 clips the ratio of sequences, ours that of tokens divided by `constant_length`; the two are equal on policy up to that
-factor, so they are compared there.
+factor, so they are compared there. TRL's ORPO also imitates the prompt; what is compared is the difference that the
+odds ratio makes. Its KTO gets our mismatched replies, since it chooses them when it reads the dataset.
 """
 
 from __future__ import annotations
@@ -39,21 +40,25 @@ from trl import (
     DPOTrainer,
     GRPOConfig,
     GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
     RLOOConfig,
     RLOOTrainer,
     SFTConfig,
     SFTTrainer,
 )
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from benchmarks.workload import TOKENIZER, Shape, make_model
-from reinforge.algorithms import cispo, dapo, dpo, dr_grpo, gspo, ipo, rloo, sft
+from reinforge.algorithms import cispo, dapo, dpo, dr_grpo, gspo, ipo, kto, orpo, rloo, sapo, sft, simpo
 from reinforge.algorithms import grpo as grpo_
 from reinforge.algorithms.samples import fill_trained_tokens
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.interfaces import Algorithm
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.sample import TrainingSample
+from reinforge.types.sample import LossSpec, TrainingSample, add_mismatched_samples
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 
 TOLERANCE = 1e-4
@@ -80,11 +85,12 @@ class Case:
     Attributes:
         name: Name to print.
         ours: Our algorithm.
-        kind: TRL's trainer: `group`, `rloo`, `pair` or `sft`.
+        kind: TRL's trainer: `group`, `rloo`, `pair`, `simpo`, `orpo`, `kto` or `sft`.
         theirs: TRL's settings.
         scale: Factor on our loss and gradient.
         policies: Compare `on` policy, `off` policy, or both.
         compares_loss: False: compare the gradient only.
+        contrast: The names of a parameter, ours and TRL's: compare the difference to 0; None: the whole loss.
     """
 
     name: str
@@ -94,6 +100,7 @@ class Case:
     scale: float = 1.0
     policies: tuple[str, ...] = ("on", "off")
     compares_loss: bool = True
+    contrast: tuple[str, str] | None = None
 
 
 def list_cases() -> list[Case]:
@@ -166,6 +173,30 @@ def list_cases() -> list[Case]:
             "pair",
             {"loss_type": ["ipo"], "beta": 0.1},
         ),
+        Case(
+            "SAPO", sapo.SAPO(sapo.SAPOConfig(tau_neg=1.3)), "group", {"loss_type": "sapo", "sapo_temperature_neg": 1.3}
+        ),
+        Case(
+            "SimPO",
+            simpo.SimPO(simpo.SimPOConfig(beta=2.0, gamma=1.0)),
+            "simpo",
+            {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
+            policies=("on",),
+        ),
+        Case(
+            "ORPO (odds ratio)",
+            orpo.ORPO(orpo.ORPOConfig(odds_ratio_coef=0.25)),
+            "orpo",
+            {"beta": 0.25},
+            policies=("on",),
+            contrast=("odds_ratio_coef", "beta"),
+        ),
+        Case(
+            "KTO",
+            kto.KTO(kto.KTOConfig(beta=0.2, desirable_weight=1.2, undesirable_weight=0.8, threshold=1.5)),
+            "kto",
+            {"beta": 0.2, "desirable_weight": 1.2, "undesirable_weight": 0.8},
+        ),
         Case("SFT", sft.SFT(), "sft", policies=("on",)),
     ]
 
@@ -186,19 +217,26 @@ def make_groups() -> list[TrajectoryGroup]:
     return groups
 
 
-def fill_samples(engine: Engine, reference: Engine, samples: Sequence[TrainingSample], *, off_policy: bool) -> None:
+def fill_samples(
+    engine: Engine, reference: Engine, case: Case, samples: Sequence[TrainingSample], *, off_policy: bool
+) -> None:
     """Sets advantages (the same for both sides), and old and reference log-probs."""
     rng = np.random.default_rng(1)
-    refs = (reference if off_policy else engine).logprobs(samples)
-    for sample, own, ref in zip(samples, engine.logprobs(samples), refs, strict=True):
+    scored = add_mismatched_samples(samples)
+    for sample, ref in zip(scored, (reference if off_policy else engine).logprobs(scored), strict=True):
+        sample.ref_logprobs = ref
+    for sample, own in zip(samples, engine.logprobs(samples), strict=True):
         noise = rng.normal(0.0, NOISE, len(sample)).astype(np.float32) if off_policy else np.float32(0.0)
         sample.old_logprobs = np.where(sample.loss_mask, own + noise, np.float32(0.0)).astype(np.float32)
-        sample.ref_logprobs = ref
+        sample.sampling_logprobs = sample.old_logprobs  # TRL has no importance weights against another sampler here
         sample.advantages = fill_trained_tokens(sample, float(rng.normal()))
+    if case.kind == "kto":  # its advantages are labels
+        for sample, credit in zip(samples, case.ours.credit(samples), strict=True):
+            sample.advantages = credit
 
 
 def compute_our_gradient(
-    engine: Engine, samples: Sequence[TrainingSample], algorithm: Algorithm
+    engine: Engine, samples: Sequence[TrainingSample], loss: LossSpec
 ) -> tuple[float, list[Tensor]]:
     """Returns the loss and the gradient of one step, which is rolled back."""
     parameters = dict(engine.model.module.named_parameters())
@@ -206,7 +244,7 @@ def compute_our_gradient(
     hooks = [p.register_hook(gradients[name].add_) for name, p in parameters.items()]  # before clipping
     engine.begin_job()
     try:
-        report = engine.update(samples, algorithm.loss, progress_start=0.0, progress_end=1.0)
+        report = engine.update(samples, loss, progress_start=0.0, progress_end=1.0)
     finally:
         for hook in hooks:
             hook.remove()
@@ -259,6 +297,37 @@ def pad_whole_rows(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
     }
 
 
+def build_pair_inputs(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
+    """Returns a batch for TRL's SimPO and ORPO: preferred and other rows apart, of one length."""
+    rows = pad_whole_rows([*split_pairs(samples)[0], *split_pairs(samples)[1]])
+    rows["labels"] = rows["input_ids"].masked_fill(rows.pop("completion_mask") == 0, -100)
+    half = len(samples) // 2
+    return {
+        f"{name}_{key}": value[part]
+        for name, part in (("chosen", slice(half)), ("rejected", slice(half, None)))
+        for key, value in rows.items()
+    }
+
+
+def split_pairs(samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
+    """Returns the preferred samples and the others, in the same order of groups."""
+    ordered = sorted(samples, key=lambda s: (-s.reward, s.group_id))
+    return [ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]]
+
+
+def build_kto_inputs(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
+    """Returns a batch for TRL's KTO, with reference log-probs and mismatched rows."""
+    mismatched = add_mismatched_samples(samples)[len(samples) :]
+    sums = [[torch.tensor(s.ref_logprobs[s.loss_mask].sum()) for s in rows] for rows in (samples, mismatched)]
+    return {
+        **pad_whole_rows(samples),
+        **{f"KL_{key}": value for key, value in pad_whole_rows(mismatched).items()},
+        "label": torch.tensor([sample.reward > 0 for sample in samples]),
+        "ref_logps": torch.stack(sums[0]),
+        "ref_KL_logps": torch.stack(sums[1]),
+    }
+
+
 def make_trainer(case: Case, folder: Path, reference: Path) -> Any:
     """Returns TRL's trainer for a case."""
     tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
@@ -276,6 +345,15 @@ def make_trainer(case: Case, folder: Path, reference: Path) -> Any:
         rows = Dataset.from_dict({"prompt": ["w4 w5"], "chosen": ["w6"], "rejected": ["w7"]})
         other = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
         return DPOTrainer(ref_model=other, args=DPOConfig(**COMMON, **case.theirs), train_dataset=rows, **shared)
+    if case.kind in ("simpo", "orpo"):
+        trainer, config = (CPOTrainer, CPOConfig) if case.kind == "simpo" else (ORPOTrainer, ORPOConfig)
+        rows = Dataset.from_dict({"prompt": ["w4 w5"], "chosen": ["w6"], "rejected": ["w7"]})
+        return trainer(args=config(**COMMON, **case.theirs), train_dataset=rows, **shared)
+    if case.kind == "kto":
+        rows = Dataset.from_dict({"prompt": ["w4 w5"] * 2, "completion": ["w6", "w7"], "label": [True, False]})
+        trainer = KTOTrainer(args=KTOConfig(**COMMON, **case.theirs), train_dataset=rows, **shared)
+        trainer.precompute_ref_logps = True  # they come with the batch
+        return trainer
     rows = Dataset.from_dict({"prompt": ["w4 w5"], "completion": ["w6"]})
     return SFTTrainer(args=SFTConfig(**COMMON, **case.theirs), train_dataset=rows, **shared)
 
@@ -285,11 +363,32 @@ def build_inputs(case: Case, samples: Sequence[TrainingSample]) -> dict[str, Any
     if case.kind in ("group", "rloo"):
         return build_group_inputs(samples)
     if case.kind == "pair":
-        ordered = sorted(samples, key=lambda s: (-s.reward, s.group_id))  # all preferred samples, then all others
-        return pad_whole_rows(ordered)
+        return pad_whole_rows([*split_pairs(samples)[0], *split_pairs(samples)[1]])
+    if case.kind in ("simpo", "orpo"):
+        return build_pair_inputs(samples)
+    if case.kind == "kto":
+        return build_kto_inputs(samples)
     rows = pad_whole_rows(samples)
     mask = rows.pop("completion_mask")
     return {**rows, "labels": rows["input_ids"].masked_fill(mask == 0, -100)}
+
+
+def compute_both(
+    engine: Engine, trainer: Any, case: Case, samples: Sequence[TrainingSample]
+) -> list[tuple[float, list[Tensor]]]:
+    """Returns loss and gradient of both sides, ours first; with a contrast, the difference that it makes."""
+    inputs, loss = build_inputs(case, samples), case.ours.loss
+    both = [compute_our_gradient(engine, samples, loss), compute_their_gradient(trainer, inputs)]
+    if case.contrast is None:
+        return both
+    ours, theirs = case.contrast
+    setattr(trainer, theirs, 0.0)
+    without = LossSpec(loss.name, {**loss.params, ours: 0.0})
+    base = [compute_our_gradient(engine, samples, without), compute_their_gradient(trainer, inputs)]
+    return [
+        (whole[0] - rest[0], [a - b for a, b in zip(whole[1], rest[1], strict=True)])
+        for whole, rest in zip(both, base, strict=True)
+    ]
 
 
 def compute_differences(
@@ -326,9 +425,9 @@ def main() -> None:
                     trainers["off"] = make_trainer(case, folder, perturbed) if case.kind == "pair" else trainers["on"]
                 for where in case.policies:
                     samples = case.ours.build_samples(make_groups())
-                    fill_samples(engine, other, samples, off_policy=where == "off")
-                    theirs = compute_their_gradient(trainers[where], build_inputs(case, samples))
-                    loss, gradient = compute_differences(compute_our_gradient(engine, samples, case.ours), theirs, case)
+                    fill_samples(engine, other, case, samples, off_policy=where == "off")
+                    ours, theirs = compute_both(engine, trainers[where], case, samples)
+                    loss, gradient = compute_differences(ours, theirs, case)
                     worst = max(worst, loss, gradient)
                     loss_text = f"{loss:12.1e}" if case.compares_loss else f"{'-':>12s}"
                     print(f"{case.name:32s} {where:6s}  {loss_text} {gradient:16.1e}", flush=True)

@@ -1,7 +1,7 @@
 """One step, one gradient: micro-batches, shared prefixes, padding and order change it by rounding alone.
 
 Hypothesis draws the shapes: families of siblings, lengths, turns in between, weights. For a loss of each kind: by
-token, by sample, by pair, with a critic, and without any credit.
+token, by sample, by pair, with a critic, with the KL of the whole step, and without any credit.
 """
 
 from dataclasses import replace
@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reinforge.algorithms.kto import add_mismatched
 from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.model.causal_model import CausalModel
@@ -34,6 +35,7 @@ LOSSES = {
     "sample": LossSpec("clipped_pg", {"constant_length": 16, "kl_coef": 0.1}),
     "pair": LossSpec("dpo", {"beta": 0.3, "label_smoothing": 0.1, "sft_coef": 0.5}),
     "critic": LossSpec("ppo", {"value_clip": 0.2}),
+    "whole step": LossSpec("kto", {"beta": 0.3}),
 }
 FIELDS = (
     "token_ids", "loss_mask", "sampling_logprobs", "temperatures", "policy_versions", "turn_ids", "advantages",
@@ -58,7 +60,7 @@ def learners(tiny_model_dir):
 
 
 @st.composite
-def steps(draw, paired=False):
+def steps(draw, paired=False, mismatched=False):
     """The samples of one step: families of siblings, some with an untrained turn between their replies."""
     families = draw(st.lists(st.tuples(st.integers(1, 24), st.integers(1, 5)), min_size=1, max_size=5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -78,6 +80,11 @@ def steps(draw, paired=False):
             if paired:
                 sample.pair_id, sample.reward, sample.weight = f"{family}/{number // 2}", float(number % 2), 1.0
             samples.append(sample)
+    if mismatched:
+        add_mismatched(samples)
+        for sample in samples:
+            noise = rng.normal(-6.5, 0.5, len(sample.mismatched))  # less likely than now, so the baseline is above 0
+            sample.mismatched.ref_logprobs = np.where(sample.mismatched.loss_mask, noise, 0).astype(np.float32)
     return samples
 
 
@@ -124,7 +131,7 @@ many = settings(max_examples=8, deadline=None, suppress_health_check=list(Health
 def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners, kind):
     @many
     @given(
-        samples=steps(paired=kind == "pair"),
+        samples=steps(paired=kind == "pair", mismatched=kind == "whole step"),
         tokens=st.integers(1, 120),
         seed=st.integers(0, 99),
         added=st.integers(1, 9),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reinforge.engine.losses.base import kl_to_reference
-from reinforge.engine.losses.policy_gradient import cispo, clipped_pg, gspo
+from reinforge.engine.losses.policy_gradient import cispo, clipped_pg, gspo, sapo
 from reinforge.errors import ConfigError
 from tests.numerics.test_losses import make_batch, row
 
@@ -101,7 +101,53 @@ def test_cispo_off_policy_limits_weights_and_every_token_has_a_gradient():
     assert gradient(cispo, batch, logprobs) == pytest.approx([-2, -5, -0.5])
     assert gradient(clipped_pg, batch, logprobs) == pytest.approx([0, 0, -0.5])
     assert output.metrics["clip_fraction"][0, 1:].tolist() == [0, 1, 0]
+    ends = cispo(batch, logprobs, clip_low=0.2).metrics
+    assert [ends[f"clip_fraction_{end}"][0, 1:].tolist() for end in ("low", "high")] == [[0, 0, 1], [0, 1, 0]]
     assert gradient(cispo, batch, logprobs, clip_low=0.2) == pytest.approx([-2, -5, -0.8])
+
+
+def test_sapo_on_policy_is_reinforce_whatever_the_temperature():
+    """At a ratio of 1 the gate is 1; the loss is -2 A / tau, since sigma(0) = 1/2."""
+    batch = make_batch([-1.0, -2.0], [0.7, -0.3])
+    output = sapo(batch, row(-1.0, -2.0), tau_pos=2.0, tau_neg=4.0)
+    assert output.loss[0, 1:].tolist() == pytest.approx([-0.7, 0.15])
+    assert output.metrics["gate"][0, 1:].tolist() == [1.0, 1.0]
+    assert gradient(sapo, batch, row(-1.0, -2.0), tau_pos=2.0, tau_neg=4.0) == pytest.approx([-0.7, 0.3])
+
+
+@pytest.mark.parametrize(("advantage", "tau"), [(1.0, 1.0), (-1.0, 1.05)])
+def test_sapo_off_policy_fades_to_both_sides(advantage, tau):
+    """Ratios 2 and 0.5: A 4 / tau sigma(tau (r - 1)), and the ratio's gradient times 4 p (1 - p)."""
+    batch, logprobs = make_batch([-4.0, -4.0], [advantage] * 2), row(-4 + DOUBLE, -4 + HALF)
+    p = [1 / (1 + math.exp(-tau * (ratio - 1))) for ratio in (2, 0.5)]
+    output = sapo(batch, logprobs)
+    assert output.loss[0, 1:].tolist() == pytest.approx([-4 / tau * each * advantage for each in p])
+    gates = [4 * each * (1 - each) for each in p]
+    assert output.metrics["gate"][0, 1:].tolist() == pytest.approx(gates)
+    wanted = [-gate * ratio * advantage for gate, ratio in zip(gates, (2, 0.5), strict=True)]
+    assert gradient(sapo, batch, logprobs) == pytest.approx(wanted)
+    assert "clip_fraction" not in output.metrics
+
+
+def test_sapo_keeps_a_gradient_where_the_clip_ends_it():
+    batch, logprobs = make_batch([-4.0], [1.0]), row(-4 + DOUBLE)
+    assert gradient(clipped_pg, batch, logprobs) == [0.0]
+    assert gradient(sapo, batch, logprobs)[0] < -1
+    faded = gradient(sapo, batch, row(-4 + 3 * DOUBLE))[0]
+    assert -0.1 < faded < 0, "a ratio of 8 has hardly any left"
+
+
+def test_sapos_gradient_equals_finite_differences():
+    batch, logprobs = make_batch([-4.0, -4.0, -3.0], [1.0, -2.0, 0.5]), row(-4 + DOUBLE, -4 + HALF, -2.9)
+    found = gradient(sapo, batch, logprobs.double(), tau_pos=1.3, tau_neg=2.0, kl_coef=0.0)
+    for token in range(1, 4):
+        change = torch.zeros(1, 4, dtype=torch.float64)
+        change[0, token] = 1e-5
+        up, down = (
+            sapo(batch, logprobs.double() + sign * change, tau_pos=1.3, tau_neg=2.0).loss[0, 1:].sum()
+            for sign in (1, -1)
+        )
+        assert found[token - 1] == pytest.approx((up - down).item() / 2e-5, abs=1e-6)
 
 
 def make_mismatched_batch(old, offsets, advantages, ref=None):
@@ -116,7 +162,7 @@ MISMATCHED = {"old": [-1.0, -1.0, -1.0], "offsets": [0.05, -0.05, 1.0], "advanta
 """Tokens that the sampler underestimated, overestimated and strongly underestimated."""
 
 
-@pytest.mark.parametrize("loss", [clipped_pg, cispo])
+@pytest.mark.parametrize("loss", [clipped_pg, cispo, sapo])
 def test_tokens_that_the_sampler_underestimated_get_more_weight(loss):
     """e^0.05 and e^-0.05 of the gradient, and of the third 2, since e^1 is above the cap."""
     batch, logprobs = make_mismatched_batch(**MISMATCHED), row(-1.0, -1.0, -1.0)

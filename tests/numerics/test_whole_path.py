@@ -30,8 +30,11 @@ LOSSES = {
     "dpo": LossSpec("dpo", {"beta": 0.3, "label_smoothing": 0.1, "sft_coef": 0.5}),
     "dpo_by_length": LossSpec("dpo", {"length_normalised": True}),
     "ipo": LossSpec("ipo", {"beta": 0.2}),
+    "orpo": LossSpec("orpo", {"odds_ratio_coef": 0.5}),
+    "sapo": LossSpec("sapo", {"tau_neg": 1.5, **KL}),
+    "simpo": LossSpec("simpo", {"sft_coef": 0.2}),
 }
-PAIRED = {"dpo", "dpo_by_length", "ipo"}
+PAIRED = {"dpo", "dpo_by_length", "ipo", "orpo", "simpo"}
 WITHOUT_VALUE = {"cispo"}
 """Losses with a stopped gradient are not the integral of their gradient."""
 

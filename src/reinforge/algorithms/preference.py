@@ -1,4 +1,4 @@
-"""Shared parts of DPO and IPO: pairs of siblings, one preferred by its reward.
+"""Shared parts of DPO, IPO, ORPO and SimPO: pairs of siblings, one preferred by its reward.
 
 rewards [0, 1, 0.5]:  best_worst -> (1, 0);  all -> (1, 0), (1, 2), (2, 0)
 """
@@ -20,7 +20,7 @@ from reinforge.types.sample import FloatArray, Needs, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
 
-class PreferenceConfig(AlgorithmConfig):
+class PairConfig(AlgorithmConfig):
     """How groups become preference pairs."""
 
     pairs: Literal["best_worst", "all"] = Field(
@@ -31,6 +31,11 @@ class PreferenceConfig(AlgorithmConfig):
     drop_duplicates: bool = Field(
         default=False, description="Train identical pairs of an agent (equal to the token) only once."
     )
+
+
+class PreferenceConfig(PairConfig):
+    """Pairs, and how the policy is compared with the reference on them."""
+
     beta: float = Field(
         default=0.1,
         gt=0,
@@ -48,12 +53,12 @@ class Preference(Algorithm):
         config: The settings.
     """
 
-    config: PreferenceConfig
+    config: PairConfig
     needs = Needs(ref_logprobs=True)
     needs_groups = True
     offline = True
 
-    def __init__(self, config: PreferenceConfig):
+    def __init__(self, config: PairConfig):
         self.config = config
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
@@ -97,12 +102,36 @@ class Preference(Algorithm):
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns 1 on the trained tokens of each pair's preferred sample, -1 on those of the other."""
-        best: dict[str | None, float] = {}
-        for sample in samples:
-            best[sample.pair_id] = max(sample.reward, best.get(sample.pair_id, sample.reward))
         return [
-            fill_trained_tokens(sample, 1.0 if sample.reward == best[sample.pair_id] else -1.0) for sample in samples
+            fill_trained_tokens(sample, 1.0 if is_preferred else -1.0)
+            for sample, is_preferred in zip(samples, find_preferred(samples), strict=True)
         ]
+
+
+class ReferenceFreePreference(Preference):
+    """Compares the mean log-probs of the pair's replies and needs no reference model.
+
+    Attributes:
+        rejected_credit: The other sample's total credit; that of the preferred one is 1.
+    """
+
+    needs = Needs()
+    rejected_credit: float = -1.0
+
+    def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns each sample's credit, divided equally among its trained tokens."""
+        return [
+            fill_trained_tokens(sample, (1.0 if is_preferred else self.rejected_credit) / sample.num_trained)
+            for sample, is_preferred in zip(samples, find_preferred(samples), strict=True)
+        ]
+
+
+def find_preferred(samples: Sequence[TrainingSample]) -> list[bool]:
+    """Returns True for the samples that are the preferred ones of their pairs."""
+    best: dict[str | None, float] = {}
+    for sample in samples:
+        best[sample.pair_id] = max(sample.reward, best.get(sample.pair_id, sample.reward))
+    return [sample.reward == best[sample.pair_id] for sample in samples]
 
 
 def make_pairs(rewards: Sequence[float], which: str = "best_worst", min_margin: float = 0.0) -> list[tuple[int, int]]:

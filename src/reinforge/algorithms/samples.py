@@ -165,7 +165,7 @@ def weight_by_agent(samples: Sequence[TrainingSample]) -> None:
     """Scales weights so that each agent's share of the loss is its `agent_weight`, whatever its number of tokens.
 
     An agent's share is the sum of its samples' weights over their trained tokens, or over the samples if they are
-    pairs, whose loss is one number each. The total stays the same; a single agent's weights are unchanged.
+    pairs or KTO's, whose loss is one number each. The total stays the same; a single agent's weights are unchanged.
 
     Example: a prover with 9 trained tokens and a verifier with 3, weights 1 -> 2/3 and 2: 6 and 6 of 12; with an
     `agent_weight` of 3 and 1: 1 and 1.
@@ -212,7 +212,8 @@ def balance_agents(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[li
 
 
 def _total_weight(sample: TrainingSample) -> float:
-    return sample.weight * (sample.num_trained if sample.pair_id is None else 1)
+    has_one_loss = sample.pair_id is not None or sample.mismatched is not None
+    return sample.weight * (1 if has_one_loss else sample.num_trained)
 
 
 def drop_duplicate_samples(samples: Sequence[TrainingSample], *, add_up: bool = False) -> list[TrainingSample]:

@@ -46,12 +46,16 @@ class TrainingState:
         num_steps: Optimizer steps made.
         num_begun: Replies started, which is the sampler's position in its random stream.
         rng: State of torch's generator, base64.
+        stage: The stage of a pipeline whose optimizer state it is; None: no stage has begun.
+        stage_version: Version of the weights that the stage began with, which are its reference.
     """
 
     version: int
     num_steps: int
     num_begun: int
     rng: str
+    stage: str | None = None
+    stage_version: int | None = None
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def write(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, ve
         StorageError: The files cannot be written; the message has their size.
     """
     rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
-    state = TrainingState(version, learner.num_steps, num_begun, rng)
+    state = TrainingState(version, learner.num_steps, num_begun, rng, learner.stage, learner.stage_version)
     moments = {name: value.detach().cpu().contiguous() for name, value in learner.state().items()}
     weights = model.trained_parameters if model.has_adapters else dict(model.module.named_parameters())
     tensors = [*weights.values(), *moments.values()]

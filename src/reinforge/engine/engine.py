@@ -12,7 +12,7 @@ await engine.policy.publish(version)         # or engine.rollback()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.learning_rate import fill_in_learning_rate
+from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss
 from reinforge.engine.memory import is_out_of_memory
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
@@ -41,13 +41,20 @@ from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import EngineJob
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs
-from reinforge.engine.training.scoring import LogprobScorer
+from reinforge.engine.training.scoring import LogprobScorer, replace_weights
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.engine.training.snapshot import LearnerSnapshot
 from reinforge.errors import ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+from reinforge.types.sample import (
+    FloatArray,
+    LossSpec,
+    Needs,
+    TrainingSample,
+    UpdateReport,
+    add_mismatched_samples,
+)
 from reinforge.types.seeding import stable_seed
 
 T = TypeVar("T")
@@ -78,12 +85,14 @@ class Engine:
         keep_initial: bool = False,
         critic: bool = False,
         deterministic: bool = False,
+        stages: Mapping[str, PolicyConfig] | None = None,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
+        self._stages = dict(stages or {})
         self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._job: EngineJob | None = None
-        ends = find_end_tokens(model, tokenizer)
+        ends = find_end_tokens(model.module, tokenizer)
         renderer = PromptRenderer(tokenizer, ends, history=config.history)
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size, ends)
         self._sampler = ReplySampler(
@@ -119,6 +128,8 @@ class Engine:
             reference=self.reference,
             critic=self.critic,
         )
+        self._keeps_stage_reference = keep_reference and bool(stages) and len(adapters) == 1
+        self._reference_version: int | None = None
         self._learners = {
             name: self._call(lambda: Learner(model, config, seed, masks, self.critic), name) for name in adapters
         }
@@ -146,6 +157,8 @@ class Engine:
         deterministic: bool = False,
         adapters: Sequence[str] = (),
         loss: LossSpec | None = None,
+        stages: Mapping[str, tuple[PolicyConfig, LossSpec]] | None = None,
+        frozen: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -159,6 +172,10 @@ class Engine:
             deterministic: Sample the same bits whatever else runs in the batch: one thread, one prompt per prefill.
             adapters: Names of LoRA adapters that share one sampler and are trained separately; none: one policy.
             loss: The loss of the jobs, for the default learning rate.
+            stages: Stages of a pipeline by name: the policy with the optimizer, schedule and batches of each, and its
+                loss.
+            frozen: Leave torch's global generator as it is: dropout of another engine draws from it, at a position that
+                a resumed run has restored.
 
         Raises:
             ConfigError: The configuration is not valid for this model or machine.
@@ -166,12 +183,15 @@ class Engine:
         """
         if problems := check_adapters(config, adapters, critic=critic):
             raise ConfigError(problems)
-        names = tuple(adapters) or (DEFAULT_ADAPTER,)
+        names, rng = tuple(adapters) or (DEFAULT_ADAPTER,), torch.get_rng_state()
         config = fill_in_dtype(config, device, deterministic=deterministic)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
-        torch.manual_seed(stable_seed(seed, "torch"))  # for dropout, which uses torch's global generator
+        if frozen:
+            torch.set_rng_state(rng)
+        else:
+            torch.manual_seed(stable_seed(seed, "torch"))  # for dropout, which uses torch's global generator
         return cls(
             config,
             model,
@@ -182,6 +202,7 @@ class Engine:
             critic=critic,
             deterministic=deterministic,
             adapters=names,
+            stages=fill_in_stages(stages or {}, config, model),
         )
 
     @property
@@ -246,6 +267,66 @@ class Engine:
             raise EngineError(f"{method}: the open job is for {self._open_job}, not for {adapter}")
         return self._resolve_adapter(adapter)
 
+    def use_stage(self, stage: str, adapter: str | None = None) -> None:
+        """Trains by the settings of a stage from now on, within an open job.
+
+        A new stage begins with a new optimizer, and its reference is the current weights (with several adapters: the
+        model without them).
+
+        Args:
+            stage: Its name, as given to `load`.
+            adapter: The adapter to train, one of the job's; None: its first.
+
+        Raises:
+            EngineError: No job is open for the adapter, or the engine has no such stage, or not its reference.
+        """
+        name = self._require_job("use_stage", adapter)
+        if stage not in self._stages:
+            raise EngineError(f"use_stage: no stage {stage}; the engine was loaded with {', '.join(self._stages)}")
+        learner = self._learners[name]
+        if learner.stage != stage:
+            self._call(lambda: self._begin_stage(name, stage), name)
+        elif self._keeps_stage_reference and self._reference_version != learner.stage_version:
+            raise EngineError(
+                f"the reference of the stage {stage} is missing: the checkpoint of version {learner.stage_version}, "
+                "with which it began, is gone or damaged"
+            )
+
+    def _begin_stage(self, name: str, stage: str) -> None:
+        version = self.policies[name].version
+        self._snapshot_learner(name).begin_stage(stage, self._stages[stage], version)
+        if self._keeps_stage_reference:
+            self._scorer.take_reference()
+            self._reference_version = version
+
+    @property
+    def missing_reference(self) -> int | None:
+        """Version of the reference that the current stage needs and does not have; None: it has it, or needs none."""
+        wanted = self.learner.stage_version
+        return wanted if self._keeps_stage_reference and wanted != self._reference_version else None
+
+    def load_reference(self, folder: str | Path, version: int) -> None:
+        """Makes a checkpoint's weights the reference of the current stage.
+
+        Args:
+            folder: The checkpoint.
+            version: Its version.
+
+        Raises:
+            EngineError: The folder holds another model.
+        """
+
+        def load() -> None:
+            if self.reference is not None:
+                checkpoint.load_weights(Path(folder), self.reference)
+                return
+            with replace_weights(self.model, self.model.trained_parameters):
+                checkpoint.load_weights(Path(folder), self.model)
+                self._scorer.take_reference()
+
+        self._call(load)
+        self._reference_version = version
+
     def score(
         self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, *, defer: bool = False
     ) -> None:
@@ -271,8 +352,9 @@ class Engine:
             for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
-            reference = self._call(lambda: self._scorer.ref_logprobs(samples))
-            for sample, logprobs in zip(samples, reference, strict=True):
+            scored = add_mismatched_samples(samples)
+            reference = self._call(lambda: self._scorer.ref_logprobs(scored))
+            for sample, logprobs in zip(scored, reference, strict=True):
                 sample.ref_logprobs = logprobs
         if needs.values:
             values = self._call(lambda: self._scorer.values(samples))
@@ -480,6 +562,8 @@ class Engine:
             learner.reset()
             return None
         moments, state = training
+        if state.stage != learner.stage or state.stage_version != learner.stage_version:
+            learner.begin_stage(state.stage, self._stages.get(state.stage or "", self.config), state.stage_version)
         learner.restore(moments, state.num_steps)
         checkpoint.restore_rng(state)
         self._sampler.num_begun = max(self._sampler.num_begun, state.num_begun)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,6 +115,23 @@ def fill_in_learning_rate(config: PolicyConfig, model: CausalModel, loss: LossSp
         logger.info("learning rate %s", rate)  # of a hub id the size is not known before
     optimizer = config.optimizer.model_copy(update={"learning_rate": rate.value})
     return config.model_copy(update={"optimizer": optimizer})
+
+
+def fill_in_stages(
+    stages: Mapping[str, tuple[PolicyConfig, LossSpec]], config: PolicyConfig, model: CausalModel
+) -> dict[str, PolicyConfig]:
+    """Returns the configuration of each stage of a pipeline, with the learning rate in effect.
+
+    Args:
+        stages: By name: the policy, of which the optimizer, the schedule and the batches count, and the loss.
+        config: The loaded policy.
+        model: Its model.
+    """
+    filled = {}
+    for name, (policy, loss) in stages.items():
+        own = {"optimizer": policy.optimizer, "schedule": policy.schedule, "batch": policy.batch}
+        filled[name] = fill_in_learning_rate(config.model_copy(update=own), model, loss)
+    return filled
 
 
 def describe_learning_rate(policy: PolicyConfig, loss: LossSpec | None = None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.sampling.constraints import build_constraint
 from reinforge.engine.sampling.grammar import CompiledGrammar, GrammarCompiler
@@ -102,7 +102,7 @@ class EmbeddedPolicy(PolicyServer):
         self._grammars, self._has_warned = grammars, False
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
-        self._ends = find_end_tokens(sampler.model, renderer.tokenizer)
+        self._ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
 
     @property
     def version(self) -> int:
@@ -322,9 +322,9 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
-def find_end_tokens(model: CausalModel, tokenizer: Any) -> list[int]:
+def find_end_tokens(module: Any, tokenizer: Any) -> list[int]:
     """Returns the tokens that end a reply: the tokenizer's and those of the generation config."""
-    config = getattr(model.module, "generation_config", None)
+    config = getattr(module, "generation_config", None)
     ends = getattr(config, "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [ends]
     return sorted({token for token in (*ends, tokenizer.eos_token_id) if token is not None})

@@ -85,6 +85,7 @@ class TokenBatch:
         values: `[B, T]` the critic's current values, set by the learner; None without a critic.
         old_logprobs_from_learner: True where the learner computed `old_logprobs`, False where they are the sampler's.
         supports: The tokens that each token was sampled from; None where all were sampled from the whole vocabulary.
+        kl_baseline: The step's KL(p, p_ref) by the `mismatched` samples, at least 0, set by the learner; None without.
     """
 
     token_ids: Tensor
@@ -105,3 +106,4 @@ class TokenBatch:
     values: Tensor | None = None
     old_logprobs_from_learner: bool = False
     supports: BatchSupports | None = None
+    kl_baseline: float | None = None

@@ -44,6 +44,8 @@ class TrainingSample:
         advantages: `[T]` advantage of each token, set by `Algorithm.credit`.
         returns: `[T]` regression targets of the critic, set by `Algorithm.credit` if there is a critic.
         old_logprobs, ref_logprobs, values: `[T]`, set by the engine if the algorithm needs them.
+        mismatched: The sample's prompt with the reply to another prompt, by which KTO estimates the KL of a step;
+            scored with the sample, never trained.
         defers_old_logprobs: The update sets `old_logprobs`, by the forward pass that it makes anyway.
         supports: The kept tokens of each trained position; its log-probs are normalized over them. None if there was
             no sampling filter.
@@ -69,6 +71,7 @@ class TrainingSample:
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
+    mismatched: TrainingSample | None = None
     supports: Supports | None = None
     defers_old_logprobs: bool = False
 
@@ -79,6 +82,11 @@ class TrainingSample:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+def add_mismatched_samples(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Returns the samples, followed by the `mismatched` ones of those that have one."""
+    return [*samples, *(sample.mismatched for sample in samples if sample.mismatched is not None)]
 
 
 def are_finite(samples: Sequence[TrainingSample]) -> bool:

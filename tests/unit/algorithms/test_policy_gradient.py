@@ -15,6 +15,7 @@ from reinforge.algorithms.gspo import GSPO
 from reinforge.algorithms.ppo import PPO
 from reinforge.algorithms.reinforce_pp import ReinforcePP, ReinforcePPConfig
 from reinforge.algorithms.rloo import RLOO, RLOOConfig
+from reinforge.algorithms.sapo import SAPO, SAPOConfig
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Outcome, Trajectory, TrajectoryGroup
 from tests.unit.algorithms.test_algorithms import advantages, group
@@ -106,7 +107,7 @@ def test_dapo_filters_overlong_trajectories_if_set():
 
 
 def test_policy_gradients_need_old_logprobs_where_the_samplers_are_inexact():
-    for algorithm in (GRPO(), DAPO(), GSPO(), CISPO(), RLOO(), ReinforcePP(), PPO()):
+    for algorithm in (GRPO(), DAPO(), GSPO(), CISPO(), SAPO(), RLOO(), ReinforcePP(), PPO()):
         assert algorithm.needs.old_logprobs == "inexact"
         assert algorithm.loss.params["tis_cap"] == 2.0
     assert GRPO(GRPOConfig(tis_cap=None)).loss.params["tis_cap"] is None
@@ -124,13 +125,16 @@ def test_the_kl_uses_the_learners_logprobs_if_computed():
     assert found == [pytest.approx([0.8, 0.8], abs=1e-5), pytest.approx([-0.8], abs=1e-5)]
 
 
-def test_gspo_and_cispo_scale_and_name_their_losses():
-    for algorithm, name, weights in ((GSPO(), "gspo", [0.25, 1]), (CISPO(), "cispo", [1, 1])):
+def test_gspo_cispo_and_sapo_scale_and_name_their_losses():
+    cases = ((GSPO(), "gspo", [0.25, 1]), (CISPO(), "cispo", [1, 1]), (SAPO(), "sapo", [0.25, 1]))
+    for algorithm, name, weights in cases:
         samples, found = advantages(algorithm, group(1, 0, lengths=[4, 1]))
         assert np.allclose(np.concatenate(found), [1] * 4 + [-1], atol=1e-3)
         assert algorithm.loss.name == name
         assert [sample.weight for sample in samples] == weights
     assert (GSPO().loss.params["clip_low"], GSPO().loss.params["clip_high"]) == (3e-4, 4e-4)
+    params = SAPO(SAPOConfig(tau_neg=1.2, kl_coef=0.1)).loss.params
+    assert (params["tau_pos"], params["tau_neg"], params["kl_coef"]) == (1.0, 1.2, 0.1)
 
 
 def test_rloo_leaves_one_out():

@@ -18,7 +18,7 @@ from reinforge.engine.checkpoint import hide_progress_bars
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.hub import check_model_source
 from reinforge.engine.model.loading import DTYPES, load_module, load_tokenizer, pick_device
-from reinforge.engine.policy import cut_at_stop
+from reinforge.engine.policy import cut_at_stop, find_end_tokens
 from reinforge.errors import ContextOverflow
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
@@ -47,9 +47,7 @@ class GeneratePolicy(PolicyServer):
             module: Any = load_module(folder, DTYPES[dtype])
         self.module = module.to(pick_device(device)).eval()
         self.tokenizer = load_tokenizer(PolicyConfig(model=str(folder)))
-        ends = module.generation_config.eos_token_id
-        own = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
-        self.ends = sorted({*own, *(ends if isinstance(ends, list) else [ends] if ends is not None else [])})
+        self.ends = find_end_tokens(module, self.tokenizer)
         self.renderer = PromptRenderer(self.tokenizer, self.ends, history=history)
         self._name, self._waiting = str(folder), list[Waiting]()
         self._thread = ThreadPoolExecutor(1, "generate")
@@ -110,15 +108,19 @@ class GeneratePolicy(PolicyServer):
             try:
                 rows = [prompt for _, prompt, _ in batch]
                 sampling = [request.sampling for request, _, _ in batch]
-                replies = await loop.run_in_executor(self._thread, self.generate, rows, sampling)
+                generated = await loop.run_in_executor(self._thread, self.generate, rows, sampling)
+                replies = [
+                    self._build_reply(request, prompt, tokens)
+                    for (request, prompt, _), tokens in zip(batch, generated, strict=True)
+                ]
             except Exception as error:  # noqa: BLE001  raised again where each caller waits
                 for _, _, future in batch:
                     if not future.done():
                         future.set_exception(error)
             else:
-                for (request, prompt, future), tokens in zip(batch, replies, strict=True):
+                for (_, _, future), reply in zip(batch, replies, strict=True):
                     if not future.done():
-                        future.set_result(self._build_reply(request, prompt, tokens))
+                        future.set_result(reply)
             taken = {id(each) for each in batch}
             self._waiting = [each for each in self._waiting if id(each) not in taken]
 

@@ -25,7 +25,11 @@ from reinforge.engine.token_batch import TokenBatch
 from reinforge.errors import ConfigError, Problem, describe_error, did_you_mean
 from reinforge.types.sample import LossSpec
 
-FAMILIES = ("reinforge.engine.losses.policy_gradient", "reinforge.engine.losses.preference")
+FAMILIES = (
+    "reinforge.engine.losses.policy_gradient",
+    "reinforge.engine.losses.preference",
+    "reinforge.engine.losses.distillation",
+)
 """Modules that register losses; imported on the first lookup."""
 
 

@@ -1,4 +1,4 @@
-"""Policy-gradient losses: advantage times a probability ratio that is clipped in one way or another.
+"""Policy-gradient losses: advantage times a probability ratio that is bounded in one way or another.
 
 Each loss defines the objective g_t of a token; all of them then return
 
@@ -189,6 +189,41 @@ def cispo(
     return LossOutput(_finish_loss(batch, logprobs_BT, gain_BT, metrics, **shared), metrics)
 
 
+@register_loss("sapo")
+def sapo(
+    batch: TokenBatch,
+    logprobs_BT: Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    **shared: Unpack[SharedParams],
+) -> LossOutput:
+    """Returns the policy-gradient loss with a soft gate instead of a clip (SAPO, arXiv:2511.20347, eq. 5, 6).
+
+    g_t = 4 / tau sigma(tau (r_t - 1)) A_t
+    with r_t = p(t) / p_old(t) and tau = tau_pos where A_t > 0, else tau_neg. Its gradient is that of r_t A_t times
+    4 p (1 - p) with p = sigma(tau (r_t - 1)), which is 1 at r_t = 1 and reported as `gate`.
+
+    Args:
+        batch: The tokens, with old log-probs and advantages.
+        logprobs_BT: log p of each trained token under the current weights.
+        tau_pos: Temperature of tokens with a positive advantage.
+        tau_neg: Temperature of the others.
+        shared: See `SharedParams`.
+
+    Raises:
+        ConfigError: kl_coef is set and the batch has no reference log-probs.
+    """
+    log_ratio_BT = _log_ratio(batch, logprobs_BT)
+    ratio_BT = log_ratio_BT.exp()
+    tau_BT = torch.where(batch.advantages > 0, tau_pos, tau_neg)
+    share_BT = torch.sigmoid(tau_BT * (ratio_BT - 1))
+    metrics = _ratio_metrics(ratio_BT, log_ratio_BT)
+    metrics["gate"] = (4 * share_BT * (1 - share_BT)).detach()
+    gain_BT = 4 / tau_BT * share_BT * batch.advantages
+    return LossOutput(_finish_loss(batch, logprobs_BT, gain_BT, metrics, **shared), metrics)
+
+
 def _log_ratio(batch: TokenBatch, logprobs_BT: Tensor) -> Tensor:
     """Returns log p / p_old of the trained tokens, `[B, T]`, 0 elsewhere."""
     return torch.where(batch.loss_mask, logprobs_BT - batch.old_logprobs, 0.0)
@@ -203,9 +238,14 @@ def _clip(
     return gain_BT, _ratio_metrics(ratio_BT, log_ratio_BT, gain_BT < ratio_BT * advantages_BT)
 
 
-def _ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, clipped_BT: Tensor) -> dict[str, Tensor]:
+def _ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, clipped_BT: Tensor | None = None) -> dict[str, Tensor]:
     ratio_BT, log_ratio_BT = ratio_BT.detach(), log_ratio_BT.detach()
-    return {"ratio": ratio_BT, "clip_fraction": clipped_BT.float(), "approx_kl": ratio_BT - 1 - log_ratio_BT}
+    metrics = {"ratio": ratio_BT, "approx_kl": ratio_BT - 1 - log_ratio_BT}
+    if clipped_BT is None:
+        return metrics
+    low_BT, high_BT = clipped_BT & (ratio_BT < 1), clipped_BT & (ratio_BT > 1)
+    fractions = {"clip_fraction": clipped_BT, "clip_fraction_low": low_BT, "clip_fraction_high": high_BT}
+    return {**metrics, **{name: fraction_BT.float() for name, fraction_BT in fractions.items()}}
 
 
 def _finish_loss(

@@ -24,6 +24,7 @@ from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.model.value_head import CRITIC_PREFIX, ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, group_pairs
+from reinforge.engine.training.kl_baseline import estimate_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer, log_skipped_step
@@ -78,6 +79,8 @@ class Learner(ScheduledOptimizer):
         critic: The value head, if the algorithm has one.
 
     Attributes:
+        stage: The stage of a pipeline that it trains; None: no stage has begun.
+        stage_version: Version of the weights that the stage began with; None: no stage has begun.
         micro_batch_tokens: Tokens per micro-batch; halved when memory runs out.
         stopping: Set from any thread to stop an update at the next micro-batch, with an error.
     """
@@ -95,10 +98,24 @@ class Learner(ScheduledOptimizer):
             parameters |= {f"{CRITIC_PREFIX}{name}": p for name, p in critic.named_parameters()}
         super().__init__(parameters, config.optimizer, config.schedule, config.critic)
         self.model, self.config, self.seed = model, config, seed
+        self.stage: str | None = None
+        self.stage_version: int | None = None
         self.stopping = threading.Event()
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks, self.critic = masks, critic
         self._checkpointed_layers = find_checkpointable_layers(model) if config.activation_checkpointing else None
+
+    def begin_stage(self, stage: str | None, config: PolicyConfig, version: int | None) -> None:
+        """Begins a stage of a pipeline: an optimizer without state, and the stage's schedule and batches.
+
+        Args:
+            stage: Its name; None: the run has not begun its first stage.
+            config: The policy with the stage's settings.
+            version: Version of the weights that it begins with.
+        """
+        self.stage, self.config, self.stage_version = stage, config, version
+        self.micro_batch_tokens = config.batch.micro_batch_tokens
+        self.configure(config.optimizer, config.schedule, config.critic)
 
     def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: JobProgress) -> UpdateReport:
         """Trains on the samples and returns a report.
@@ -231,6 +248,10 @@ class Learner(ScheduledOptimizer):
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
         step_loss, sums = 0.0, MetricSums()
+        kl_baseline = estimate_kl(self.model, samples, self.micro_batch_tokens, self.masks)
+        if kl_baseline is not None and not math.isfinite(kl_baseline):
+            log_skipped_step("the KL baseline is")
+            return None
         for indices in self._micro_batches(samples):
             if self.stopping.is_set():
                 raise EngineError("the engine is closed")
@@ -239,6 +260,7 @@ class Learner(ScheduledOptimizer):
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
             _set_deferred_logprobs([samples[i] for i in indices], batch, logprobs_BT)
+            batch.kl_baseline = kl_baseline
             output = as_loss_output(loss(batch, logprobs_BT))
             part = scale_loss(output, batch, token_weight, sample_weight)
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():

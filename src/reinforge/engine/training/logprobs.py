@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from reinforge.engine.model.causal_model import CausalModel
@@ -130,7 +131,8 @@ def _mask_removed(supports: BatchSupports, vocab_size: int) -> Tensor:
         used, places = indices.unique(return_inverse=True)
         shifts = torch.arange(8, dtype=torch.uint8, device=kept_m.device)
         removed = ((supports.masks[used][:, :, None] >> shifts) & 1 == 0).flatten(1)[:, :vocab_size]
-        removed_nV[rows] = removed[places]
+        missing = vocab_size - removed.shape[1]  # another model may have further tokens, such as a teacher's padding
+        removed_nV[rows] = pad(removed, (0, missing), value=True)[places]
     return removed_nV
 
 

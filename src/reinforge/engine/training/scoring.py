@@ -5,10 +5,11 @@ Runs in the sampler's thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks
@@ -44,6 +45,7 @@ class LogprobScorer:
     ):
         self.model, self.masks, self.max_tokens = model, masks, max_tokens
         self.keeps_reference, self.reference, self.critic = keeps_reference, reference, critic
+        self._adapters: dict[str, Tensor] | None = None  # those of the reference; None: it has no adapters
 
     def require(self, *, reference: bool, values: bool) -> None:
         """Checks that the engine has what is needed.
@@ -62,8 +64,30 @@ class LogprobScorer:
 
     def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns the same under the reference model."""
-        with nullcontext(self.reference) if self.reference else self.model.without_adapters() as reference:
+        with self._use_reference() as reference:
             return sample_logprobs(reference, samples, self.max_tokens, self.masks)
+
+    @torch.no_grad()
+    def take_reference(self) -> None:
+        """Makes the model's current weights those of the reference."""
+        if self.reference is None:
+            self._adapters = {name: p.detach().clone() for name, p in self.model.trained_parameters.items()}
+            return
+        current = dict(self.model.module.named_parameters())
+        for name, parameter in self.reference.module.named_parameters():
+            parameter.copy_(current[name])
+
+    @contextmanager
+    def _use_reference(self) -> Iterator[CausalModel]:
+        """Yields the reference: the frozen copy, or the model without its adapters, or with those of the reference."""
+        if self.reference is not None:
+            yield self.reference
+        elif self._adapters is None:
+            with self.model.without_adapters() as reference:
+                yield reference
+        else:
+            with replace_weights(self.model, self._adapters):
+                yield self.model
 
     def values(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns the critic's value before each trained token, `[T]` each, 0 elsewhere."""
@@ -81,7 +105,23 @@ class LogprobScorer:
             values: Add the critic's values.
             grad: Compute with gradient.
         """
-        context = self.model.without_adapters() if reference and self.reference is None else nullcontext()
-        with context, torch.set_grad_enabled(grad):
-            model = self.reference if reference and self.reference else self.model
+        with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):
             return score_replies(model, replies, self.max_tokens, self.masks, self.critic if values else None)
+
+
+@contextmanager
+def replace_weights(model: CausalModel, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Gives a model's trained parameters other weights, and afterwards their own again, bit by bit."""
+    parameters = model.trained_parameters
+    own = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    try:
+        _copy_weights(parameters, weights)
+        yield
+    finally:
+        _copy_weights(parameters, own)
+
+
+@torch.no_grad()
+def _copy_weights(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])

@@ -1,0 +1,49 @@
+"""Odds ratio preference optimisation (ORPO, arXiv:2403.07691, eq. 6 and 7): imitation and preference in one loss.
+
+    loss = -log P(y_w) - odds_ratio_coef log sigma(log odds(y_w) - log odds(y_l)),    odds = P / (1 - P)
+
+log P is the mean log-prob of a reply's tokens (eq. 2). The first term imitates the preferred reply, the second one
+makes the other reply less likely. There is no reference model.
+
+Differs from the paper: in a run the pairs are the policy's own samples, collected each epoch and ranked by reward;
+log-probs use the sampling temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from pydantic import Field
+
+from reinforge.algorithms.preference import PairConfig, ReferenceFreePreference
+from reinforge.interfaces import Builder
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import LossSpec
+
+
+class ORPOConfig(PairConfig, name="orpo"):
+    """Settings of ORPO."""
+
+    odds_ratio_coef: float = Field(
+        default=0.1,
+        gt=0,
+        description="Weight of the odds ratio next to the preferred reply's mean negative log-likelihood (the paper's "
+        "lambda, 0.1 to 0.25 there).",
+    )
+
+
+class ORPO(ReferenceFreePreference):
+    """Pairs of siblings; imitates the preferred one and lowers the odds of the other."""
+
+    config: ORPOConfig
+
+    def __init__(self, config: ORPOConfig | None = None):
+        super().__init__(config or ORPOConfig())
+        self.loss = LossSpec("orpo", {"odds_ratio_coef": self.config.odds_ratio_coef})
+        self.rejected_credit = -self.config.odds_ratio_coef
+
+
+@register_algorithm(config_type=ORPOConfig)
+async def orpo(config: ORPOConfig, builder: Builder) -> AsyncIterator[ORPO]:
+    """Yields ORPO."""
+    yield ORPO(config)

@@ -1,0 +1,55 @@
+"""Soft adaptive policy optimisation (SAPO, arXiv:2511.20347, eq. 5 and 6): a sigmoid gate instead of a clip.
+
+    loss = -f(r) A,    f(r) = 4 / tau sigma(tau (r - 1)),    tau = tau_pos if A > 0 else tau_neg
+
+At r = 1 the gradient is that of the unclipped ratio. It fades as the ratio moves away from 1 to either side, where a
+clip would end it at once: by 4 p (1 - p) with p = sigma(tau (r - 1)). Tokens of negative advantage fade sooner, because
+lowering one token raises all others of the vocabulary.
+
+Differs from the paper: `tis_cap`, `kl_coef` and `entropy_coef` can be set, as in `grpo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from pydantic import Field
+
+from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
+from reinforge.interfaces import Builder
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import LossSpec
+
+
+class SAPOConfig(PolicyGradientConfig, name="sapo"):
+    """Settings of SAPO; the defaults are the paper's."""
+
+    tau_pos: float = Field(
+        default=1.0, gt=0, description="Temperature of the gate where the advantage is positive; higher fades sooner."
+    )
+    tau_neg: float = Field(
+        default=1.05,
+        gt=0,
+        description="Temperature of the gate where the advantage is negative; at least tau_pos is stable.",
+    )
+    scale_rewards: Scale = True
+    kl_estimator: KlEstimator = "k3"
+
+
+class SAPO(PolicyGradient):
+    """Scaled group-relative advantages, softly gated policy gradient, mean over trajectories."""
+
+    config: SAPOConfig
+
+    def __init__(self, config: SAPOConfig | None = None):
+        super().__init__(config or SAPOConfig())
+
+    def build_loss(self) -> LossSpec:
+        """Returns SAPO's loss."""
+        return self.build_loss_spec("sapo", ["tau_pos", "tau_neg"])
+
+
+@register_algorithm(config_type=SAPOConfig)
+async def sapo(config: SAPOConfig, builder: Builder) -> AsyncIterator[SAPO]:
+    """Yields SAPO."""
+    yield SAPO(config)

@@ -1,0 +1,42 @@
+"""The baseline of KTO: how far the policy is from the reference, by replies to other prompts, over a whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.masks import AttentionMasks
+from reinforge.engine.training.logprobs import sample_logprobs
+from reinforge.errors import EngineError
+from reinforge.types.sample import TrainingSample
+
+
+def estimate_kl(
+    model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
+) -> float | None:
+    """Returns max(0, sum_s w_s d_s / sum_s w_s), d_s the sum over s.mismatched of log p / p_ref; None without any.
+
+    It covers the whole step, so it does not depend on micro-batches, and has no gradient.
+
+    Args:
+        model: The model, with the weights from before the step.
+        samples: The samples of the step; w_s are their weights.
+        max_tokens: Maximum tokens of a forward pass, padding included.
+        masks: Attention masks for shared prefixes; None: each sample is computed whole.
+
+    Raises:
+        EngineError: A mismatched sample has no reference log-probs.
+    """
+    pairs = [(sample.weight, sample.mismatched) for sample in samples if sample.mismatched is not None]
+    if not pairs:
+        return None
+    ratios = []
+    rows = sample_logprobs(model, [mismatched for _, mismatched in pairs], max_tokens, masks)
+    for (_, mismatched), logprobs in zip(pairs, rows, strict=True):
+        if mismatched.ref_logprobs is None:
+            raise EngineError("mismatched samples need ref_logprobs; score the samples with Needs(ref_logprobs=True)")
+        ratios.append(np.sum(logprobs - mismatched.ref_logprobs, where=mismatched.loss_mask, dtype=np.float64))
+    mean = np.average(ratios, weights=[weight for weight, _ in pairs])
+    return float(np.maximum(mean, 0.0))  # of NaN it is NaN, and the step is skipped
