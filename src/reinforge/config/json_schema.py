@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
-from reinforge.config.schema import Config
-from reinforge.config.sections import SECTIONS, SINGLES
+from reinforge.config.schema import Config, StageConfig
+from reinforge.config.sections import SECTIONS, SINGLES, STAGE_COMPONENTS
 from reinforge.registry import Component, Registry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,7 +28,7 @@ def build_config_schema(registry: Registry) -> dict[str, Any]:
     A variable (`${VAR}`) is allowed in place of any value when a file is loaded, but not by this schema.
     """
     components = [component for component in registry.components() if component.kind in _list_kinds()]
-    classes: list[type[BaseModel]] = list(dict.fromkeys([Config, *(c.config_type for c in components)]))
+    classes: list[type[BaseModel]] = list(dict.fromkeys([Config, StageConfig, *(c.config_type for c in components)]))
     by_class, whole = models_json_schema([(cls, "validation") for cls in classes], schema_generator=_LenientSchema)
     definitions: dict[str, Any] = whole.get("$defs", {})
     names = {cls: by_class[cls, "validation"]["$ref"].rpartition("/")[2] for cls in classes}
@@ -44,6 +44,10 @@ def build_config_schema(registry: Registry) -> dict[str, Any]:
         if path in SECTIONS:
             value = {"type": "object", "additionalProperties": value}
         block["properties"] = {**block["properties"], path[-1]: {**_copy_description(block, str(path[-1])), **value}}
+    stage = definitions[names[StageConfig]]
+    for key, kind in STAGE_COMPONENTS.items():
+        choice = {"oneOf": [*choices.get(kind, []), {"type": "null"}]}
+        stage["properties"][key] = {**_copy_description(stage, key), **choice}
     used = _find_used(root, definitions)
     return {"$schema": DIALECT, **root, "$defs": {name: definitions[name] for name in sorted(used)}}
 

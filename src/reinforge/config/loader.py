@@ -22,6 +22,7 @@ from reinforge.config.environment import expand
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.overrides import apply_override
 from reinforge.config.partial import build_partial
+from reinforge.config.pipeline import fill_in_stages
 from reinforge.config.problems import Validator
 from reinforge.config.references import check_references
 from reinforge.config.renamed_keys import rename_keys
@@ -148,6 +149,7 @@ def _validate(
         if isinstance(above, dict) and block[-1] in above and above[block[-1]] is None:
             del above[block[-1]]
     rename_keys(document, registry, placeholders)
+    fill_in_stages(document, placeholders)
     validator = Validator(document, placeholders, registry)
     blocks = _copy_data(document.data)
     types: dict[KeyPath, str] = {}

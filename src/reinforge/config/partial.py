@@ -22,12 +22,13 @@ from reinforge.config.schema import (
     DatasetConfig,
     EvaluatorConfig,
     LLMConfig,
+    TrackerConfig,
     TrainerAdapterConfig,
     TrainerConfig,
     TrajectoryBuilderConfig,
     WorkflowConfig,
 )
-from reinforge.config.sections import SECTIONS, SINGLES, iterate_components
+from reinforge.config.sections import SINGLES, find_kind, iterate_components
 from reinforge.registry import Registry, TypedConfig
 
 NEEDED: tuple[KeyPath, ...] = (("workflow",), ("eval", "general", "dataset"))
@@ -42,6 +43,7 @@ BASES: dict[str, type[TypedConfig]] = {
     "trainer_adapter": TrainerAdapterConfig,
     "trainer": TrainerConfig,
     "algorithm": AlgorithmConfig,
+    "tracker": TrackerConfig,
 }
 """What stands in for a component of which too little is valid, by kind; it has no `static_type`."""
 
@@ -102,7 +104,8 @@ def _copy(value: Any, path: KeyPath, reported: set[str], keep: frozenset[KeyPath
 
 def _make_stand_in(path: KeyPath, value: Any, reported: set[str], registry: Registry) -> TypedConfig:
     """Returns an instance with the settings that are valid; one without a type if they are not enough for its class."""
-    kind = SINGLES.get(path) or SECTIONS[path[:-1]]
+    kind = find_kind(path)
+    assert kind is not None  # `iterate_components` yielded the path
     if isinstance(value, TypedConfig):
         return value
     given = value if isinstance(value, dict) else {}

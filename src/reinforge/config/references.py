@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reinforge.config.document import Document, KeyPath, format_path
+from reinforge.config.sections import STAGES
 from reinforge.errors import did_you_mean
 
 FINETUNING = "finetuning"
@@ -51,6 +52,10 @@ def _references(document: Document) -> Iterator[tuple[KeyPath, str, KeyPath]]:
         name = document.get(path)
         if isinstance(name, str):
             yield path, name, section
+    for stage in _entries(document, STAGES):
+        name = document.get((*STAGES, stage, "trajectory_builder"))
+        if isinstance(name, str):
+            yield (*STAGES, stage, "trajectory_builder"), name, ("trajectory_builders",)
     guards = (FINETUNING, "gate", "guard_metrics")
     for name in _entries(document, guards):
         yield (*guards, name), name, EVALUATORS

@@ -8,18 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from reinforge.config.block import Block as Block
+from reinforge.config.guards import GuardsConfig
 from reinforge.registry import TypedConfig
 from reinforge.types.evaluation import MAX_SCORE
-from reinforge.types.key_aliases import ConfigModel
 
 PARTIAL = "partial"
 """Key of the validation context under which a configuration may lack required components; see `config/partial.py`."""
-
-
-class Block(ConfigModel):
-    """Base of the blocks; rejects unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class RewardFunctionConfig(Block):
@@ -69,6 +64,10 @@ class EvaluatorConfig(TypedConfig):
 
 class AlgorithmConfig(TypedConfig):
     """Base of every algorithm's configuration."""
+
+
+class TrackerConfig(TypedConfig):
+    """Base of every tracker's configuration."""
 
 
 class CurriculumLearningConfig(Block):
@@ -374,6 +373,23 @@ class SplitsConfig(Block):
         "id: each id is then an example of its own, also where rows differ in nothing else (the environment of an "
         "example is seeded by its id).",
     )
+    group_key: str | None = Field(
+        default="conversation",
+        description="Column whose equal values keep rows in one split, such as the conversation, the user or the "
+        "document that they come from; rows without it stand alone. Null: none.",
+    )
+    near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
+        default="warn",
+        description="What to do about questions of select or confirm that nearly repeat one of train: warn; group: put "
+        "them into one split; refuse to run; allow.",
+    )
+    near_duplicate_similarity: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="Similarity from which two questions are near-duplicates: the share of their runs of five words "
+        "that both have.",
+    )
 
 
 class GateConfig(Block):
@@ -470,6 +486,32 @@ class TranscriptsConfig(Block):
     )
 
 
+class StagePolicyConfig(Block):
+    """How a stage of a pipeline trains; keys that it leaves out are as in finetuning.policy."""
+
+    optimizer: OptimizerConfig | None = Field(default=None, description="Replaces keys of policy.optimizer.")
+    schedule: ScheduleConfig | None = Field(default=None, description="Replaces keys of policy.schedule.")
+    batch: BatchConfig | None = Field(default=None, description="Replaces keys of policy.batch.")
+
+
+class StageConfig(Block):
+    """One stage of a pipeline; what it leaves out is as in `finetuning`."""
+
+    num_epochs: int = Field(default=1, ge=1, description="Number of epochs of this stage.")
+    algorithm: Any = Field(
+        default=None, description="`_type` of an algorithm and its settings; null: finetuning.algorithm."
+    )
+    trajectory_builder: str | None = Field(
+        default=None, description="Name of an entry of trajectory_builders; null: finetuning.trajectory_builder."
+    )
+    dataset: str | None = Field(
+        default=None,
+        description="File with the training examples of this stage, such as demonstrations; null: those of the run. "
+        "Rows with the prompt or the conversation of a held-out example are left out.",
+    )
+    policy: StagePolicyConfig = Field(default_factory=StagePolicyConfig)
+
+
 class FinetuneConfig(Block):
     """What to train, with which reward, for how long."""
 
@@ -485,7 +527,17 @@ class FinetuneConfig(Block):
     )
     target_model: str | None = Field(default=None, description="Entry of llms (or model name) to train.")
     curriculum_learning: CurriculumLearningConfig = Field(default_factory=CurriculumLearningConfig)
-    num_epochs: int = Field(default=1, ge=1, description="Number of epochs; each collects episodes and trains on them.")
+    num_epochs: int = Field(
+        default=1,
+        ge=1,
+        description="Number of epochs; each collects episodes and trains on them. With a pipeline: the sum of those of "
+        "its stages.",
+    )
+    pipeline: dict[str, StageConfig] = Field(
+        default_factory=dict,
+        description="Stages by name, in their order; each trains the model of the stage before. Empty: one stage, with "
+        "the settings of `finetuning`.",
+    )
     output_dir: Path = Field(default=Path("./.reinforge/runs"), description="Folder that contains the run folders.")
     run_configuration: FinetuneRunConfig | None = Field(default=None, description="Set by the command line.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
@@ -496,6 +548,10 @@ class FinetuneConfig(Block):
     outcomes: OutcomesConfig = Field(default_factory=OutcomesConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transcripts: TranscriptsConfig = Field(default_factory=TranscriptsConfig)
+    guards: GuardsConfig = Field(default_factory=GuardsConfig)
+    trackers: dict[str, Any] = Field(
+        default_factory=dict, description="Dashboards that the metrics also go to, by name, each with a `_type`."
+    )
     seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
     deterministic: bool = Field(
         default=False,
@@ -503,6 +559,12 @@ class FinetuneConfig(Block):
         "prefill.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Device of the policy.")
+
+    @model_validator(mode="after")
+    def _count_epochs(self) -> FinetuneConfig:
+        if self.pipeline:
+            self.num_epochs = sum(stage.num_epochs for stage in self.pipeline.values())
+        return self
 
     @model_validator(mode="after")
     def _check_enabled(self, info: ValidationInfo) -> FinetuneConfig:

@@ -15,6 +15,7 @@ SECTIONS: dict[KeyPath, str] = {
     ("trajectory_builders",): "trajectory_builder",
     ("trainer_adapters",): "trainer_adapter",
     ("trainers",): "trainer",
+    ("finetuning", "trackers"): "tracker",
 }
 """Sections whose entries are components, with the kind of component."""
 
@@ -25,7 +26,11 @@ SINGLES: dict[KeyPath, str] = {
 }
 """Keys whose value is itself a component, with its kind."""
 
-BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("finetuning",))
+STAGES: KeyPath = ("finetuning", "pipeline")
+STAGE_COMPONENTS: dict[str, str] = {"algorithm": "algorithm"}
+"""Keys of a stage of a pipeline whose value is a component, with its kind."""
+
+BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("finetuning",), STAGES)
 """Keys for which null means the same as leaving them out: `functions:` with everything below it commented out."""
 
 
@@ -40,12 +45,24 @@ def iterate_components(document: Document) -> Iterator[tuple[KeyPath, str, Any]]
         value = document.get(path)
         if value is not None:
             yield path, kind, value
+    stages = document.get(STAGES)
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        for key, kind in STAGE_COMPONENTS.items() if isinstance(stage, dict) else ():
+            if stage.get(key) is not None:
+                yield (*STAGES, name, key), kind, stage[key]
+
+
+def find_kind(path: KeyPath) -> str | None:
+    """Returns the kind of the component at a path; None: there is none."""
+    if len(path) == len(STAGES) + 2 and path[: len(STAGES)] == STAGES:
+        return STAGE_COMPONENTS.get(str(path[-1]))
+    return SINGLES.get(path) or SECTIONS.get(path[:-1])
 
 
 def find_component(document: Document, path: KeyPath, registry: Registry) -> tuple[KeyPath, type[TypedConfig] | None]:
     """Returns the path and the class of the component that holds `path`; an empty path if none does."""
     for end in range(1, len(path)):
-        kind = SINGLES.get(path[:end]) or SECTIONS.get(path[: end - 1])
+        kind = find_kind(path[:end])
         value = document.get(path[:end]) if kind else None
         if kind and isinstance(value, dict):
             component = registry.find(kind, str(value.get("_type")))

@@ -74,7 +74,7 @@ def _list_settings() -> tuple[str, ...]:
     paths = _add_blocks(line.path for line in iterate_fields(Config))
     return tuple(
         sorted(
-            (path for path in paths if not path.startswith(SET_BY_CALLS)),
+            (path for path in paths if not path.startswith(SET_BY_CALLS) and ".NAME" not in path),
             key=lambda path: not path.startswith("finetuning."),
         )
     )

@@ -51,7 +51,7 @@ class DatasetTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="dataset"):
     reward_key: str | None = Field(
         default=None,
         description="Column with the reward of each row, for min_reward, pairs and the best of each prompt; null: "
-        "`reward` or `score`, if every row has a number there.",
+        "`reward` or `score`, if every row has a number there, or `label`, if every row has true or false there.",
     )
     train_on: Literal["all", "last"] = Field(
         default="all", description="all: every assistant message of a row; last: only the last one."
@@ -152,7 +152,8 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             fitting = await self._find_fitting_rows(rows, row_format)
             groups = row_format.group({id_: rows[id_] for id_ in fitting}, last_only=config.train_on == "last")
             self._groups = {group[0]: group for group in groups}
-        ids = select_epoch_examples(list(self._groups), config.examples_per_epoch, self.run_config.seed, epoch)
+        number = epoch - self.first_epoch
+        ids = select_epoch_examples(list(self._groups), config.examples_per_epoch, self.run_config.seed, number)
         return [
             await self._build_group(id_, {each: rows[each] for each in self._groups[id_]}, row_format) for id_ in ids
         ]
@@ -212,11 +213,12 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
                 episode.append(build_episode_item(message, logprobs=await policy.encode(request, written[place])))
             else:
                 episode.append(build_episode_item(message, trained=False))
+        label = {} if demonstration.label is None else {"label": demonstration.label}
         return Trajectory.model_construct(
             episode=episode,
             reward=demonstration.reward,
             shaped_rewards=None,
-            metadata={"generation": number},
+            metadata={"generation": number, **label},
             group_id=group_id,
             episode_id=episode_id,
             agent=None,

@@ -95,8 +95,9 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         if self.evaluation is None:
             return None
         config = self.trajectory_builder_config
+        number = epoch - self.first_epoch
         ids = select_epoch_examples(
-            self.evaluation.example_ids("train"), config.examples_per_epoch, self.run_config.seed, epoch
+            self.evaluation.example_ids("train"), config.examples_per_epoch, self.run_config.seed, number
         )
         return CollectionPlan(tuple(ids), config.num_generations, max(1, len(set(self.policies.values()))))
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.algorithms.expert_iteration import ExpertIteration
+from reinforge.algorithms.kto import KTO
 from reinforge.algorithms.preference import Preference
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
 from reinforge.errors import Problem
-from reinforge.evaluation.demonstrations import REWARD_KEYS, RowFormat, find_unrewarded
+from reinforge.evaluation.demonstrations import LABEL, REWARD_KEYS, RowFormat, find_unlabelled, find_unrewarded
 from reinforge.evaluation.rows import RowProblems
 from reinforge.interfaces import Algorithm
 
@@ -23,16 +24,19 @@ def refuse_algorithm(algorithm: Algorithm, rows: RowFormat) -> list[Problem]:
     name = type(algorithm).__name__
     if not algorithm.offline:
         message = f"{name} needs the sampler's log-prob of each token, but the tokens of a dataset were not sampled"
-        fix = "use `_type: sft`, dpo or ipo, or run the agent with the trajectory builder `_type: group`"
+        fix = "use `_type: sft`, dpo or kto, or run the agent with the trajectory builder `_type: group`"
         return [
             Problem(PATH, message, f"{fix}; if your own algorithm does not need log-probs, set its `offline = True`")
         ]
-    if isinstance(algorithm, SFT) and algorithm.config.min_reward is None and rows.has_rewards and not rows.reward_key:
+    if isinstance(algorithm, SFT) and algorithm.config.min_reward is None and rows.marks_bad_replies:
         what = "rejected replies" if rows.is_paired else "replies with the label false"
         message = f"the rows have the shape {rows.shape}, so sft would also train on the {what}"
         return [Problem(f"{PATH}.min_reward", message, "set min_reward: 0.5 to leave them out (their reward is 0)")]
     if rows.has_rewards:
         return []
+    if isinstance(algorithm, KTO):
+        message = f"{name} learns from good and bad replies, but the rows do not say which are good"
+        return [Problem(PATH, message, f"use rows of prompt/completion/label; or {ADD_REWARDS}; or `_type: sft`")]
     if _get_floor(algorithm) is not None:
         setting = "reward_threshold" if isinstance(algorithm, ExpertIteration) else "min_reward"
         message = "the rows carry no reward to compare with it, so every row would be trained"
@@ -60,6 +64,11 @@ def refuse_rewards(algorithm: Algorithm, rewards: Sequence[Sequence[float]]) -> 
     """
     name, floor = type(algorithm).__name__, _get_floor(algorithm)
     highest = max(map(max, rewards))
+    if isinstance(algorithm, KTO):
+        threshold = algorithm.config.threshold
+        message = f"no row is good: the highest reward is {highest:g} (a label counts as 0 or 1), below {threshold:g}"
+        fix = "add good replies, or lower it"
+        return [] if highest >= threshold else [Problem(f"{PATH}.threshold", message, fix)]
     if floor is not None:
         if highest >= floor:
             return []
@@ -92,15 +101,33 @@ def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[
         rows: Rows that do not say themselves which replies are good.
         locations: Location of each.
     """
+    unlabelled = find_unlabelled(rows)
     missing = {key: find_unrewarded(rows, key) for key in REWARD_KEYS}
     present = [key for key, indices in missing.items() if len(indices) < len(rows)]
     if len(present) > 1:
         message = f"the rows have numbers in {' and '.join(present)}; one of them is the reward"
         return [Problem("reward_key", message, f"set reward_key: {present[0]}, or reward_key: {present[1]}")]
+    if not present and len(unlabelled) < len(rows):
+        return find_missing_labels(rows, locations)
     found = RowProblems()
     for key in present:
         for index in missing[key]:
             found.add(locations[index], f'no number in the field "{key}"; other rows have one, so every row needs it')
+    return found.first
+
+
+def find_missing_labels(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
+    """Returns which rows have no thumb, for an algorithm that learns from thumbs.
+
+    Args:
+        rows: The rows.
+        locations: Location of each.
+    """
+    found, unlabelled = RowProblems(), find_unlabelled(rows)
+    several = "; other rows have one, so every row needs it" if len(unlabelled) < len(rows) else ""
+    fix = "leave these rows out; `reinforge data import --rated` does so" if several else "add label: true or false"
+    for index in unlabelled:
+        found.add(locations[index], f'no true or false in the field "{LABEL}"{several}', fix)
     return found.first
 
 

@@ -19,9 +19,12 @@ from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import Registry
 from reinforge.runs.trial_folder import find_obstacle
+from reinforge.trainer.guards.precautions import find_warnings
 from reinforge.trainer.options import RunOptions
+from reinforge.trainer.setup.attempts import Attempts
+from reinforge.trainer.setup.comparisons import find_compared_parts
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.prepare import Attempts, build_parts, effective_settings, require_enabled, try_build_parts
+from reinforge.trainer.setup.prepare import build_parts, effective_settings, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
 CHECKPOINTS_KEPT = 3
@@ -132,6 +135,16 @@ async def check_config(
             evaluators = {name: made for name, made in parts.evaluators.items() if made is not None}
             report.rewards = await _try_rewards(evaluators, parts.splits["train"][:num_samples])
             report.notes += _find_reward_notes(report.rewards, parts.reward_metric)
+            held_out = list(parts.held_out_evaluators or {})
+            trains_on_reward = parts.trajectory_builder is None or parts.trajectory_builder.rewards_are_scores
+            warnings = find_warnings(
+                loaded.config.finetuning,
+                parts.splits,
+                parts.reward_metric,
+                held_out,
+                trains_on_reward=trains_on_reward,
+            )
+            report.notes += [event.text for event in warnings]
     if (obstacle := find_obstacle(Path(loaded.config.finetuning.output_dir))) is not None:
         report.problems.append(_report_obstacle(loaded, obstacle))
     report.disk = _measure_disk(loaded, free_bytes)
@@ -174,6 +187,8 @@ async def _try_rewards(evaluators: Mapping[str, Evaluator], items: list[EvalInpu
     tried = []
     for item in items:
         for name, evaluator in evaluators.items():
+            if item.expected_output_obj is None and find_compared_parts(name, evaluators):
+                continue  # it compares two answers, and there is only an empty one
             expected = await _score_output(evaluator, item, item.expected_output_obj)
             tried.append(RewardSample(str(item.id), name, expected, await _score_output(evaluator, item, "")))
     return tried

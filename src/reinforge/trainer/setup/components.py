@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from reinforge.algorithms.grpo import GRPOConfig
+from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
+from reinforge.config.pipeline import PipelineStage, list_stages
 from reinforge.config.schema import Config
 from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error, did_you_mean
 from reinforge.interfaces import (
@@ -20,6 +23,7 @@ from reinforge.interfaces import (
     DatasetLoader,
     Evaluator,
     PolicyServer,
+    Tracker,
     Trainer,
     TrainerAdapter,
     TrajectoryBuilder,
@@ -45,6 +49,7 @@ class ComponentBuilder:
         makes_models: False: a bundled model is looked up but not made, for validation alone.
 
     Attributes:
+        making_s: Seconds that bundled models took, which are made on first use and then kept.
         replaced_adapter: What serves the policy in place of the configured trainer adapter; None: nothing does.
     """
 
@@ -52,6 +57,7 @@ class ComponentBuilder:
         self.loaded, self.registry, self.makes_models = loaded, registry or REGISTRY, makes_models
         self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
+        self.making_s = 0.0
         self._adapter: TrainerAdapter | None = None
         self.replaced_adapter: TrainerAdapter | None = None
         self._validation: ComponentBuilder | None = None
@@ -147,9 +153,9 @@ class ComponentBuilder:
         """Returns an evaluator."""
         return await self._make("evaluator", f"eval.evaluators.{name}", self.config.eval.evaluators[name])
 
-    async def get_trajectory_builder(self, name: str) -> TrajectoryBuilder:
-        """Returns a trajectory builder."""
-        return await self._section("trajectory_builder", "trajectory_builders", name)
+    async def get_trajectory_builder(self, name: str, stage: str = "") -> TrajectoryBuilder:
+        """Returns a trajectory builder; each stage of a pipeline has its own."""
+        return await self._section("trajectory_builder", "trajectory_builders", name, stage)
 
     async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
         """Returns a trainer adapter; `llms.<name>._type: policy` resolves to its policy."""
@@ -164,8 +170,26 @@ class ComponentBuilder:
         """Returns a trainer."""
         return await self._section("trainer", "trainers", name)
 
+    async def get_tracker(self, name: str) -> Tracker:
+        """Returns a tracker."""
+        return await self._make("tracker", f"finetuning.trackers.{name}", self.config.finetuning.trackers[name])
+
     async def get_algorithm(self) -> Algorithm:
-        """Returns the run's algorithm; GRPO with its defaults if none is configured."""
+        """Returns the run's algorithm, which is that of its stages if it has a pipeline."""
+        stages = list_stages(self.config.finetuning)
+        if not stages:
+            return await self._get_own_algorithm()
+        return StagedAlgorithm([(stage.first, await self.get_stage_algorithm(stage)) for stage in stages])
+
+    async def get_stage_algorithm(self, stage: PipelineStage) -> Algorithm:
+        """Returns the algorithm of a stage: its own, or else that of `finetuning`."""
+        config = stage.settings.algorithm
+        if config is None:
+            return await self._get_own_algorithm()
+        return await self._make("algorithm", f"{stage.path}.algorithm", config)
+
+    async def _get_own_algorithm(self) -> Algorithm:
+        """Returns the algorithm of `finetuning`; GRPO with its defaults if none is configured."""
         config = self.config.finetuning
         if config.algorithm is None:  # the default is written into the resolved configuration
             config.algorithm = GRPOConfig()
@@ -198,17 +222,20 @@ class ComponentBuilder:
         component = self.registry.get("model", name, path)
         if not self.makes_models:
             return model
-        return str(await self._make("model", path, component.config_type(), name=name, key=name))
+        started = time.monotonic()
+        folder = str(await self._make("model", path, component.config_type(), name=name, key=name))
+        self.making_s += time.monotonic() - started
+        return folder
 
     def policy(self) -> PolicyServer | None:
         """Returns the policy server of the trainer adapter; None before it is initialized, or if it serves none."""
         return self._adapter.policy() if self._adapter is not None else None
 
-    async def _section(self, kind: str, section: str, name: str) -> Any:
+    async def _section(self, kind: str, section: str, name: str, key: str = "") -> Any:
         entries = getattr(self.config, section)
         if name not in entries:
             raise ConfigError(f'{section}: no entry "{name}"; it has {", ".join(entries) or "no entries"}')
-        return await self._make(kind, f"{section}.{name}", entries[name])
+        return await self._make(kind, f"{section}.{name}", entries[name], key=key)
 
     async def _make(self, kind: str, path: str, config: TypedConfig, *, name: str | None = None, key: str = "") -> Any:
         """Returns a component, built once for each kind, path and key."""

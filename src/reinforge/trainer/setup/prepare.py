@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig, SamplingConfig
+from reinforge.config.pipeline import list_stages
+from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig, PolicyConfig, SamplingConfig
 from reinforge.engine.learning_rate import describe_learning_rate
 from reinforge.engine.model.source import describe_source
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.weighted import Weighted
-from reinforge.evaluation.splits import split_examples
+from reinforge.evaluation.splits import find_clusters, split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.files import to_json
-from reinforge.interfaces import Algorithm, ChatModel, Evaluator, Trainer, TrainerAdapter, TrajectoryBuilder
+from reinforge.interfaces import (
+    Algorithm,
+    ChatModel,
+    DatasetLoader,
+    Evaluator,
+    Tracker,
+    Trainer,
+    TrainerAdapter,
+    TrajectoryBuilder,
+)
 from reinforge.rollout.models.llms import PolicyLLM, find_served_entries
 from reinforge.rollout.runner import choose_llm
+from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
 from reinforge.trainer.gate import describe_power
+from reinforge.trainer.guards.precautions import refuse_repetitions
+from reinforge.trainer.setup.attempts import Attempts
+from reinforge.trainer.setup.comparisons import describe_comparisons, find_comparison_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.run_settings import validate_run_settings
+from reinforge.trainer.setup.stages import build_stages, check_pipeline, describe_stages
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.sample import Needs
 from reinforge.types.workflow import BoundWorkflow
@@ -41,6 +57,7 @@ class Parts:
         evaluators: By name.
         held_out_evaluators: By name, for `select` and `confirm`; the same unless the validation file has its own.
         shape: Detected shape of the dataset's rows; None if the loader does not report it.
+        trackers: By name.
     """
 
     config: FinetuneConfig
@@ -54,6 +71,7 @@ class Parts:
     trajectory_builder: TrajectoryBuilder
     trainer: Trainer
     shape: str | None = None
+    trackers: dict[str, Tracker] = field(default_factory=dict)
 
     @property
     def reward_metric(self) -> str:
@@ -74,34 +92,6 @@ class Parts:
     def gate_metric(self) -> str:
         """The evaluator of the verdict."""
         return self.config.gate.metric or self.reward_metric
-
-
-class Attempts:
-    """Runs one attempt after the other and collects the problems of all.
-
-    Args:
-        locate: Adds file and line to a problem.
-    """
-
-    def __init__(self, locate: Callable[[Problem], Problem]) -> None:
-        self.locate, self.problems = locate, list[Problem]()
-
-    async def __call__(self, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Returns the result of `make`, or None after a `ConfigError`."""
-        try:
-            return await make()
-        except ConfigError as error:
-            self.add(error.problems)
-            return None
-
-    def add(self, problems: Iterable[Problem]) -> None:
-        """Adds problems found in another way."""
-        self.problems += map(self.locate, problems)
-
-    def raise_if_any(self) -> None:
-        """Raises one `ConfigError` with all problems so far."""
-        if self.problems:
-            raise ConfigError(self.problems)
 
 
 def require_enabled(loaded: LoadedConfig) -> None:
@@ -158,19 +148,17 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     if validation is not None:
         held_out = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators, attempt))
     algorithm = await attempt(builder.get_algorithm)
-    trajectory_builder = await _get_named(attempt, builder.get_trajectory_builder, config.trajectory_builder)
     dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
+    trajectory_builder: Any = await _get_trajectory_builder(builder, algorithm, splits, dataset, attempt)
+    if splits:  # by now with the examples of each stage
+        attempt.add(refuse_repetitions(splits, config.splits))
     is_known = _knows_agent(builder.config)
-    if trajectory_builder is not None and algorithm is not None and is_known:
-        row_locations = getattr(dataset, "row_locations", {})
-        examples = splits["train"] if splits else []
-        found = trajectory_builder.validate(builder.config, algorithm, examples, row_locations)
-        path = f"trajectory_builders.{config.trajectory_builder}"
-        attempt.add(builder.locate(problem, path) for problem in found)
     trainer = await _get_named(attempt, builder.get_trainer, config.trainer)
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
         attempt.raise_if_any()  # making a bundled model takes time: first be sure that the run can start
     adapter = await _get_named(attempt, builder.get_trainer_adapter, config.trainer_adapter)
+    if config.pipeline:
+        attempt.add(check_pipeline(builder, adapter))
     if adapter is not None:
         attempt.add(adapter.validate(config))
         needs_llm = trajectory_builder is not None and trajectory_builder.requires_policy_llm
@@ -179,11 +167,44 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
         if not can_serve_policy(adapter):
             attempt.add(_refuse_policy_llm(builder.config, adapter))
             attempt.add(_refuse_sampling(config))
+    compared = find_comparison_problems(builder.config, evaluators, held_out or {}, splits or {}, trajectory_builder)
+    reported = {problem.path for problem in attempt.problems}
+    attempt.add([problem for problem in compared if problem.path not in reported])
     llms = await build_llms(builder, workflow, attempt)
     shape = getattr(dataset, "shape", None)
+    trackers = {name: await attempt(partial(builder.get_tracker, name)) for name in config.trackers}
     return Parts(
-        config, workflow, splits, llms, evaluators, held_out, algorithm, adapter, trajectory_builder, trainer, shape
+        config,
+        workflow,
+        splits,
+        llms,
+        evaluators,
+        held_out,
+        algorithm,
+        adapter,
+        trajectory_builder,
+        trainer,
+        shape,
+        trackers,
     )
+
+
+async def _get_trajectory_builder(
+    builder: ComponentBuilder,
+    algorithm: Algorithm | None,
+    splits: dict[str, list[EvalInputItem]] | None,
+    dataset: DatasetLoader | None,
+    attempt: Attempts,
+) -> TrajectoryBuilder | None:
+    """Returns the validated trajectory builder, or that of the stages of a pipeline; None: it cannot be built."""
+    name, row_locations = builder.config.finetuning.trajectory_builder, getattr(dataset, "row_locations", {})
+    if builder.config.finetuning.pipeline:
+        return await build_stages(builder, splits, row_locations, attempt, is_known=_knows_agent(builder.config))
+    made: TrajectoryBuilder | None = await _get_named(attempt, builder.get_trajectory_builder, name)
+    if made is not None and algorithm is not None and _knows_agent(builder.config):
+        found = made.validate(builder.config, algorithm, splits["train"] if splits else [], row_locations)
+        attempt.add(builder.locate(problem, f"trajectory_builders.{name}") for problem in found)
+    return made
 
 
 def _knows_agent(config: Config) -> bool:
@@ -303,7 +324,6 @@ def require_policy_llm(config: Config) -> list[Problem]:
 def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     """Returns the effective settings to print: name and value, in the order of the loop."""
     config = parts.config
-    settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
     of_backend = parts.adapter.effective_settings(config)
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
     adapters: dict[str, list[str]] = {}
@@ -312,8 +332,6 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
             adapters.setdefault(llm.adapter, []).append(name)
     file = config.run_configuration.validation_config_file if config.run_configuration else None
     validated = f"with {', '.join(parts.held_out_evaluators)} on the examples of {file}" if file else None
-    algorithm = getattr(parts.algorithm, "config", None)
-    chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
     return [
         ("agent", parts.workflow.source),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
@@ -322,15 +340,45 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
         *([("validate", validated)] if validated else []),
         ("reward", f"{parts.reward_metric}; the verdict uses {parts.gate_metric}"),
-        ("verdict", describe_power(config.gate, len(parts.splits["confirm"]))),
-        (
-            "collect",
-            _format_settings(settings.model_dump(exclude={"reward"})) if settings else "",
-        ),
+        *([("compares", compared)] if (compared := _describe_comparisons(parts)) else []),
+        ("verdict", _describe_verdict(parts)),
+        *([("trackers", _describe_trackers(config))] if config.trackers else []),
+        *(_describe_training(parts)),
         ("sampling", _describe_sampling(parts)),
-        ("algorithm", f"{type(parts.algorithm).__name__}: {_format_settings(chosen)}"),
         *(_training_settings(parts) if of_backend is None else of_backend),
     ]
+
+
+def _describe_training(parts: Parts) -> list[tuple[str, str]]:
+    """Returns the effective settings of collection and algorithm, or of each stage of a pipeline."""
+    if isinstance(parts.trajectory_builder, StagedTrajectoryBuilder):
+        return describe_stages(parts.trajectory_builder.parts, parts.splits)
+    settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
+    algorithm = getattr(parts.algorithm, "config", None)
+    chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
+    return [
+        ("collect", _format_settings(settings.model_dump(exclude={"reward"})) if settings else ""),
+        ("algorithm", f"{type(parts.algorithm).__name__}: {_format_settings(chosen)}"),
+    ]
+
+
+def _describe_comparisons(parts: Parts) -> str | None:
+    return describe_comparisons(parts.evaluators, parts.held_out_evaluators, parts.reward_metric)
+
+
+def _describe_verdict(parts: Parts) -> str:
+    """Returns how small an improvement the verdict can show; a conversation counts once."""
+    items, config = parts.splits["confirm"], parts.config
+    clusters = find_clusters(items, config.splits.group_key)
+    num_clusters = len(items) - len(clusters) + len(set(clusters.values()))
+    return describe_power(config.gate, len(items), num_clusters)
+
+
+def _describe_trackers(config: FinetuneConfig) -> str:
+    """Returns `board: tensorboard; team: wandb (https://api.wandb.ai)`."""
+    urls = {name: getattr(tracker, "url", "") for name, tracker in config.trackers.items()}
+    types = {name: f"{name}: {tracker.static_type}" for name, tracker in config.trackers.items()}
+    return "; ".join(f"{text} ({urls[name]})" if urls[name] else text for name, text in types.items())
 
 
 def _describe_sampling(parts: Parts) -> str:
@@ -351,19 +399,30 @@ def _training_settings(parts: Parts) -> list[tuple[str, str]]:
 def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
     """Returns the effective settings of the embedded engine."""
     config = parts.config
-    optimizer, batch = config.policy.optimizer, config.policy.batch
-    steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
     model = getattr(parts.adapter, "model", None)  # the folder of a bundled model
     policy = config.policy.model_copy(update={"model": model}) if model else config.policy
-    rate = describe_learning_rate(policy, getattr(parts.algorithm, "loss", None))
+    stages = list_stages(config)
+    optimizers = [
+        (f"optimizer {stage.name}", _describe_optimizer(stage.complete_policy(policy), parts.algorithm, stage.first))
+        for stage in stages
+    ]
     return [
         *([("model", describe_source(policy))] if policy.model is not None else []),
         *([("critic", _describe_critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
-        ("optimizer", f"{optimizer.name}, lr {rate}, {config.policy.schedule.name}, {steps}"),
+        *(optimizers or [("optimizer", _describe_optimizer(policy, parts.algorithm))]),
         *([("dtype", "auto: measured when the run starts")] if config.policy.dtype == "auto" else []),
         *([("memory", memory)] if (memory := _describe_memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
+
+
+def _describe_optimizer(policy: PolicyConfig, algorithm: Algorithm, epoch: int = 0) -> str:
+    """Returns optimizer, learning rate, schedule and steps of a policy whose algorithm is that of an epoch."""
+    batch = policy.batch
+    loss = algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else getattr(algorithm, "loss", None)
+    steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
+    rate = describe_learning_rate(policy, loss)
+    return f"{policy.optimizer.name}, lr {rate}, {policy.schedule.name}, {steps}"
 
 
 def _describe_memory(config: FinetuneConfig) -> str:

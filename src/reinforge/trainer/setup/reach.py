@@ -223,8 +223,9 @@ def _iterate_hosts(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
             yield format_path(path), model, _find_url(model)
             continue
         url = getattr(type(model), "url", None)
-        if isinstance(url, property):  # a block that makes it from host and port
-            yield format_path(path), model, str(url.__get__(model))
+        if isinstance(url, property):  # a block that makes it from other settings; empty: it calls nothing
+            if made := str(url.__get__(model)):
+                yield format_path(path), model, made
             continue
         for name in type(model).model_fields:
             value = getattr(model, name)

@@ -35,15 +35,26 @@ def validate_run_settings(run: FinetuneRunConfig, workflow: object = None) -> li
 def shrink_for_smoke(config: Config) -> None:
     """Turns a configuration into the smallest run that does everything once: `--smoke`.
 
-    One epoch, two examples, the smallest group, one optimizer step, one sample; nothing is mocked.
+    One epoch (of each stage of a pipeline), two examples, the smallest group, one optimizer step, one sample; nothing
+    is mocked.
     """
     finetuning: FinetuneConfig = config.finetuning
-    finetuning.num_epochs = 1
+    for stage in finetuning.pipeline.values():
+        stage.num_epochs = 1
+        if stage.policy.batch is not None:
+            stage.policy.batch.steps_per_job = stage.policy.batch.num_iterations = 1
+    finetuning.num_epochs = max(1, len(finetuning.pipeline))
     finetuning.policy.batch.steps_per_job = finetuning.policy.batch.num_iterations = 1
     finetuning.gate.num_samples = 1
     finetuning.limits.max_refills, finetuning.limits.min_groups = MAX_REFILLS, 1 / NUM_EXAMPLES
     finetuning.limits.max_empty_updates = 1
-    builder = config.trajectory_builders[str(finetuning.trajectory_builder)]
+    own = (each.trajectory_builder for each in finetuning.pipeline.values())
+    for name in {str(finetuning.trajectory_builder), *(str(name) for name in own if name is not None)}:
+        _shrink_builder(config.trajectory_builders[name])
+
+
+def _shrink_builder(builder: Any) -> None:
+    """Makes a trajectory builder collect as little as it can."""
     fields = type(builder).model_fields
     if "num_generations" in fields:
         least = [getattr(bound, "ge", 0) or 0 for bound in fields["num_generations"].metadata]

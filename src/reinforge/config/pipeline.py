@@ -1,0 +1,118 @@
+"""The stages of a run: which epochs belong to which, and the settings of each.
+
+    finetuning:
+      num_epochs: (5)                       the sum
+      pipeline:
+        sft:     {num_epochs: 2, ...}       epochs 0 and 1
+        distill: {num_epochs: 3, ...}       epochs 2 to 4
+
+A block that a stage writes is completed from the same block of `finetuning`, before it is validated:
+`policy.optimizer: {name: sgd, learning_rate: 0.1}` and a stage's `{learning_rate: 0.01}` -> `{name: sgd, learning_rate:
+0.01}`. The resolved configuration of a run therefore spells out what each stage uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reinforge.config.document import Document, KeyPath
+from reinforge.config.schema import FinetuneConfig, PolicyConfig, StageConfig
+from reinforge.config.sections import STAGES
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+POLICY: KeyPath = ("finetuning", "policy")
+NUM_EPOCHS: KeyPath = ("finetuning", "num_epochs")
+POLICY_BLOCKS = ("optimizer", "schedule", "batch")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """One stage of a run's pipeline.
+
+    Attributes:
+        name: Its name.
+        first: Its first epoch.
+        settings: Its own settings.
+    """
+
+    name: str
+    first: int
+    settings: StageConfig
+
+    @property
+    def last(self) -> int:
+        """Its last epoch."""
+        return self.first + self.settings.num_epochs - 1
+
+    @property
+    def path(self) -> str:
+        """Its path in the configuration."""
+        return ".".join((*map(str, STAGES), self.name))
+
+    def complete_policy(self, policy: PolicyConfig) -> PolicyConfig:
+        """Returns the run's policy with the optimizer, the schedule and the batches of the stage."""
+        own = {name: getattr(self.settings.policy, name) for name in POLICY_BLOCKS}
+        return policy.model_copy(update={name: block for name, block in own.items() if block is not None})
+
+
+def list_stages(config: FinetuneConfig) -> list[PipelineStage]:
+    """Returns the stages of a run, in their order; none without a pipeline."""
+    stages, first = list[PipelineStage](), 0
+    for name, settings in config.pipeline.items():
+        stages.append(PipelineStage(name, first, settings))
+        first += settings.num_epochs
+    return stages
+
+
+def find_stage(config: FinetuneConfig, epoch: int) -> PipelineStage | None:
+    """Returns the stage that an epoch belongs to; None without a pipeline."""
+    return choose_stage(list_stages(config), epoch)
+
+
+def choose_stage(stages: Sequence[PipelineStage], epoch: int) -> PipelineStage | None:
+    """Returns the stage that an epoch belongs to; epochs after the last stage belong to it."""
+    return next((stage for stage in stages if epoch <= stage.last), stages[-1] if stages else None)
+
+
+def fill_in_stages(document: Document, placeholders: dict[KeyPath, str]) -> None:
+    """Completes the blocks of each stage from those of `finetuning`, and reports a number of epochs that is not theirs.
+
+    Args:
+        document: Changed in place.
+        placeholders: Text with `${VAR}` by path; copied with the values.
+    """
+    stages = document.get(STAGES)
+    if not isinstance(stages, dict):
+        return
+    for name in stages:
+        if not NAME.fullmatch(str(name)):
+            message = f"{ascii(name)[:60]} is no name of a stage"
+            document.report((*STAGES, name), message, "use up to 40 letters, digits, - and _")
+        for block in POLICY_BLOCKS:
+            _complete(document, (*POLICY, block), (*STAGES, name, "policy", block), placeholders)
+    counts: list[Any] = [stage.get("num_epochs", 1) if isinstance(stage, dict) else None for stage in stages.values()]
+    given = document.get(NUM_EPOCHS)
+    is_set_by_stage = any(isinstance(document.marks.get((*STAGES, name, "num_epochs")), str) for name in stages)
+    if given is not None and is_set_by_stage and not isinstance(document.marks.get(NUM_EPOCHS), str):
+        del document.data["finetuning"]["num_epochs"]  # `-o` on top of a file that has the sum, as that of a run
+        return
+    if given is not None and counts and all(isinstance(count, int) for count in counts) and given != sum(counts):
+        listed = " + ".join(map(str, counts))
+        message = f"is {given}, but the stages of the pipeline have {listed} epochs"
+        document.report(NUM_EPOCHS, message, f"leave it out, or write {sum(counts)}")
+
+
+def _complete(document: Document, source: KeyPath, target: KeyPath, placeholders: dict[KeyPath, str]) -> None:
+    """Copies the keys that only `source` has into `target`, with the place and the text that each was written with."""
+    given, written = document.get(source), document.get(target)
+    if not isinstance(given, dict) or not isinstance(written, dict):
+        return
+    for key in given.keys() - written.keys():
+        written[key] = given[key]
+        if (*source, key) in document.marks:
+            document.marks[*target, key] = document.marks[*source, key]
+        if (*source, key) in placeholders:
+            placeholders[*target, key] = placeholders[*source, key]

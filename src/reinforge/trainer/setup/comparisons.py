@@ -1,0 +1,97 @@
+"""Validates and describes evaluators that compare answers with each other, such as `relative_judge`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reinforge.config.schema import Config
+from reinforge.errors import Problem
+from reinforge.evaluation.evaluators.pairwise_judge import ExpectedPairwiseJudge
+from reinforge.evaluation.evaluators.weighted import Weighted
+from reinforge.interfaces import Evaluator, GroupEvaluator, TrajectoryBuilder
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder
+from reinforge.types.evaluation import EvalInputItem
+
+HELD_OUT = ("select", "confirm")
+
+Evaluators = Mapping[str, Evaluator | None]
+Splits = Mapping[str, Sequence[EvalInputItem]]
+
+
+def find_comparison_problems(
+    config: Config, evaluators: Evaluators, held_out: Evaluators, splits: Splits, builder: TrajectoryBuilder | None
+) -> list[Problem]:
+    """Returns why evaluators that compare answers would have nothing to compare.
+
+    Args:
+        config: The whole configuration.
+        evaluators: Evaluators by name; None for one that cannot be built.
+        held_out: Those of `select` and `confirm`.
+        splits: Examples by split.
+        builder: The trajectory builder; None: it cannot be built.
+    """
+    problems = _find_missing_answers(evaluators, splits.get("train", []), all_of=False)
+    problems += _find_missing_answers(
+        held_out, [item for name in HELD_OUT for item in splits.get(name, [])], all_of=True
+    )
+    reward = config.finetuning.reward_function
+    if reward is None or not (compared := find_compared_parts(reward.name, evaluators)):
+        return list({problem.path: problem for problem in problems}.values())
+    names = " and ".join(compared)
+    if isinstance(builder, GroupTrajectoryBuilder) and builder.num_generations < 2:
+        path = f"trajectory_builders.{config.finetuning.trajectory_builder}.num_generations"
+        message = f"the reward {names} compares the siblings of a group, but each example has one episode"
+        problems.append(Problem(path, message, "use at least 2; 4 to 8 are usual"))
+    if isinstance(evaluators.get(reward.name), GroupEvaluator) and config.finetuning.curriculum_learning.enabled:
+        path = "finetuning.curriculum_learning.enabled"
+        message = f"the mean of {names} is 0.5 in every group, so it does not tell easy examples from hard ones"
+        problems.append(Problem(path, message, "set it to false, or use a reward that scores each answer by itself"))
+    return list({problem.path: problem for problem in problems}.values())
+
+
+def find_compared_parts(name: str, evaluators: Evaluators) -> list[str]:
+    """Returns the evaluators that compare answers: this one, or the parts of it if it is `weighted`."""
+    evaluator = evaluators.get(name)
+    if isinstance(evaluator, Weighted):
+        return [found for part in evaluator.weights for found in find_compared_parts(part, evaluators)]
+    return [name] if isinstance(evaluator, GroupEvaluator) else []
+
+
+def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: str) -> str | None:
+    """Returns, for the settings that a run prints, what its reward is compared with; None: nothing.
+
+    Args:
+        evaluators: Evaluators by name.
+        held_out: Those of `select` and `confirm`.
+        metric: The evaluator that is the reward.
+    """
+    compared = find_compared_parts(metric, evaluators)
+    if not compared:
+        return None
+    found = [held_out.get(name) for name in compared]
+    with_base = any(isinstance(each, GroupEvaluator) and each.reference == "base" for each in found)
+    reference = "the base model's answers (0.5: as good as before)" if with_base else "the expected answers"
+    return (
+        f"{' and '.join(compared)} compares siblings, so its mean over a group is always 0.5; validations and the "
+        f"verdict compare with {reference}"
+    )
+
+
+def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem], *, all_of: bool) -> list[Problem]:
+    """Returns the problem of examples without the expected answer that an evaluator compares with.
+
+    Args:
+        evaluators: Evaluators by name.
+        items: The examples that they score.
+        all_of: Also for the evaluators that compare siblings in training and use expected answers on held-out examples.
+    """
+    without = [item for item in items if item.expected_output_obj is None]
+    problems = []
+    for name, each in evaluators.items():
+        by_reference = all_of and isinstance(each, GroupEvaluator) and each.reference == "expected"
+        if without and (by_reference or isinstance(each, ExpectedPairwiseJudge)):
+            key = "reference" if by_reference else "against"
+            message = f"{len(without)} of {len(items)} examples have no expected answer, such as {without[0].id}"
+            fix = "add them, or use `reference: base`" if by_reference else "add them, or use `against: siblings`"
+            problems.append(Problem(f"eval.evaluators.{name}.{key}", message, fix))
+    return problems

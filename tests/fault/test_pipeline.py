@@ -1,0 +1,90 @@
+"""The borders of a pipeline's stages: a run that is killed there ends as if undisturbed, and the checks see it.
+
+`test_kill_methods.py` kills a pipeline at every crash point.
+"""
+
+import json
+
+import pytest
+
+from tests.fault import mutations
+from tests.fault.conftest import METHODS
+from tests.fault.kit import KILLED, damaged, differences
+
+PIPELINE = METHODS["pipeline"]
+IN_THE_SECOND_STAGE = "batch.sealed:4"
+"""Its second epoch is collected and its first is trained: the optimizer comes from a checkpoint of this stage."""
+
+
+def test_both_stages_train_with_their_own_optimizer(finished):
+    """Stage sft: two jobs of two steps with AdamW; stage grpo begins anew, with RMSprop."""
+    run = finished(PIPELINE).run
+    states = [json.loads(path.read_text()) for path in sorted(run.glob("checkpoints/*/training/state.json"))]
+    assert [(state["stage"], state["num_steps"]) for state in (states[0], states[-1])] == [(None, 0), ("grpo", 4)]
+    rows = [json.loads(line) for line in (run / "training_metrics.jsonl").read_text().splitlines()]
+    assert [(row["stage"], row["lr"]) for row in rows] == [("sft", 0.01)] * 2 + [("grpo", 0.001)] * 2
+
+
+@pytest.mark.parametrize(
+    "site",
+    [
+        "ckpt.after_rename:3",  # the first stage's last weights are on disk, and the journal does not know it
+        pytest.param("publish.before:2", marks=pytest.mark.fault),
+        pytest.param("batch.sealed:3", marks=pytest.mark.fault),
+        pytest.param("step.after_optim:5", marks=pytest.mark.fault),
+        IN_THE_SECOND_STAGE,
+    ],
+)
+def test_a_kill_at_the_border_of_two_stages(make_toy, finished, site):
+    toy = make_toy(PIPELINE)
+    assert toy.start(crash_at=site).wait() == KILLED
+    assert damaged(toy.run) == []
+    child = toy.resume()
+    assert child.wait() == 0, child.said
+    assert differences(toy.run, finished(PIPELINE).run) == []
+
+
+@pytest.mark.parametrize(
+    ("site", "mutation"),
+    [
+        (IN_THE_SECOND_STAGE, mutations.forget_the_stage),
+        pytest.param(IN_THE_SECOND_STAGE, mutations.forget_the_reference, marks=pytest.mark.fault),
+        pytest.param("batch.sealed:3", mutations.keep_the_optimizer_between_stages, marks=pytest.mark.fault),
+    ],
+)
+def test_what_is_not_restored_makes_a_difference(make_toy, finished, site, mutation):
+    """Mutation check: a checkpoint that does not say its stage, a resume without the stage's reference for the KL, a
+    stage that goes on with the optimizer of the one before."""
+    toy = make_toy(PIPELINE).end_after(site, mutation=mutation)
+    found = differences(toy.run, finished(PIPELINE).run)
+    assert "model.safetensors" in found
+    assert "optimizer.safetensors" in found
+
+
+@pytest.mark.parametrize(
+    ("mutation", "can_resume"),
+    [(None, True), pytest.param(mutations.forget_where_stages_begin, False, marks=pytest.mark.fault)],
+)
+def test_the_model_that_a_stage_began_with_is_kept(make_toy, mutation, can_resume):
+    """It is neither the best (the demonstrations teach no vowels) nor the newest, but the reference of the KL."""
+    toy = make_toy(PIPELINE)
+    told = ({"prompt": f"tell {number}", "completion": "xyz"} for number in range(12))
+    toy.write("told.jsonl", "".join(json.dumps(row) + "\n" for row in told))
+    assert toy.start(crash_at=IN_THE_SECOND_STAGE, mutation=mutation).wait() == KILLED
+    assert (toy.run / "checkpoints/step-000002").is_dir() == can_resume
+    child = toy.resume()
+    assert (child.wait() == 0) == can_resume, child.said
+    assert ("the reference of the stage grpo is missing" in child.said) != can_resume
+
+
+def test_a_damaged_model_that_a_stage_began_with_is_no_reference(make_toy):
+    """One flipped bit of the weights that the KL is measured from: the stage does not go on with them."""
+    toy = make_toy(PIPELINE)
+    assert toy.start(crash_at=IN_THE_SECOND_STAGE).wait() == KILLED
+    weights = toy.run / "checkpoints/step-000002/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    child = toy.resume()
+    assert child.wait() != 0
+    assert "the reference of the stage grpo is missing: the checkpoint of version 2" in child.said
