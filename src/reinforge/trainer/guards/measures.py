@@ -1,0 +1,202 @@
+"""The figures that the guards watch, from the metrics of the epochs and the validations.
+
+A measure returns None where its figure is not known: such an epoch neither counts nor starts the count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reinforge.config.guards import GuardLimits, GuardsConfig
+from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
+
+SOLVED = 0.9
+"""From this mean reward on, groups without signal are more likely solved than too hard."""
+LEARNING_RATE = "finetuning.policy.optimizer.learning_rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a guard measured at one epoch.
+
+    Attributes:
+        value: The figure.
+        is_beyond: It is beyond the limit.
+        text: What was found and what to do, as sentences.
+    """
+
+    value: float
+    is_beyond: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class History:
+    """A run up to one epoch.
+
+    Attributes:
+        epochs: The metrics of the epochs, the last one at the end.
+        validations: The validations up to the last epoch, the baseline first.
+        held_out: Metrics apart from the reward that must not get worse.
+        is_relative: The reward compares siblings, so the mean of a training reward says nothing.
+    """
+
+    epochs: Sequence[EpochMetrics]
+    validations: Sequence[ValidationRow]
+    held_out: Sequence[str] = ()
+    is_relative: bool = False
+
+    @property
+    def last(self) -> EpochMetrics:
+        """The metrics of the last epoch."""
+        return self.epochs[-1]
+
+    @property
+    def baseline(self) -> ValidationRow | None:
+        """The validation before training."""
+        return next((row for row in self.validations if row.epoch == BASELINE), None)
+
+    @property
+    def validation(self) -> ValidationRow | None:
+        """The validation after the last epoch; None: there was none."""
+        return next((row for row in self.validations if row.epoch == self.last.epoch), None)
+
+    def up_to(self, number: int) -> History:
+        """Returns the history up to and including the epoch with this index among `epochs`."""
+        epochs = self.epochs[: number + 1]
+        validations = [row for row in self.validations if row.epoch <= epochs[-1].epoch]
+        return History(epochs, validations, self.held_out, self.is_relative)
+
+
+Measure = Callable[[History, float], Measurement | None]
+
+
+def measure_train_select_gap(history: History, limit: float) -> Measurement | None:
+    """Returns how much more the training reward has risen than that on `select`.
+
+    Training 0.2 -> 0.8, select 0.3 -> 0.4: (0.8 - 0.2) - (0.4 - 0.3) = 0.5. It is beyond the limit only if it is above
+    0 at the near ends of both 95 % intervals too.
+    """
+    first = next((row for row in history.epochs if row.avg_reward is not None), None)
+    base, select, train = history.baseline, history.validation, history.last
+    if first is None or base is None or select is None or history.is_relative:
+        return None
+    if first.avg_reward is None or train.avg_reward is None or base.avg_reward is None or select.avg_reward is None:
+        return None
+    rise, held_out_rise = train.avg_reward - first.avg_reward, select.avg_reward - base.avg_reward
+    gap = rise - held_out_rise
+    low = train.avg_reward if train.ci_low is None else train.ci_low
+    high = select.avg_reward if select.ci_high is None else select.ci_high
+    is_certain = (low - first.avg_reward) - (high - base.avg_reward) > 0
+    text = (
+        f"since the start the training reward has changed by {rise:+.3f}, but the reward on the select examples by "
+        f"only {held_out_rise:+.3f}: the model learns its training examples, or a weakness of the reward there, and "
+        f"little that carries over. Use more training examples or fewer epochs, lower {LEARNING_RATE}, or keep the "
+        "model nearer to the base with the algorithm's kl_coef"
+    )
+    return Measurement(gap, gap > limit and is_certain, text)
+
+
+def measure_held_out_drop(history: History, limit: float) -> Measurement | None:
+    """Returns the largest drop of a held-out metric on `select` since the baseline; 0.9 -> 0.7 is 0.2."""
+    base, select = history.baseline, history.validation
+    if base is None or select is None:
+        return None
+    found: list[tuple[float, bool, str]] = []
+    for name in history.held_out:
+        before, after = base.metrics.get(name), select.metrics.get(name)
+        if before is None or after is None:
+            continue
+        summary = select.summaries.get(name)
+        high = summary.ci_high if summary is not None and summary.ci_high is not None else after
+        found.append((before - after, before - after > limit and high < before, name))
+    if not found:
+        return None
+    drop, is_beyond, name = max(found, key=lambda each: (each[1], each[0]))
+    rises = base.avg_reward is not None and select.avg_reward is not None and select.avg_reward > base.avg_reward
+    meanwhile = "the reward has risen" if rises else "the reward has not risen either"
+    cause = (
+        "the model may have found answers that the reward likes and that are not good. Read the best episodes of the "
+        "report, correct the reward, or make this metric a part of it (`_type: weighted`)"
+        if rises
+        else f"training makes the model worse. Lower {LEARNING_RATE}, or look at the training data"
+    )
+    text = f"on the select examples {name} has fallen by {drop:.3f} since the start, while {meanwhile}: {cause}"
+    return Measurement(drop, is_beyond, text)
+
+
+def measure_length_growth(history: History, limit: float) -> Measurement | None:
+    """Returns the mean number of sampled tokens of an episode as a multiple of that of the first epoch."""
+    first = next((row.completion_tokens for row in history.epochs if row.completion_tokens), None)
+    now, share = history.last.completion_tokens, history.last.clipped_share
+    if first is None or now is None:
+        return None
+    cut = f"; {share:.0%} of the episodes have a reply that was cut off" if share else ""
+    text = (
+        f"an episode has {now:,.0f} sampled tokens on average, {now / first:.1f} times as many as in the first "
+        f"epoch ({first:,.0f}){cut}: longer answers may earn more reward without being better, and they cost time. "
+        "Look at the longest episodes, let the reward count length, or lower the agent's max_tokens"
+    )
+    return Measurement(now / first, now / first > limit, text)
+
+
+def measure_no_signal(history: History, limit: float) -> Measurement | None:
+    """Returns the share of the groups whose rewards are equal or nearly so; 19 of 20 groups is 0.95."""
+    row = history.last
+    if not row.num_groups or row.num_groups_zero_variance is None or row.avg_reward is None:
+        return None
+    num_without = row.num_groups_zero_variance + (row.num_groups_low_spread or 0)
+    share = num_without / row.num_groups
+    head = f"{num_without} of {row.num_groups} groups have equal rewards, so nothing is learned from them: "
+    text = head + (
+        f"with a mean reward of {row.avg_reward:.2f} the examples are nearly solved. Stop here, or use harder ones"
+        if row.avg_reward >= SOLVED
+        else "use easier or more varied examples, larger groups (num_generations), a higher "
+        "finetuning.sampling.temperature, or a reward that counts partial success"
+    )
+    return Measurement(share, share > limit, text)
+
+
+def measure_entropy(history: History, limit: float) -> Measurement | None:
+    """Returns the mean entropy of the trained tokens in nats; 0 means that the model always samples the same."""
+    value = history.last.job.get("entropy")
+    if not isinstance(value, int | float) or history.last.avg_reward is None:
+        return None
+    text = (
+        f"the entropy of the trained tokens is {value:.4f} nats: the model always samples the same replies, so groups "
+        f"have no differences to learn from. Train again with a lower {LEARNING_RATE}, or set the algorithm's "
+        "entropy_coef or a larger clip_high"
+    )
+    return Measurement(float(value), value < limit, text)
+
+
+def measure_mismatch(history: History, limit: float) -> Measurement | None:
+    """Returns KL(sampler, learner) of the job's tokens in nats a token; that of the canary if the job has none."""
+    job = history.last.job
+    value = job.get("mismatch_kl", job.get("canary_k3"))
+    if not isinstance(value, int | float):
+        return None
+    text = (
+        f"the learner's log-probs differ from those that the sampler reported by a KL divergence of {value:.4f} nats a "
+        "token: what is trained is not what was sampled. Sample and train in the same precision "
+        "(finetuning.policy.dtype: float32), and check that the server serves the weights of this run"
+    )
+    return Measurement(float(value), value > limit, text)
+
+
+MEASURES: dict[str, Measure] = {
+    "train_select_gap": measure_train_select_gap,
+    "held_out_drop": measure_held_out_drop,
+    "length_growth": measure_length_growth,
+    "no_signal": measure_no_signal,
+    "entropy": measure_entropy,
+    "mismatch": measure_mismatch,
+}
+"""By the name of the guard in `finetuning.guards`."""
+
+
+def list_guards(config: GuardsConfig) -> dict[str, GuardLimits]:
+    """Returns the guards that are on, by name."""
+    guards = {name: getattr(config, name) for name in MEASURES}
+    return {name: limits for name, limits in guards.items() if limits.limit is not None}

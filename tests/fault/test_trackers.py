@@ -1,0 +1,70 @@
+"""A run that is killed and resumed has each of its points on a dashboard once."""
+
+import json
+
+import pytest
+
+from tests.fault.kit import TASK
+from tests.trackers import read_mlflow, read_tensorboard, read_trackio, read_wandb
+
+SITES = ("batch.sealed:3", "export.mid")
+REAL = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "trackio": "trackio", "wandb": "wandb"}
+LONG = [pytest.param(name, marks=pytest.mark.fault) for name in ("mlflow", "trackio", "wandb")]
+
+
+def settings(name, folder):
+    if name == "mlflow":
+        return {"_type": name, "tracking_uri": (folder / "mlruns").as_uri()}
+    return {"_type": name, **({"mode": "offline"} if name == "wandb" else {})}
+
+
+def read(name, toy):
+    [[key]] = toy.rows_of("SELECT value FROM run WHERE key = 'tracking_key'")
+    if name == "tensorboard":
+        return read_tensorboard(toy.run / "tensorboard")
+    if name == "wandb":
+        return read_wandb(toy.run / "wandb")
+    if name == "trackio":
+        with pytest.MonkeyPatch.context() as patch:  # the module may have been imported before
+            patch.setattr("trackio.sqlite_storage.TRACKIO_DIR", toy.folder / "trackio")
+            return read_trackio("reinforge", json.loads(key))
+    return read_mlflow((toy.folder / "mlruns").as_uri(), json.loads(key))
+
+
+def expected_rewards(toy):
+    """Returns the reward of each epoch as its points should show it; each epoch makes two optimizer steps."""
+    rows = json.loads((toy.run / "reward_history.json").read_text())
+    return {2 * (row["epoch"] + 1): pytest.approx(row["avg_reward"], abs=1e-6) for row in rows}
+
+
+@pytest.fixture
+def tracked(make_toy, monkeypatch):
+    """Returns a toy with one tracker; what it kept outside the run folder is in the toy's folder."""
+
+    def make(name):
+        pytest.importorskip(REAL[name])
+        toy = make_toy()
+        toy.set("finetuning.trackers", {"board": settings(name, toy.folder)})
+        variables = {"TRACKIO_DIR": str(toy.folder / "trackio"), "MLFLOW_ALLOW_FILE_STORE": "true"}
+        toy.write(
+            "task.py", TASK + f"os.environ.update({variables})\n"
+        )  # for the processes of the toy, and for this one
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        return toy
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["tensorboard", *LONG])
+def test_a_killed_run_has_each_point_once(tracked, name):
+    toy = tracked(name).end_after(*SITES)
+    points = read(name, toy)
+    assert len({(metric, step) for metric, step, _ in points}) == len(points)
+    rewards, expected = (
+        {step: value for metric, step, value in points if metric == "reward/mean"},
+        expected_rewards(toy),
+    )
+    if name == "wandb":  # its own process writes, so it may lose what was sent just before the kill
+        expected = {step: expected[step] for step in rewards}
+    assert rewards == expected
