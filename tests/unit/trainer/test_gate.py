@@ -29,6 +29,10 @@ def test_power_is_told_with_its_assumption():
         "quarter of the examples, with the margin 0.02)"
     )
     assert describe_power(GateConfig(), 1) == "1 confirm example: fewer than 6 can never show an improvement"
+    of_few = describe_power(GateConfig(), 100, 20)
+    assert of_few.startswith("100 confirm examples of 20 conversations cannot show less than ±0.24 (")
+    few = "100 confirm examples of 5 conversations: fewer than 6 can never show an improvement"
+    assert describe_power(GateConfig(), 100, 5) == few
 
 
 def test_missing_examples_are_told_with_the_commonest_reason():
@@ -184,3 +188,38 @@ def test_guards_do_not_excuse_a_reward_that_did_not_improve():
 
 def test_verdict_without_a_look_needs_only_its_reason():
     assert Verdict(None, "no confirm examples").guards == []
+
+
+def test_examples_of_one_conversation_do_not_count_as_many():
+    base, tuned = [0] * 40, [1] * 8 + [0] * 32
+    assert judge(report(base), report(tuned)).promoted is True
+    clusters = {f"e{n}": str(n // 8) for n in range(40)}  # all that changed is one of five conversations
+    verdict = decide(GateConfig(), "wins", report(base), report(tuned), clusters=clusters)
+    assert verdict.promoted is False
+    assert "over 5 clusters" in verdict.improvement.method
+    assert verdict.changes[0].improvement == verdict.improvement, "the table of the evaluators says the same"
+
+
+def test_a_guard_counts_conversations_too():
+    gate, before, after = GateConfig(guard_metrics={"safe": 0.2}), report(HALF, safe=[1] * 40), [0] * 4 + [1] * 36
+    clusters = {f"e{n}": str(n // 5) for n in range(40)}
+    assert decide(gate, "wins", before, report(BETTER, safe=after)).promoted is True
+    verdict = decide(gate, "wins", before, report(BETTER, safe=after), clusters=clusters)
+    assert verdict.promoted is False
+    assert "may have dropped by more than 0.2" in verdict.reason
+
+
+def test_a_single_conversation_is_no_verdict():
+    clusters = {f"e{n}": "c" for n in range(40)}
+    verdict = decide(GateConfig(), "wins", report(HALF), report(BETTER), clusters=clusters)
+    assert verdict.promoted is None
+    assert "the 40 examples are of one conversation" in verdict.reason
+
+
+def test_too_few_conversations_are_told_as_the_reason():
+    clusters = {f"e{n}": str(n // 8) for n in range(40)}
+    tuned = [1 if n % 8 < 6 else 0 for n in range(39)] + [1]  # all five conversations improve, not all alike
+    verdict = decide(GateConfig(), "wins", report([0] * 40), report(tuned), clusters=clusters)
+    assert verdict.improvement.ci_low > 0
+    assert verdict.promoted is False
+    assert verdict.reason.endswith("at most 0.05; fewer than 6 conversations can never reach that")

@@ -6,6 +6,8 @@ import pytest
 
 from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
+from reinforge.algorithms.kto import KTO
+from reinforge.algorithms.orpo import ORPO
 from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import Config, FinetuneConfig
@@ -68,6 +70,9 @@ REFUSED = [
         "finetuning.algorithm.min_reward",
         "no row reaches 0.5; the highest reward is 0.4",
     ),
+    (ORPO(), PLAIN, "finetuning.algorithm", "ORPO learns from pairs of a better and a worse reply"),
+    (KTO(), PLAIN, "finetuning.algorithm", "KTO learns from good and bad replies, but the rows do not say which"),
+    (KTO(), [row("q", label=False)], "finetuning.algorithm.threshold", "no row is good: the highest reward is 0"),
     (GOOD, [row("q", score=1, reward=1)], "reward_key", "the rows have numbers in reward and score"),
     (GOOD, [row("q", score=1), row("r")], "", 'no number in the field "score"; other rows have one'),
     (
@@ -99,6 +104,8 @@ def test_an_algorithm_that_would_learn_something_else_is_refused_with_a_fix(algo
         (BEST, SIBLINGS),
         (DPO(), SIBLINGS),
         (DPO(), [row("q", label=True), row("q", label=False)]),
+        (KTO(), [row("q", label=True), row("r", label=False)]),
+        (KTO(), SINGLE),
     ],
 )
 def test_rows_that_an_algorithm_can_learn_from_are_accepted(algorithm, rows):
@@ -166,3 +173,39 @@ async def test_without_their_rewards_all_rows_would_be_trained(monkeypatch):
     assert [len(GOOD.select_trajectories(group.trajectories)) for group in await build(SIBLINGS)] == [1, 1]
     monkeypatch.setattr(demonstrations, "_read_reward", lambda row, key: 1.0)
     assert [len(GOOD.select_trajectories(group.trajectories)) for group in await build(SIBLINGS)] == [2, 1]
+
+
+def thumbed(prompt, **columns):
+    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": "a"}], **columns}
+
+
+THUMBS = [thumbed("q", label=True), thumbed("r", label=False), thumbed("q", label=False)]
+
+
+@pytest.mark.parametrize("algorithm", [GOOD, FLOOR, BEST, KTO(), DPO()])
+def test_thumbs_of_conversations_are_enough_for(algorithm):
+    assert validate(algorithm, THUMBS) == ([], [])
+
+
+@pytest.mark.parametrize("rows", [THUMBS, [thumbed("q", label=False), thumbed("r")]])
+def test_sft_would_train_on_replies_with_thumbs_down(rows):
+    [problem], _ = validate(SFT(), rows)
+    assert problem.path == "finetuning.algorithm.min_reward"
+    assert "so sft would also train on the replies with the label false" in problem.message
+
+
+@pytest.mark.parametrize("algorithm", [GOOD, FLOOR, KTO(), DPO()])
+def test_a_row_without_a_thumb_is_named_where_thumbs_are_the_reward(algorithm):
+    [problem], _ = validate(algorithm, [*THUMBS, thumbed("s")])
+    assert problem.location == "row 4"
+    assert problem.message == 'no true or false in the field "label"; other rows have one, so every row needs it'
+    assert "reinforge data import --rated" in problem.fix
+
+
+async def test_the_label_reaches_the_trajectory():
+    builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(), lambda: Tokenizes())
+    row_format = demonstrations.detect_format(THUMBS)
+    group = await builder._build_group("g", {"0": THUMBS[0], "1": THUMBS[1]}, row_format)
+    assert [(each.reward, each.metadata["label"]) for each in group] == [(1.0, True), (0.0, False)]
+    [plain] = await builder._build_group("g", {"0": thumbed("q")}, demonstrations.RowFormat("messages"))
+    assert plain.metadata == {"generation": 0}

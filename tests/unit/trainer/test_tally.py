@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reinforge.trainer.tally import EpisodeTally
-from reinforge.types.episode import EpisodeKey, EpisodeRecord
-from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.trajectory import Outcome
 
 
@@ -63,3 +64,35 @@ def test_an_agent_that_forgot_to_return_is_named_with_its_line():
     assert tally(0, 0, 0, 0).describe_none_outputs("agent (task.py:3)") is None
     failed = tally(None, None, None, None, outcome=Outcome.JUDGE_ERROR, output=None)
     assert failed.describe_none_outputs("agent (task.py:3)") is not None, "the evaluator could not score None"
+
+
+def test_figures_of_the_scored_episodes_do_not_depend_on_their_order():
+    def call(num_tokens, finish_reason="stop"):
+        reply = ModelReply({"role": "assistant", "content": ""}, finish_reason, None, num_completion_tokens=num_tokens)
+        return ModelCall("c", "agent", "m", ModelRequest([]), reply, (), 0.0, 0.0)
+
+    def episode(number, reward, *calls, outcome=Outcome.OK, **scores):
+        item = EvalInputItem(id=number, input_obj="q", expected_output_obj=None, output_obj="", full_dataset_entry={})
+        scored = {name: EvalOutputItem(id=number, score=score, reasoning=None) for name, score in scores.items()}
+        key = EpisodeKey("collect", 0, str(number), 0)
+        return EpisodeRecord(key, item, outcome, reward=reward, calls=list(calls), scores=scored)
+
+    records = [
+        episode(0, 0.0, call(4), call(6), correct=0, style=0.1),
+        episode(1, 1.0, call(20, "length"), correct=1, style=None),
+        episode(2, 0.5, call(30), correct=1, style=0.3),
+        episode(3, None, call(99), outcome=Outcome.TIMEOUT),
+    ]
+    counted, reversed_ = EpisodeTally(), EpisodeTally()
+    for one, other in zip(records, records[::-1], strict=True):
+        counted.add(one)
+        reversed_.add(other)
+    found = counted.summarize()
+    assert found == reversed_.summarize()
+    assert found == {
+        "reward_std": pytest.approx((1 / 6) ** 0.5),
+        "completion_tokens": 20.0,
+        "clipped_share": pytest.approx(1 / 3),
+        "scores": {"correct": pytest.approx(2 / 3), "style": pytest.approx(0.2)},
+    }
+    assert EpisodeTally().summarize() == {}

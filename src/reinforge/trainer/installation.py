@@ -1,0 +1,217 @@
+"""Whether this installation can run reinforge: packages, their versions, devices, memory, disk, locks.
+
+Each check says what was found, and what to do about what is broken. `reinforge.tasks.self_test` then trains.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reinforge.engine.packages import INSTALL, check_packages, import_engine
+from reinforge.errors import ReinforgeError
+from reinforge.files import home
+from reinforge.registry import REGISTRY, Registry
+from reinforge.runs.trial_folder import find_obstacle
+from reinforge.trainer.setup.check import free_disk_bytes
+from reinforge.version import __version__
+
+State = Literal["ok", "warning", "broken"]
+
+GIB = 2**30
+MIN_FREE = GIB
+"""With less free space on a disk, the checkpoints of even a small run may not fit."""
+_REQUIREMENT = re.compile(
+    r'^(?P<name>[\w.-]+)(?:\[[^]]*\])?(?P<versions>[^;]*)(?:;.*extra == [\'"](?P<extra>[\w-]+)[\'"])?'
+)
+_PART = re.compile(r"(?P<operator>>=|<=|==|!=|<|>|~=)\s*(?P<version>[\d.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationCheck:
+    """The result of one check.
+
+    Attributes:
+        name: What was checked.
+        state: `warning`: reinforge works, but something will not.
+        text: What was found.
+        fix: What to do; empty where nothing is wrong.
+    """
+
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+
+
+def check_installation(
+    output_dir: Path,
+    *,
+    registry: Registry | None = None,
+    free_bytes: Callable[[Path], int] = free_disk_bytes,
+    find_version: Callable[[str], str | None] | None = None,
+) -> list[InstallationCheck]:
+    """Returns every check of this installation, in the order in which problems should be solved.
+
+    Args:
+        output_dir: The folder of the run folders.
+        registry: Component types, with the errors of plugins; None: those that are installed.
+        free_bytes: Returns the free bytes on a folder's disk.
+        find_version: Returns the version of an installed package, or None; None: asks Python.
+    """
+    find = find_version or _find_version
+    packages = check_required(importlib.metadata.requires("reinforge") or [], find)
+    engine = check_engine()
+    devices = check_devices() if engine.state == "ok" else []
+    return [
+        InstallationCheck("reinforge", "ok", f"{__version__} on {_describe_python()}"),
+        *packages,
+        engine,
+        *check_components(registry or REGISTRY),
+        *devices,
+        *check_folders({"runs": output_dir, "cache": home()}, free_bytes),
+    ]
+
+
+def _describe_python() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_required(requirements: Sequence[str], find_version: Callable[[str], str | None]) -> list[InstallationCheck]:
+    """Returns whether the required packages are there in versions that fit, and which extras are complete.
+
+    Example: ["click>=8.1", 'peft>=0.18; extra == "train"'] with click 7 -> broken: click 7 is installed, >=8.1 needed.
+
+    Args:
+        requirements: As in the metadata of a package.
+        find_version: Returns the version of an installed package, or None.
+    """
+    problems, fixes = [], []
+    extras: dict[str, list[str]] = {}
+    for requirement in requirements:
+        match = _REQUIREMENT.match(requirement.strip())
+        if match is None or match["name"].lower() == "reinforge":
+            continue
+        name, versions, extra = match["name"], match["versions"].strip(" ()"), match["extra"]
+        found = find_version(name)
+        if extra is not None:
+            extras.setdefault(extra, [])
+        if found is None and extra is not None:
+            extras[extra].append(name)
+        elif found is None:
+            problems.append(f"{name} is not installed")
+            fixes.append(f'"{name}{versions}"')
+        elif not fits(found, versions):
+            problems.append(f"{name} {found} is installed, but {versions} is needed")
+            fixes.append(f'"{name}{versions}"')
+    checks = [
+        InstallationCheck("packages", "broken", "; ".join(problems), f"pip install {' '.join(fixes)}")
+        if problems
+        else InstallationCheck("packages", "ok", "all required packages are installed in versions that fit")
+    ]
+    shown = {name: missing for name, missing in extras.items() if name not in ("all", "dev", "bench")}
+    texts = [name if not missing else f"{name} (no {', '.join(missing)})" for name, missing in sorted(shown.items())]
+    if texts:
+        checks.append(InstallationCheck("extras", "ok", ", ".join(texts)))
+    return checks
+
+
+def fits(version: str, wanted: str) -> bool:
+    """Returns False if a version is outside a range; parts of versions that are no numbers are ignored.
+
+    Example: fits("2.13.0+cpu", ">=2.10,<2.16") -> True; fits("3.0", ">=2.10,<2.16") -> False.
+    """
+    found = _parse_version(version)
+    for part in _PART.finditer(wanted):
+        limit = _parse_version(part["version"])
+        width = max(len(found), len(limit))
+        a, b = (numbers + (0,) * (width - len(numbers)) for numbers in (found, limit))
+        is_met = {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, "<": a < b, ">": a > b}
+        if not is_met.get(part["operator"], a >= b):
+            return False
+    return True
+
+
+def _parse_version(version: str) -> tuple[int, ...]:
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release is not None else ()
+
+
+def check_engine() -> InstallationCheck:
+    """Returns whether the packages that run a model are installed and can be imported."""
+    if problems := check_packages():
+        return InstallationCheck("engine", "broken", problems[0].message, problems[0].fix)
+    try:
+        import_engine()
+    except ReinforgeError as error:
+        message, _, fix = str(error).partition("\n    fix: ")
+        return InstallationCheck("engine", "broken", message, fix or INSTALL)
+    from reinforge.engine.device_trial import describe_torch  # imports torch, as the engine has
+
+    return InstallationCheck("engine", "ok", describe_torch())
+
+
+def check_components(registry: Registry) -> list[InstallationCheck]:
+    """Returns a warning for each installed plugin that cannot be imported, and whether our own components can."""
+    try:
+        errors = registry.plugin_errors()
+    except Exception as error:  # noqa: BLE001  a missing package or file may fail in any way
+        text = f"the components cannot be imported: {type(error).__name__}: {error}"
+        return [InstallationCheck("components", "broken", text, "install reinforge again, with all its packages")]
+    fix = "update or uninstall that package; what it provides cannot be used"
+    return [InstallationCheck("plugin", "warning", f"{name}: {why}", fix) for name, why in errors.items()]
+
+
+def check_devices() -> list[InstallationCheck]:
+    """Returns whether each device computes correctly, and how much memory it has."""
+    from reinforge.engine.device_trial import try_devices  # imports torch
+
+    checks = []
+    for trial in try_devices():
+        if trial.problem:
+            fix = "set finetuning.device: cpu, or repair the driver and the build of torch for it"
+            checks.append(InstallationCheck("device", "broken", f"{trial.name}: {trial.problem}", fix))
+        else:
+            checks.append(InstallationCheck("device", "ok", trial.name))
+    return checks
+
+
+def check_folders(folders: Mapping[str, Path], free_bytes: Callable[[Path], int]) -> list[InstallationCheck]:
+    """Returns whether runs and models can be written to their folders, and how much space there is.
+
+    Args:
+        folders: Name -> folder.
+        free_bytes: Returns the free bytes on a folder's disk.
+    """
+    checks = []
+    for name, folder in folders.items():
+        setting = "-o finetuning.output_dir FOLDER" if name == "runs" else "the environment variable REINFORGE_HOME"
+        place = f"the folder for {name}, {folder.expanduser().absolute()}"
+        if (obstacle := find_obstacle(folder)) is not None:
+            text = f"{place}, cannot hold a run: {obstacle}"
+            fix = f"choose a folder on a local disk that you can write to, with {setting}"
+            checks.append(InstallationCheck("disk", "broken", text, fix))
+            continue
+        existing = folder.expanduser().absolute()
+        while not existing.exists():
+            existing = existing.parent
+        free = free_bytes(existing)
+        text = f"{place}: {free / GIB:.1f} GiB free; files, locks and SQLite work"
+        if free < MIN_FREE:
+            fix = f"free some space, or choose a folder on another disk, with {setting}"
+            checks.append(InstallationCheck("disk", "broken", text, fix))
+        else:
+            checks.append(InstallationCheck("disk", "ok", text))
+    return checks

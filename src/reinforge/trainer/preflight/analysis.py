@@ -1,0 +1,255 @@
+"""From what a probe measured to what a preflight reports."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.pipeline import list_stages
+from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.evaluation.demonstrations import LABEL, detect_format
+from reinforge.evaluation.reasons import describe_failure, find_commonest_reason, find_missing_reason
+from reinforge.evaluation.shapes import LABELLED
+from reinforge.evaluation.statistics import compute_detectable_effect, compute_half_width
+from reinforge.registry import Registry
+from reinforge.trainer.gate import describe_power
+from reinforge.trainer.preflight.costs import ModelCost, predict_costs, predict_training_cost
+from reinforge.trainer.preflight.durations import PredictedTime, TimePart, compute_growth, predict_time
+from reinforge.trainer.preflight.group_signal import measure_signal_share, predict_signal_share
+from reinforge.trainer.preflight.probe import PreflightOptions, Probe, probe_run
+from reinforge.trainer.preflight.recommendation import GROUP_SIZES, Findings, recommend
+from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport
+from reinforge.types.episode import EpisodeRecord
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
+
+MIN_CONFIRM = 6
+"""With fewer examples the verdict can never show an improvement, and `describe_power` says so."""
+
+
+async def preflight(
+    loaded: LoadedConfig, options: PreflightOptions | None = None, registry: Registry | None = None
+) -> PreflightReport:
+    """Returns whether training can help, what it will take, and what to do; trains nothing that lasts.
+
+    Args:
+        loaded: The configuration; the probe changes it.
+        options: How much to sample, and the prices.
+        registry: Component types; None: all installed ones.
+
+    Raises:
+        ConfigError: The configuration or the data is wrong; nothing was started.
+        EvaluationError: No sampled episode has a reward.
+        BackendUnavailable: A model did not answer.
+    """
+    started, options = time.monotonic(), options or PreflightOptions()
+    curriculum = loaded.config.finetuning.curriculum_learning
+    probe = await probe_run(loaded, options, registry)
+    groups, gate = probe.group_rewards(), probe.config.gate
+    noise = measure_noise(probe.scored_twice, groups, probe.rescored)
+    lengths = measure_lengths(probe.records, probe.max_model_len)
+    findings = _collect_findings(probe, groups, noise, lengths, options.num_samples)
+    share = findings.signal_by_size.get(probe.size.group_size) if probe.compares_siblings else None
+    growth = compute_growth(curriculum, len(probe.timings.epochs), probe.size.num_epochs)
+    predicted = predict_time(probe.size, probe.timings, signal_share=share, growth=growth)
+    if others := [stage.name for stage in list_stages(probe.config)[1:]]:
+        unknown = TimePart("stages", None, f"only the first stage of the pipeline was probed, not {', '.join(others)}")
+        predicted = PredictedTime([*predicted.parts, unknown])
+    metric = probe.parts.gate_metric
+    return PreflightReport(
+        num_episodes=len(probe.records),
+        sample_s=probe.timings.episode_s * len(probe.records),
+        metrics=_order_metrics(probe.report, metric, probe.parts.reward_metric),
+        reward_metric=probe.parts.reward_metric,
+        findings=findings,
+        noise=noise,
+        lengths=lengths,
+        time=predicted,
+        memory=probe.memory,
+        costs=_predict_all_costs(probe, options),
+        detectable=measure_detectable(gate, probe.size.num_confirm, _group_scores(probe.records, metric)),
+        recommendation=recommend(findings),
+        notes=_collect_notes(probe, predicted.total_s),
+        wall_s=time.monotonic() - started,
+    )
+
+
+def measure_noise(
+    twice: Sequence[tuple[float, float]], groups: Sequence[Sequence[float]], reason: str = ""
+) -> JudgeNoise:
+    """Returns how much the score of an answer changes if it is scored again.
+
+    `deviation = sqrt(mean((a - b)^2) / 2)`, since the difference of two scores has twice the variance of one.
+
+    Example: scores (1, 0) and (1, 1) -> sqrt(0.5 / 2) = 0.5.
+
+    Args:
+        twice: Both scores of each answer.
+        groups: The rewards of each example.
+        reason: Why no answer was scored twice.
+    """
+    if not twice:
+        return JudgeNoise(0, 0, None, None, reason or "no answer was scored twice")
+    variance = statistics.fmean((a - b) ** 2 for a, b in twice) / 2
+    within = measure_within_variance(groups)
+    share = None if within is None else (variance / within if within > 0 else 0.0 if variance == 0 else 1.0)
+    return JudgeNoise(len(twice), sum(a != b for a, b in twice), math.sqrt(variance), share)
+
+
+def measure_within_variance(groups: Sequence[Sequence[float]]) -> float | None:
+    """Returns the mean variance of rewards within groups; None: no group has two rewards."""
+    known = [statistics.variance(group) for group in groups if len(group) > 1]
+    return statistics.fmean(known) if known else None
+
+
+def measure_solved_share(groups: Sequence[Sequence[float]]) -> float:
+    """Returns the share of examples with a reply above the lowest score: of the sample, or 0 for scores from 0 to 1.
+
+    Example: [[0, 1], [1, 1], [0, 0], [0, 0]] -> 0.5; [[1, 1]] -> 1.
+    """
+    scores = [score for group in groups for score in group]
+    least = 0.0 if min(scores) >= 0 and max(scores) <= 1 else min(scores)
+    return statistics.fmean(max(group) > least for group in groups)
+
+
+def find_cut_harm(records: Sequence[EpisodeRecord]) -> bool:
+    """Returns True if episodes with a reply that was cut off earn less than the others, or all have one and earn alike.
+
+    Replies of one token, for instance, are always cut off, and that is no fault.
+    """
+    cut: list[float] = []
+    whole: list[float] = []
+    for record in records:
+        if record.reward is not None:
+            is_cut = any(reply.finish_reason == "length" for call in record.calls for reply in call.choices)
+            (cut if is_cut else whole).append(record.reward)
+    if cut and whole:
+        return statistics.fmean(cut) < statistics.fmean(whole)
+    return bool(cut) and min(cut) == max(cut)
+
+
+def measure_lengths(records: Sequence[EpisodeRecord], context: int | None) -> Lengths:
+    """Returns the lengths of the sampled model calls.
+
+    Args:
+        records: The episodes.
+        context: Tokens that fit the policy's context; None: unknown.
+    """
+    calls = [call for record in records for call in record.calls]
+    replies = [(call.reply.num_prompt_tokens, reply) for call in calls for reply in call.choices]
+    prompts = [prompt for prompt, _ in replies]
+    sampled = [reply.num_completion_tokens for _, reply in replies]
+    together = [prompt + reply.num_completion_tokens for prompt, reply in replies]
+    cut = [reply.finish_reason == "length" for _, reply in replies]
+    return Lengths(
+        longest_prompt=max(prompts, default=0),
+        mean_reply=statistics.fmean(sampled) if sampled else 0.0,
+        longest_reply=max(sampled, default=0),
+        longest=max(together, default=0),
+        context=context,
+        cut_share=statistics.fmean(cut) if cut else 0.0,
+    )
+
+
+def measure_detectable(gate: GateConfig, num_confirm: int, groups: Sequence[Sequence[float]]) -> Detectable:
+    """Returns how small an improvement the verdict can show.
+
+    With the variance `v` within an example of the sample, the difference of two models that are about equally good has
+    the variance `2 v / num_samples` on an example.
+
+    Args:
+        gate: The settings of the gate.
+        num_confirm: Number of `confirm` examples.
+        groups: Scores of the metric of the verdict, by example.
+    """
+    text = describe_power(gate, num_confirm)
+    margin = max(0.0, gate.margin)
+    half = compute_half_width(num_confirm, gate.num_samples) + margin if num_confirm >= MIN_CONFIRM else None
+    variance = measure_within_variance(groups)
+    if not variance or half is None:
+        return Detectable(text, half, None)
+    spread = math.sqrt(2 * variance / gate.num_samples)
+    return Detectable(text, half, compute_detectable_effect(num_confirm, spread) + margin)
+
+
+def _collect_findings(
+    probe: Probe, groups: Sequence[Sequence[float]], noise: JudgeNoise, lengths: Lengths, num_samples: int
+) -> Findings:
+    records, least = probe.records, probe.config.curriculum_learning.min_reward_diff
+    failed = [record for record in records if record.outcome.is_policy_failure]
+    judged = _group_scores(records, probe.parts.gate_metric) or groups  # the metric of the verdict says what is good
+    scores = [score for group in judged for score in group]
+    sizes = sorted({*GROUP_SIZES, *([probe.size.group_size] if probe.size.group_size > 1 else [])})
+    predicted = {size: predict_signal_share(groups, size, least) for size in sizes}
+    train = probe.parts.splits["train"]
+    rows = detect_format([item.full_dataset_entry for item in train])
+    return Findings(
+        num_examples=len(groups),
+        num_samples=num_samples,
+        missing_share=statistics.fmean(record.outcome.is_missing for record in records),
+        missing_reason=find_missing_reason(records) or "",
+        failed_share=len(failed) / len(records),
+        failure_reason=find_commonest_reason(map(describe_failure, failed)) or "",
+        cut_share=lengths.cut_share,
+        cuts_hurt=find_cut_harm(records),
+        mean_score=statistics.fmean(map(statistics.fmean, judged)),
+        is_binary=all(score in (0.0, 1.0) for score in scores),
+        solved_share=measure_solved_share(judged),
+        signal_share=measure_signal_share(groups, least),
+        signal_by_size={size: share for size, share in predicted.items() if share is not None},
+        group_size=probe.size.group_size,
+        algorithm=_name_algorithm(probe.config),
+        noise_share=noise.share,
+        noise=noise.deviation,
+        max_missing=probe.config.outcomes.max_missing,
+        has_pairs=rows.is_paired,
+        has_labels=rows.shape == LABELLED or (rows.is_rewardable and rows.reward_key == LABEL),
+        has_answers=all(item.expected_output_obj is not None for item in train),
+    )
+
+
+def _name_algorithm(config: FinetuneConfig) -> str:
+    return str(config.algorithm.static_type) if config.algorithm is not None else "grpo"
+
+
+def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> list[list[float]]:
+    """Returns the scores of an evaluator by example."""
+    groups: dict[str, list[float]] = {}
+    for record in records:
+        score = record.scores.get(metric)
+        if score is not None and not record.outcome.is_missing and (value := score.as_reward()) is not None:
+            groups.setdefault(record.key.example_id, []).append(value)
+    return list(groups.values())
+
+
+def _order_metrics(report: EvaluationReport, metric: str, reward: str) -> list[MetricSummary]:
+    """Returns the metric of the verdict, the reward, and the others."""
+    names = dict.fromkeys(name for name in (metric, reward, *report.summaries) if name in report.summaries)
+    return [report.summaries[name] for name in names]
+
+
+def _predict_all_costs(probe: Probe, options: PreflightOptions) -> list[ModelCost]:
+    """Returns the costs of every model that does not run on this machine."""
+    served = {
+        name: used for name, used in probe.usage.items() if not (probe.parts.llms[name].is_policy and probe.trains_here)
+    }
+    costs = predict_costs(served, len(probe.records), probe.size.num_episodes, options.prices)
+    if probe.trains_here:
+        return costs
+    tokens = sum(record.num_prompt_tokens + record.num_completion_tokens for record in probe.records)
+    per_episode = tokens / max(1, len(probe.records))
+    return [*costs, predict_training_cost(per_episode, probe.size.num_collected, options.training_price)]
+
+
+def _collect_notes(probe: Probe, total_s: float) -> list[str]:
+    notes, limits = [], probe.limits
+    if probe.failure:
+        notes.append(f"the probe of training failed, as the run would: {probe.failure}")
+    if not probe.trains_here:
+        name = type(probe.parts.adapter).__name__
+        notes.append(f"{name} trains at a service, where a preflight starts no job, so its time is not known")
+    if limits.max_minutes is not None and total_s > 60 * limits.max_minutes:
+        notes.append(f"finetuning.limits.max_minutes is {limits.max_minutes:g}, which stops the run before its end")
+    return notes

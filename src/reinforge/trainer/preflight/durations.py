@@ -1,0 +1,338 @@
+"""What a run will take, stage by stage, from what the stages of the probe took.
+
+    start       packages, data, model                          measured
+    baseline    select examples x seconds per episode          measured on select examples
+    collect     epochs x episodes x seconds per episode
+    train       epochs x trained groups x seconds per group
+    publish     epochs x (new weights served and checked, the epoch's files written)
+    validate    validations x select examples x seconds per episode
+    verdict     2 x confirm episodes x seconds per episode, and loading two checkpoints
+    files       report, page and plot                          measured
+
+Where whole epochs were probed, the first counts once and the mean of the others for the rest: the first one is slower,
+since much runs for the first time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from reinforge.algorithms.curriculum import compute_included_share
+from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.runs.progress import RunProgress, SilentProgress
+from reinforge.runs.rows import EpochMetrics
+from reinforge.trainer.preflight.job_time import JobTime
+
+PUBLISH = ("ADOPT", "VALIDATE")
+"""Stages of an epoch after its job; the epoch's files are written in the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """How much a run does.
+
+    Attributes:
+        num_epochs: Epochs.
+        examples_per_epoch: Examples of an epoch.
+        group_size: Episodes of an example; 0: the agent does not run in training.
+        groups_per_example: Groups that the episodes of an example make.
+        num_select: Examples of a validation.
+        num_validations: Validations after the baseline, the final one included.
+        num_confirm: Examples of the verdict.
+        num_samples: Episodes of each of them, for each of the two models.
+    """
+
+    num_epochs: int
+    examples_per_epoch: int
+    group_size: int
+    groups_per_example: int
+    num_select: int
+    num_validations: int
+    num_confirm: int
+    num_samples: int
+
+    @property
+    def num_collected(self) -> int:
+        """Training episodes of the whole run."""
+        return self.num_epochs * self.examples_per_epoch * self.group_size
+
+    @property
+    def num_validated(self) -> int:
+        """Episodes of the baseline and of all validations."""
+        return (1 + self.num_validations) * self.num_select
+
+    @property
+    def num_confirmed(self) -> int:
+        """Episodes of the verdict, of both models."""
+        return 2 * self.num_confirm * self.num_samples
+
+    @property
+    def num_episodes(self) -> int:
+        """All episodes of the run."""
+        return self.num_collected + self.num_validated + self.num_confirmed
+
+
+class StageClock(SilentProgress):
+    """Measures the stages of a run; a progress display that shows another one what it is told.
+
+    Args:
+        shown: The display for the user.
+        clock: Returns seconds.
+
+    Attributes:
+        seconds: (epoch, stage) -> seconds.
+        rows: The metrics of each finished epoch.
+    """
+
+    def __init__(self, shown: RunProgress, clock: Callable[[], float] = time.monotonic):
+        self._shown, self._clock = shown, clock
+        self._current: tuple[int | None, str] | None = None
+        self._since = clock()
+        self.seconds: dict[tuple[int | None, str], float] = {}
+        self.rows: list[EpochMetrics] = []
+
+    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
+        """Ends the current stage and begins another; a stage that begins again is continued."""
+        self.stop()
+        self._current, self._since = (epoch, stage), self._clock()
+        self._shown.stage(None, stage, total)
+
+    def stop(self) -> None:
+        """Ends the current stage."""
+        if self._current is not None:
+            self.seconds[self._current] = self.seconds.get(self._current, 0.0) + self._clock() - self._since
+            self._current = None
+
+    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
+        """Shows it."""
+        self._shown.episode(outcome, reward, num_tokens)
+
+    def epoch_done(self, metrics: EpochMetrics) -> None:
+        """Keeps the epoch's metrics."""
+        self.rows.append(metrics)
+
+    def note(self, text: str) -> None:
+        """Shows it."""
+        self._shown.note(text)
+
+    def measure(self, stage: str) -> float:
+        """Returns the seconds of a stage outside the epochs."""
+        return self.seconds.get((None, stage), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedEpoch:
+    """What an epoch of the probe took, and how much it did.
+
+    Attributes:
+        collect_s: Seconds of collecting and selecting.
+        train_s: Seconds of the job, with its checkpoint.
+        publish_s: Seconds of serving the new weights, checking them, and writing the epoch's files.
+        num_groups: Collected groups.
+        num_kept: Groups that were trained on.
+        num_episodes: Collected episodes.
+    """
+
+    collect_s: float
+    train_s: float
+    publish_s: float
+    num_groups: int
+    num_kept: int
+    num_episodes: int
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the whole epoch."""
+        return self.collect_s + self.train_s + self.publish_s
+
+
+def list_probed_epochs(clock: StageClock) -> list[ProbedEpoch]:
+    """Returns the epochs that a clock has measured, in their order."""
+    epochs = []
+    for row in clock.rows:
+        of_epoch = {stage: seconds for (epoch, stage), seconds in clock.seconds.items() if epoch == row.epoch}
+        train_s = of_epoch.pop("AWAIT", 0.0) + of_epoch.pop("SUBMIT", 0.0)
+        publish_s = sum(of_epoch.pop(stage, 0.0) for stage in PUBLISH)
+        collect_s = sum(of_epoch.values())
+        epochs.append(
+            ProbedEpoch(
+                collect_s, train_s, publish_s, row.num_groups or 0, row.num_groups_kept or 0, row.num_trajectories or 0
+            )
+        )
+    return epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """What the probe measured.
+
+    Attributes:
+        start_s: Until the model was loaded and its first checkpoint written.
+        episode_s: Seconds per episode of the sample, at the run's concurrency.
+        select_episode_s: The same for a validation.
+        save_s: Writing a checkpoint.
+        load_s: Loading one.
+        files_s: Writing report, page and plot.
+        epochs: The probed epochs; empty: none could be trained here.
+        is_whole: True: a probed epoch does as much as one of the run.
+        job: What a job takes by its size; None: it is that of the probed epoch.
+    """
+
+    start_s: float
+    episode_s: float
+    select_episode_s: float
+    save_s: float = 0.0
+    load_s: float = 0.0
+    files_s: float = 0.0
+    epochs: list[ProbedEpoch] = field(default_factory=list)
+    is_whole: bool = False
+    job: JobTime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """The predicted duration of one part of a run.
+
+    Attributes:
+        name: The part.
+        seconds: None: unknown.
+        reason: How it was found.
+    """
+
+    name: str
+    seconds: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedTime:
+    """The predicted duration of a run, part by part."""
+
+    parts: list[TimePart]
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every part is known."""
+        return all(part.seconds is not None for part in self.parts)
+
+    @property
+    def total_s(self) -> float:
+        """The sum of the known parts."""
+        return sum(part.seconds or 0.0 for part in self.parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it ready for JSON."""
+        parts = [asdict(part) for part in self.parts]
+        return {"total_s": self.total_s if self.is_complete else None, "known_s": self.total_s, "parts": parts}
+
+
+def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None, growth: float = 1.0) -> PredictedTime:
+    """Returns what a run will take.
+
+    Args:
+        size: How much the run does.
+        timings: What the probe took.
+        signal_share: Expected share of groups with signal, where the probed epochs are smaller than the run's.
+        growth: Mean share of the groups that the curriculum trains on, as a multiple of the first epochs' share.
+    """
+    per_select, per_episode = timings.select_episode_s, timings.episode_s
+    verdict_s = size.num_confirmed * per_select + 2 * timings.load_s
+    in_epochs = _predict_epochs(size, timings, signal_share, growth)
+    return PredictedTime(
+        [
+            TimePart("start", timings.start_s, "packages, data, model and the first checkpoint, measured"),
+            TimePart("baseline", size.num_select * per_select, _describe_episodes(size.num_select, per_select)),
+            *(in_epochs or _predict_untrained(size, per_episode)),
+            TimePart(
+                "validate",
+                size.num_validations * size.num_select * per_select,
+                f"{size.num_validations} x {_describe_episodes(size.num_select, per_select)}",
+            ),
+            TimePart("verdict", verdict_s, f"both models: {_describe_episodes(size.num_confirmed, per_select)}"),
+            TimePart("files", timings.files_s, "report, page and plot, measured"),
+        ]
+    )
+
+
+def _predict_epochs(size: RunSize, timings: Timings, signal_share: float | None, growth: float) -> list[TimePart]:
+    """Returns the parts inside the epochs; empty: no epoch was trained, so they are not known."""
+    probed = [epoch for epoch in timings.epochs if epoch.num_kept]
+    if not probed:
+        return []
+    epochs = size.num_epochs
+    if timings.is_whole:
+        collect_s, train_s, publish_s = (
+            _extend([getattr(epoch, name) for epoch in timings.epochs], epochs)
+            for name in ("collect_s", "train_s", "publish_s")
+        )
+        measured = f"{epochs:,} epochs; {len(timings.epochs)} measured, "
+        reasons = [
+            f"{measured}{_mean([epoch.num_episodes for epoch in timings.epochs]):,.0f} episodes each",
+            f"{measured}{_mean([epoch.num_kept for epoch in timings.epochs]):,.0f} groups trained, with checkpoints",
+        ]
+        return _name_parts(collect_s, train_s * growth, publish_s, reasons)
+    (epoch,) = probed[:1]
+    groups = size.examples_per_epoch * size.groups_per_example
+    share = epoch.num_kept / max(1, epoch.num_groups) if signal_share is None else signal_share
+    job = timings.job or JobTime(0.0, max(0.0, epoch.train_s - timings.save_s) / epoch.num_kept)
+    trained = groups * share * growth
+    collected = size.examples_per_epoch * size.group_size
+    collect_s = (
+        collected * timings.episode_s if size.group_size else epoch.collect_s * groups / max(1, epoch.num_groups)
+    )
+    what = _describe_episodes(collected, timings.episode_s) if size.group_size else f"{groups:,} groups of rows"
+    reasons = [
+        f"{epochs:,} epochs x {what}",
+        f"{epochs:,} epochs x {trained:,.0f} groups of {1000 * job.group_s:,.0f} ms, and a checkpoint",
+    ]
+    train_s = epochs * (job.fixed_s + trained * job.group_s + timings.save_s)
+    return _name_parts(epochs * collect_s, train_s, epochs * epoch.publish_s, reasons)
+
+
+def _name_parts(collect_s: float, train_s: float, publish_s: float, reasons: Sequence[str]) -> list[TimePart]:
+    return [
+        TimePart("collect", collect_s, reasons[0]),
+        TimePart("train", train_s, reasons[1]),
+        TimePart("publish", publish_s, "new weights served and checked, files of the epoch"),
+    ]
+
+
+def _predict_untrained(size: RunSize, per_episode: float) -> list[TimePart]:
+    """Returns the parts inside the epochs where no training could be measured."""
+    collected = size.examples_per_epoch * size.group_size
+    reason = f"{size.num_epochs:,} epochs x {_describe_episodes(collected, per_episode)}"
+    return [
+        TimePart("collect", size.num_epochs * collected * per_episode, reason),
+        TimePart("train", None, "no training step was measured"),
+    ]
+
+
+def _extend(seconds: Sequence[float], epochs: int) -> float:
+    """Returns the seconds of all epochs: the first one once, and the mean of the other measured ones for the rest.
+
+    Example: [3, 1, 2] and 10 epochs -> 3 + 9 * 1.5 = 16.5; [3] and 10 epochs -> 30.
+    """
+    rest = seconds[1:] or seconds
+    return seconds[0] + (epochs - 1) * _mean(rest)
+
+
+def compute_growth(config: CurriculumLearningConfig, num_probed: int, num_epochs: int) -> float:
+    """Returns the mean share of groups that the curriculum includes in a run, over that of the first epochs.
+
+    Example: shares 0.3 in the first half of the epochs and 0.5 in the second, 1 epoch probed -> 0.4 / 0.3 = 1.33.
+    """
+    if not config.enabled:
+        return 1.0
+    shares = [compute_included_share(config, epoch) for epoch in range(num_epochs)]
+    return _mean(shares) / _mean(shares[: max(1, num_probed)])
+
+
+def _describe_episodes(count: int, each_s: float) -> str:
+    return f"{count:,} episodes of {1000 * each_s:,.1f} ms"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

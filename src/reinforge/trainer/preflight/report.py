@@ -1,0 +1,259 @@
+"""What a preflight found, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reinforge.evaluation.statistics import format_interval
+from reinforge.runs.summary import format_duration
+from reinforge.trainer.preflight.costs import ModelCost
+from reinforge.trainer.preflight.durations import PredictedTime
+from reinforge.trainer.preflight.recommendation import Findings, Recommendation
+from reinforge.types.evaluation import MetricSummary
+
+if TYPE_CHECKING:
+    from reinforge.engine.memory_use import MemoryUse
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the sampled model calls.
+
+    Attributes:
+        longest_prompt: Tokens of the longest prompt.
+        mean_reply: Tokens of a reply, on average.
+        longest_reply: Tokens of the longest reply.
+        longest: Tokens of the longest prompt with its reply.
+        context: Tokens that fit; None: unknown.
+        cut_share: Share of the replies that were cut off.
+    """
+
+    longest_prompt: int
+    mean_reply: float
+    longest_reply: int
+    longest: int
+    context: int | None
+    cut_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeNoise:
+    """What scoring the same answers twice showed.
+
+    Attributes:
+        num_answers: Answers with two scores.
+        num_changed: Those whose two scores differ.
+        deviation: Standard deviation of one score of an answer; None: unknown.
+        share: Its square over the variance of rewards within groups; None: unknown.
+        reason: Why nothing is known; empty: it is.
+    """
+
+    num_answers: int
+    num_changed: int
+    deviation: float | None
+    share: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Detectable:
+    """How small an improvement the verdict can show.
+
+    Attributes:
+        text: What the gate says about it.
+        half_width: Half of the width of the interval that the gate expects; None: too few examples.
+        likely: The improvement that would be shown nine times in ten, with the spread of the sample; None: unknown.
+    """
+
+    text: str
+    half_width: float | None
+    likely: float | None
+
+
+@dataclass
+class PreflightReport:
+    """What a preflight found.
+
+    Attributes:
+        num_episodes: Sampled episodes.
+        sample_s: Seconds that they took.
+        metrics: Mean of each evaluator with its interval; the metric of the verdict comes first.
+        reward_metric: The evaluator that is the reward.
+        findings: What the recommendation is based on.
+        noise: Of the evaluators.
+        lengths: Of prompts and replies.
+        time: Of the whole run.
+        memory: Of the probe; None: nothing ran here.
+        costs: Of models that somebody else serves.
+        detectable: What the verdict can show.
+        recommendation: What to do.
+        notes: What else to know.
+        wall_s: Seconds that the preflight took.
+    """
+
+    num_episodes: int
+    sample_s: float
+    metrics: list[MetricSummary]
+    reward_metric: str
+    findings: Findings
+    noise: JudgeNoise
+    lengths: Lengths
+    time: PredictedTime
+    memory: MemoryUse | None
+    costs: list[ModelCost]
+    detectable: Detectable
+    recommendation: Recommendation
+    notes: list[str] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    @property
+    def total_cost(self) -> float | None:
+        """The cost of the whole run; None: the price of a part is not known."""
+        known = [cost.cost for cost in self.costs if cost.cost is not None]
+        return sum(known) if len(known) == len(self.costs) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the report, ready for JSON."""
+        found = asdict(self.findings)
+        found["signal_by_size"] = {str(size): share for size, share in found["signal_by_size"].items()}
+        return {
+            "num_episodes": self.num_episodes,
+            "sample_s": self.sample_s,
+            "metrics": {summary.metric: summary.as_dict() for summary in self.metrics},
+            "reward_metric": self.reward_metric,
+            "findings": found,
+            "noise": asdict(self.noise),
+            "lengths": asdict(self.lengths),
+            "time": self.time.as_dict(),
+            "memory": None if self.memory is None else asdict(self.memory),
+            "costs": [cost.as_dict() for cost in self.costs],
+            "total_cost": self.total_cost,
+            "detectable": asdict(self.detectable),
+            "recommendation": asdict(self.recommendation),
+            "notes": self.notes,
+            "wall_s": self.wall_s,
+        }
+
+    def format_lines(self) -> list[str]:
+        """Returns the report as text."""
+        found = self.findings
+        rows: list[tuple[str, Sequence[str]]] = [
+            ("sample", [f"{self.num_episodes} episodes of {found.num_examples} train examples in {self._format_s()}"]),
+            ("base", [_format_metric(summary) for summary in self.metrics]),
+            ("", [_describe_replies(found)]),
+            ("signal", _describe_signal(found)),
+            ("noise", [_describe_noise(self.noise)]),
+            ("lengths", [_describe_lengths(self.lengths)]),
+            ("time", _describe_time(self.time)),
+            ("memory", [_describe_memory(self.memory)]),
+            ("money", self._describe_costs()),
+            ("verdict", _describe_detectable(self.detectable)),
+            ("note", self.notes),
+        ]
+        lines = []
+        for name, texts in rows:
+            for number, text in enumerate(texts):
+                lines.append(f"  {name if number == 0 or name == 'note' else '':<9} {text}")
+        return [*lines, "", f"recommendation: {self.recommendation}"]
+
+    def _format_s(self) -> str:
+        return format_duration(self.sample_s)
+
+    def _describe_costs(self) -> list[str]:
+        if not self.costs:
+            return ["nothing to pay for: every model of `llms` runs in this process"]
+        lines = []
+        for cost in self.costs:
+            tokens = f"{_format_count(cost.prompt_tokens)} prompt and {_format_count(cost.completion_tokens)} sampled"
+            if cost.entry == "training":
+                tokens = f"{_format_count(cost.prompt_tokens)} trained"
+            price = "price unknown" if cost.cost is None else f"{cost.cost:,.2f}"
+            lines.append(f"{cost.entry}: {tokens} tokens: {price}")
+        if self.total_cost is None:
+            return [*lines, "in all: unknown; --price ENTRY INPUT OUTPUT gives the price of a million tokens"]
+        return [*lines, f"in all: {self.total_cost:,.2f}, in the currency of the prices"]
+
+
+def _format_metric(summary: MetricSummary) -> str:
+    interval = format_interval(summary.mean, summary.ci_low, summary.ci_high)
+    unscored = f", {summary.num_unscored} unscored: {summary.unscored_reason}" if summary.num_unscored else ""
+    return f"{summary.metric} {interval} on {summary.num_examples} examples{unscored}"
+
+
+def _describe_replies(found: Findings) -> str:
+    good = "a right answer" if found.is_binary else "a reply above the lowest score"
+    parts = [f"{found.solved_share:.0%} of the examples have {good} in {found.num_samples} replies"]
+    if found.failed_share:
+        parts.append(f"{found.failed_share:.0%} of the episodes fail by the policy's fault: {found.failure_reason}")
+    if found.missing_share:
+        parts.append(f"{found.missing_share:.0%} are missing: {found.missing_reason}")
+    return "; ".join(parts)
+
+
+def _describe_signal(found: Findings) -> list[str]:
+    if found.signal_share is None:
+        return ["unknown: no example has two rewards"]
+    measured = f"{found.signal_share:.0%} of groups of {found.num_samples} have rewards that differ"
+    sizes = ", ".join(
+        f"{share:.0%} of {size}{' (configured)' if size == found.group_size else ''}"
+        for size, share in sorted(found.signal_by_size.items())
+    )
+    return [measured, f"predicted: {sizes}"]
+
+
+def _describe_noise(noise: JudgeNoise) -> str:
+    if noise.deviation is None:
+        return f"unknown: {noise.reason}"
+    changed = f"{noise.num_changed} of {noise.num_answers} answers that were scored twice got another score"
+    if not noise.num_changed:
+        return changed
+    share = "" if noise.share is None else f", {noise.share:.0%} of the variance of rewards within groups"
+    return f"{changed}; standard deviation of a score {noise.deviation:.2g}{share}"
+
+
+def _describe_lengths(lengths: Lengths) -> str:
+    of = "" if lengths.context is None else f" of {lengths.context:,} that fit"
+    text = (
+        f"prompts up to {lengths.longest_prompt:,} tokens, replies {lengths.mean_reply:,.0f} on average and up to "
+        f"{lengths.longest_reply:,}, together up to {lengths.longest:,}{of}"
+    )
+    return f"{text}; {lengths.cut_share:.0%} of the replies are cut off" if lengths.cut_share else text
+
+
+def _describe_time(time: PredictedTime) -> list[str]:
+    if time.is_complete:
+        head = f"about {format_duration(time.total_s)}"
+    else:
+        unknown = ", ".join(part.name for part in time.parts if part.seconds is None)
+        head = f"{format_duration(time.total_s)} and an unknown time for: {unknown}"
+    parts = [
+        f"{part.name:<9} {'unknown' if part.seconds is None else format_duration(part.seconds):>11}  {part.reason}"
+        for part in time.parts
+    ]
+    return [head, *(f"  {part}" for part in parts)]
+
+
+def _describe_memory(memory: MemoryUse | None) -> str:
+    if memory is None:
+        return "unknown: no model runs on this machine"
+    peak = "unknown" if memory.peak is None else f"{memory.peak / GIB:.1f} GiB"
+    total = "an unknown amount" if memory.total is None else f"{memory.total / GIB:.1f} GiB"
+    return f"the probe used up to {peak} of {total} on {memory.device}"
+
+
+def _describe_detectable(detectable: Detectable) -> list[str]:
+    likely = detectable.likely
+    if likely is None:
+        return [detectable.text]
+    return [detectable.text, f"with the spread of this sample, +{likely:.2f} would be shown nine times in ten"]
+
+
+def _format_count(count: float) -> str:
+    """Returns `1.2 M`, `12 k` or `350`."""
+    if count >= 1e6:
+        return f"{count / 1e6:.1f} M"
+    return f"{count / 1e3:.0f} k" if count >= 1e4 else f"{count:,.0f}"
