@@ -1,7 +1,8 @@
 """Evaluators in the form of NeMo Agent Toolkit's: they score a whole evaluation at once, or item by item.
 
 A run scores one episode at a time, as soon as it has ended, so these are called with evaluations of one item. An
-evaluator that compares the items of an evaluation with each other needs them all, and is not supported.
+evaluator that compares the answers to one example with each other is a `GroupEvaluator`; one that compares the items of
+a whole evaluation is not supported.
 """
 
 from __future__ import annotations

@@ -93,7 +93,10 @@ def summarize_arm(
 
 
 def compare_reports(
-    base: EvaluationReport, tuned: EvaluationReport, weights: Mapping[str, float]
+    base: EvaluationReport,
+    tuned: EvaluationReport,
+    weights: Mapping[str, float],
+    clusters: Mapping[str, str] | None = None,
 ) -> list[MetricChange]:
     """Returns every evaluator before and after, over the examples that both models have a score on.
 
@@ -101,11 +104,12 @@ def compare_reports(
         base: Scores of the base model.
         tuned: Scores of the candidate.
         weights: Weight of each part of the reward; empty: the reward is not `weighted`.
+        clusters: Example id -> its conversation.
     """
     changes = []
     for metric in dict.fromkeys([*base.scores, *tuned.scores]):
         before, after = select_scored_in_both(metric, base, tuned)
-        difference = compute_paired_difference(before, after) if len(before) > 1 else None
+        difference = compute_paired_difference(before, after, clusters=clusters) if len(before) > 1 else None
         arms = summarize_arm(metric, base, before, tuned), summarize_arm(metric, tuned, after, base)
         changes.append(MetricChange(metric, tuned.split, *arms, difference, weights.get(metric)))
     return changes

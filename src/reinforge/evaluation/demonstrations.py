@@ -1,6 +1,7 @@
 """Demonstrations: conversations from dataset rows, and which of their messages to train on.
 
     {"messages": [user, assistant, user, assistant]}       => one conversation; replies 1 and 3, reward 1
+    {"messages": [user, assistant], "label": false}        => the same with reward 0 (a thumb down)
     {"prompt": P, "completion": C}                         => one conversation; P and C, reply C, reward 1
     {"prompt": P, "completion": C, "label": false}         => the same with reward 0
     {"prompt": P, "completion": C, "score": 0.3}           => the same with reward 0.3
@@ -19,7 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from reinforge.evaluation.rows import Row
-from reinforge.evaluation.shapes import LABELLED, MESSAGES, Columns, InvalidRowError, detect_shape, parse_messages
+from reinforge.evaluation.shapes import (
+    LABELLED,
+    MESSAGES,
+    Columns,
+    InvalidRowError,
+    detect_shape,
+    parse_messages,
+    read_label,
+)
 from reinforge.types.evaluation import MAX_SCORE
 from reinforge.types.request import Message
 
@@ -28,6 +37,8 @@ DEMONSTRATION_SHAPES = (MESSAGES, "prompt/completion", LABELLED, *PREFERENCE_SHA
 """Shapes whose rows contain assistant messages to train on."""
 REWARD_KEYS = ("reward", "score")
 """Columns that are read as rewards if their values are numbers and `reward_key` names no other one."""
+LABEL = "label"
+"""Column with a thumb: true for a good reply, false for a bad one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +50,14 @@ class Demonstration:
         start: Index of the first message after the prompt; assistant messages before it are context.
         reward: That of the row; else 1 for a good answer, 0 for a bad one.
         tools: Function definitions in OpenAI's format, or None.
+        label: The row's thumb: True for up, False for down; None: it has none.
     """
 
     messages: list[Message]
     start: int = 0
     reward: float = 1.0
     tools: list[dict[str, Any]] | None = None
+    label: bool | None = None
 
     def replies(self, *, last_only: bool = False) -> list[int]:
         """Returns the indices of the messages to train on."""
@@ -73,10 +86,12 @@ class RowFormat:
     Attributes:
         shape: Their shape.
         reward_key: The column with the reward; None: the shape alone says what is good.
+        has_disliked: True if some rows have a thumb down.
     """
 
     shape: str
     reward_key: str | None = None
+    has_disliked: bool = False
 
     @property
     def is_paired(self) -> bool:
@@ -87,6 +102,11 @@ class RowFormat:
     def is_rewardable(self) -> bool:
         """True if a column may say how good the only reply of a row is."""
         return self.shape in (MESSAGES, "prompt/completion")
+
+    @property
+    def marks_bad_replies(self) -> bool:
+        """True if the rows say themselves that some replies are bad: rejected ones, and thumbs down."""
+        return self.is_paired or (self.reward_key in (None, LABEL) and (self.has_disliked or self.shape == LABELLED))
 
     @property
     def has_rewards(self) -> bool:
@@ -118,17 +138,26 @@ def detect_format(rows: Sequence[Any], reward_key: str | None = None) -> RowForm
 
     Args:
         rows: The rows.
-        reward_key: The configured column with the reward; None: `reward` or `score`, if every row has a number there.
+        reward_key: The configured column with the reward; None: `reward` or `score`, if every row has a number there,
+            or `label`, if every row has a thumb.
     """
     shape = detect_row_shape(rows)
-    if reward_key is None and RowFormat(shape).is_rewardable:
-        reward_key = next((key for key in REWARD_KEYS if rows and not find_unrewarded(rows, key)), None)
-    return RowFormat(shape, reward_key)
+    if reward_key is None and RowFormat(shape).is_rewardable and rows:
+        reward_key = next((key for key in REWARD_KEYS if not find_unrewarded(rows, key)), None)
+        if reward_key is None and not find_unlabelled(rows):
+            reward_key = LABEL
+    has_disliked = any(isinstance(row, Mapping) and read_label(row) is False for row in rows)
+    return RowFormat(shape, reward_key, has_disliked and shape not in PREFERENCE_SHAPES)
 
 
 def find_unrewarded(rows: Sequence[Any], key: str) -> list[int]:
     """Returns the indices of the rows without a number in this column."""
     return [index for index, row in enumerate(rows) if not isinstance(row, Mapping) or _to_reward(row.get(key)) is None]
+
+
+def find_unlabelled(rows: Sequence[Any]) -> list[int]:
+    """Returns the indices of the rows without a thumb: without true or false in the column `label`."""
+    return [index for index, row in enumerate(rows) if not isinstance(row, Mapping) or read_label(row) is None]
 
 
 def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | None = None) -> list[Demonstration]:
@@ -147,10 +176,11 @@ def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | N
     tools = row.get("tools") or None
     if tools is not None and not isinstance(tools, list):
         raise InvalidRowError("tools: expected a list of function definitions")
+    label = read_label(row) if shape not in PREFERENCE_SHAPES else None
     if shape == MESSAGES:
         messages = parse_messages(row["messages"], "messages")
         _require_final_reply(messages, "messages")
-        return [Demonstration(messages, reward=_read_reward(row, reward_key), tools=tools)]
+        return [Demonstration(messages, reward=_read_reward(row, reward_key), tools=tools, label=label)]
     if shape == "openai preference":
         prompt: Any = row["input"]["messages"]
         tools = tools or row["input"].get("tools") or None
@@ -161,20 +191,23 @@ def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | N
     if shape == "prompt/completion" or (shape == LABELLED and reward_key is not None):
         answers = [("completion", _read_reward(row, reward_key))]
     elif shape == LABELLED:
-        answers = [("completion", float(row["label"]))]
+        if label is None:
+            raise InvalidRowError(f"{LABEL}: expected true or false, found {str(row.get(LABEL))[:40]}")
+        answers = [("completion", float(label))]
     context = _parse_text_or_messages(prompt, "user", "prompt")
     demonstrations = []
     for column, reward in answers:
         reply = _parse_text_or_messages(row[column], "assistant", column)
         _require_final_reply(reply, column)
-        demonstrations.append(Demonstration([*context, *reply], len(context), reward, tools))
+        demonstrations.append(Demonstration([*context, *reply], len(context), reward, tools, label))
     return demonstrations
 
 
 def _read_reward(row: Mapping[str, Any], key: str | None) -> float:
     if key is None:
         return 1.0
-    reward = _to_reward(row.get(key))
+    label = read_label(row) if key == LABEL else None
+    reward = _to_reward(row.get(key)) if label is None else float(label)
     if reward is None:
         found = f'"{row[key]}"'[:40] if row.get(key) is not None else "nothing"
         raise InvalidRowError(f"{key}: expected the row's reward, a number of at most {MAX_SCORE:g}, found {found}")

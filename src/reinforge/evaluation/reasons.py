@@ -35,7 +35,7 @@ class ReasonCounts:
     def add(self, reason: str, count: int = 1) -> None:
         """Counts a reason, by its beginning."""
         text = reason[: 4 * MAX_REASON_CHARACTERS]  # cleaned where it is shown: this is called for every episode
-        kind = _NUMBER.sub("#", text)
+        kind = without_numbers(text)
         if kind not in self._counts and len(self._counts) >= MAX_KINDS:
             kind = text = "other reasons"
         self._counts[kind] = self._counts.get(kind, 0) + count
@@ -52,6 +52,11 @@ class ReasonCounts:
     def as_dict(self) -> dict[str, int]:
         """Returns the counts by reason, ready for JSON."""
         return {self._first[kind]: count for kind, count in self._counts.items()}
+
+
+def without_numbers(reason: str) -> str:
+    """Returns a reason without its numbers: what reasons of one kind have in common."""
+    return _NUMBER.sub("#", reason[: 4 * MAX_REASON_CHARACTERS])
 
 
 def find_commonest_reason(reasons: Iterable[str]) -> str | None:

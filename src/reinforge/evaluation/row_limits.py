@@ -62,13 +62,13 @@ class TextRows:
     def __init__(self, path: Path, limits: RowLimits, newline: str | None = None):
         self.path, self.limits, self.newline = path, limits, newline
 
-    def read(self) -> str:
-        """Returns the whole text.
+    def read_parts(self) -> Iterator[str]:
+        """Yields the text in parts of a million characters.
 
         Raises:
             ConfigError: It cannot be read, is too large, or is not UTF-8.
         """
-        return "".join(self._read_parts(1 << 24))
+        yield from self._read_parts(1 << 20)
 
     def read_lines(self) -> Iterator[str]:
         """Yields the lines, with their ends; one that is too long is cut, one character beyond the limit.

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from reinforge.errors import BackendUnavailable, ConfigError, Problem, did_you_mean
+from reinforge.evaluation.json_text import JsonSyntaxError, JsonText, JsonTooLongError, reject_constant
 from reinforge.evaluation.row_limits import (
     MAX_DEPTH,
     RowLimits,
@@ -31,7 +32,6 @@ from reinforge.evaluation.row_limits import (
 )
 
 MAX_PROBLEMS = 20
-WHITESPACE = " \t\r\n"
 INSTALL_COMMAND = "pip install 'reinforge[data]'"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -82,7 +82,7 @@ def import_extra(module: str, type_name: str) -> ModuleType:
 
 
 def read_json_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
-    """Yields the items of a JSON list, each with the line on which it starts.
+    """Yields the items of a JSON list, each with the line on which it starts; only one is in memory at a time.
 
     Args:
         file: The file.
@@ -91,50 +91,50 @@ def read_json_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
     Raises:
         ConfigError: The file cannot be read.
     """
-    text, name = file.read(), str(file.path)
-    decoder = json.JSONDecoder(parse_constant=_reject_constant)
-    position = line = 0
-
-    def skip(characters: str) -> None:
-        nonlocal position, line
-        start = position
-        while position < len(text) and text[position] in characters:
-            position += 1
-        line += text.count("\n", start, position)
-
-    skip(WHITESPACE)
-    if text[position : position + 1] != "[":
-        fix = "use `_type: jsonl` for one object per line" if text[position : position + 1] == "{" else ""
-        problems.add(f"{name}:{line + 1}", "expected a JSON list of objects", fix)
+    name, text = str(file.path), JsonText(file.read_parts(), file.limits.max_row_chars)
+    if not text.take("["):
+        fix = "use `_type: jsonl` for one object per line" if text.peek() == "{" else ""
+        problems.add(f"{name}:{text.line}", "expected a JSON list of objects", fix)
         return
-    position += 1
-    skip(WHITESPACE)
-    count = 0
-    while text[position : position + 1] != "]":
-        start, count = position, count + 1
-        if _is_too_many(count, file.limits, f"{name}:{line + 1}", problems):
+    yield from read_list_items(text, file, problems)
+    if text.peek():
+        problems.add(f"{name}:{text.line}", "invalid JSON: unexpected text after the end of the list")
+
+
+def read_list_items(text: JsonText, file: TextRows, problems: RowProblems) -> Iterator[Row]:
+    """Yields the items of a JSON list up to its end; after invalid JSON the rest of the file is skipped.
+
+    Args:
+        text: The text, after the opening bracket.
+        file: Its file, for locations and limits.
+        problems: Problems found so far; new ones are added.
+    """
+    name, count = str(file.path), 0
+    while text.peek() != "]":
+        count, location = count + 1, f"{name}:{text.line}"
+        if _is_too_many(count, file.limits, location, problems):
+            text.drop_rest()
             return
         try:
-            value, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            location = f"{name}:{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            problems.add(location or f"{name}:{line + 1}", *_describe_json_error(error))
+            value, item = text.decode()
+        except ConfigError:  # the file cannot be read any further
+            raise
+        except JsonTooLongError:
+            _fits(None, file.limits, location, problems)
+            text.drop_rest()
             return
-        location, item = f"{name}:{line + 1}", text[start:position]
+        except (ValueError, RecursionError) as error:
+            location = f"{name}:{error.line}:{error.column}" if isinstance(error, JsonSyntaxError) else location
+            problems.add(location, *_describe_json_error(error))
+            text.drop_rest()
+            return
         if _fits(item, file.limits, location, problems) and _is_usable(value, item, location, problems):
             yield Row(value, location)
-        line += text.count("\n", start, position)
-        skip(WHITESPACE)
-        if text[position : position + 1] == ",":
-            position += 1
-            skip(WHITESPACE)
-        elif text[position : position + 1] != "]":
-            problems.add(f"{name}:{line + 1}", "invalid JSON: expected , or ] after a list item")
+        if not text.take(",") and text.peek() != "]":
+            problems.add(f"{name}:{text.line}", "invalid JSON: expected , or ] after a list item")
+            text.drop_rest()
             return
-    position += 1
-    skip(WHITESPACE)
-    if position < len(text):
-        problems.add(f"{name}:{line + 1}", "invalid JSON: unexpected text after the end of the list")
+    text.take("]")
 
 
 def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
@@ -161,7 +161,7 @@ def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
         if _is_too_many(count, file.limits, location, problems):
             return
         try:
-            value = json.loads(line.rstrip("\n"), parse_constant=_reject_constant)
+            value = json.loads(line.rstrip("\n"), parse_constant=reject_constant)
         except (ValueError, RecursionError) as error:
             column = f":{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             problems.add(f"{location}{column}", *_describe_json_error(error))
@@ -170,14 +170,11 @@ def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
             yield Row(value, location)
 
 
-def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _describe_json_error(error: ValueError | RecursionError) -> tuple[str, str]:
     """Returns the message and the fix."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"invalid JSON: {error.msg[:1].lower()}{error.msg[1:]}", ""
+    if isinstance(error, json.JSONDecodeError | JsonSyntaxError):
+        message = error.msg if isinstance(error, json.JSONDecodeError) else error.message
+        return f"invalid JSON: {message[:1].lower()}{message[1:]}", ""
     if isinstance(error, RecursionError):
         return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as text"
     if "digits" in str(error):
@@ -192,9 +189,9 @@ def _is_too_many(count: int, limits: RowLimits, location: str, problems: RowProb
     return True
 
 
-def _fits(text: str, limits: RowLimits, location: str, problems: RowProblems) -> bool:
-    """Returns True if the text of a row is short enough; else adds the problem."""
-    if len(text) <= limits.max_row_chars:
+def _fits(text: str | None, limits: RowLimits, location: str, problems: RowProblems) -> bool:
+    """Returns True if the text of a row is short enough; else, and for one that was not read, adds the problem."""
+    if text is not None and len(text) <= limits.max_row_chars:
         return True
     message = f"the row has more than {limits.max_row_chars:,} characters (max_row_chars)"
     problems.add(location, message, "raise max_row_chars, or shorten the row")
@@ -240,7 +237,8 @@ def _read_csv_rows(file: TextRows, problems: RowProblems, delimiter: str) -> Ite
         except StopIteration:
             return
         except csv.Error as error:
-            problems.add(location, *_describe_csv_error(error, file.limits))
+            message, fix = _describe_csv_error(error, file.limits)
+            problems.add(location, f"{message}; the rows after it are not read", fix)
             return
         if not any(cells):
             continue

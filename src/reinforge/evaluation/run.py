@@ -6,16 +6,20 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from reinforge.config.schema import OutcomesConfig
 from reinforge.crash import crash_point
 from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, describe_error
-from reinforge.evaluation.evaluators.base import describe_refusal, score_item
+from reinforge.evaluation.evaluators.base import describe_refusal, missing_score, score_item
 from reinforge.evaluation.evaluators.weighted import Weighted
+from reinforge.evaluation.opponents import BASELINE, BaseAnswers, Referee, SiblingGroups
 from reinforge.evaluation.reasons import find_missing_reason, find_unscored_reason
+from reinforge.evaluation.score_failures import ScoreFailures
 from reinforge.evaluation.statistics import summarize
-from reinforge.interfaces import EvaluationRunner, Evaluator
+from reinforge.interfaces import EvaluationRunner, Evaluator, GroupEvaluator
 from reinforge.rollout.episode import build_steps
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
@@ -35,7 +39,7 @@ HELD_OUT = ("select", "confirm")
 Listener = Callable[[EpisodeRecord], None]
 Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]
 ComputeReward = Callable[[EvalOutputItem, dict[str, Any]], Awaitable[float | None]]
-EpochLoader = Callable[[int, Mapping[str, EvalInputItem]], list[EpisodeRecord]]
+EpochLoader = Callable[[int, Mapping[str, EvalInputItem], str], list[EpisodeRecord]]
 
 
 class DatasetEvaluation(EvaluationRunner):
@@ -53,7 +57,8 @@ class DatasetEvaluation(EvaluationRunner):
         listener: Called once for every finished episode (journal, progress).
         num_samples: Episodes per example, by split; default 1.
         recall: Returns an episode that finished before the run was interrupted, or None.
-        load_episodes: Returns the collected episodes of an epoch, given all examples by id.
+        load_episodes: Returns the recorded episodes of an epoch and a phase, given all examples by id.
+        note: Shows a line to the user: the first failures of each evaluator.
     """
 
     def __init__(
@@ -69,7 +74,8 @@ class DatasetEvaluation(EvaluationRunner):
         num_samples: Mapping[str, int] | None = None,
         held_out_evaluators: Mapping[str, Evaluator] | None = None,
         recall: Recall = lambda key, item: None,
-        load_episodes: EpochLoader = lambda epoch, items: [],
+        load_episodes: EpochLoader = lambda epoch, items, phase: [],
+        note: Callable[[str], None] = lambda text: None,
     ):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
         self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
@@ -82,6 +88,9 @@ class DatasetEvaluation(EvaluationRunner):
         self._calls: dict[str, ModelCall] = {}
         self._calls_epoch = self.epoch
         self._num_evals: Counter[int] = Counter()
+        self._failures = ScoreFailures(note)
+        self._base_answers = BaseAnswers(lambda phase: self.load_episodes(BASELINE, self._items, phase))
+        self._referee = Referee(self._base_answers, self._failures, outcomes.retries, runner.limits.evaluator_timeout_s)
 
     def example_ids(self, split: str) -> list[str]:
         """Returns the ids of a split's examples."""
@@ -96,8 +105,11 @@ class DatasetEvaluation(EvaluationRunner):
         episodes = [(key, self._items[key.example_id]) for key in keys]
         finished = {key: record for key, item in episodes if (record := self.recall(key, item)) is not None}
         remaining = [(key, item) for key, item in episodes if key not in finished]
-        finished |= {record.key: record for record in await self.runner.run(remaining, self._score, self.listener)}
+        complete = partial(self._compare, SiblingGroups(keys, finished.values()))
+        run = await self.runner.run(remaining, self._score, self.listener, complete)
+        finished |= {record.key: record for record in run}
         records = [finished[key] for key in keys]
+        self._base_answers.add(records)
         if self._calls_epoch != self.epoch:
             self._calls, self._calls_epoch = {}, self.epoch
         collected = [record for record in records if record.key.phase == "collect"]
@@ -106,7 +118,7 @@ class DatasetEvaluation(EvaluationRunner):
 
     def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
         """Returns the collected episodes of a past epoch, in the order of their keys."""
-        return self.load_episodes(epoch, self._items)
+        return self.load_episodes(epoch, self._items, "collect")
 
     def find_call(self, call_id: str) -> ModelCall | None:
         """Returns the model call of this epoch with this id, or None."""
@@ -115,7 +127,42 @@ class DatasetEvaluation(EvaluationRunner):
     def _get_evaluators(self, example_id: str) -> dict[str, Evaluator]:
         return self.held_out_evaluators if example_id in self._held_out else self.evaluators
 
+    async def score_again(self, record: EpisodeRecord) -> EpisodeRecord:
+        """Returns a copy of a finished episode whose answer has been scored once more, by every evaluator.
+
+        Evaluators that compare answers have no score of one alone.
+        """
+        again = replace(record, scores={}, reward=None)
+        await self._score_once(again)
+        return again
+
+    def _find_group_evaluators(self, record: EpisodeRecord) -> dict[str, GroupEvaluator]:
+        evaluators = self._get_evaluators(record.key.example_id)
+        return {name: each for name, each in evaluators.items() if isinstance(each, GroupEvaluator)}
+
     async def _score(self, record: EpisodeRecord) -> None:
+        """Scores an episode; if an evaluator compares episodes, only with those that do not depend on it."""
+        if not self._find_group_evaluators(record):
+            await self._score_fully(record)
+            return
+        evaluators = self._get_evaluators(record.key.example_id)
+        for name, evaluator in evaluators.items():
+            if not isinstance(evaluator, GroupEvaluator | Weighted):
+                await self._score_with(name, evaluators, record, record.scores)
+
+    async def _compare(self, groups: SiblingGroups, record: EpisodeRecord) -> None:
+        """Completes the scores of an episode by evaluators that compare it with others."""
+        evaluators = self._find_group_evaluators(record)
+        if not evaluators:
+            return
+        if record.key.phase == "collect":
+            await groups.join(record, partial(self._referee.compare_siblings, groups, evaluators))
+        elif not record.outcome.is_missing:
+            await self._referee.compare_with_reference(evaluators, record)
+        if not record.outcome.is_missing:
+            await self._score_fully(record)
+
+    async def _score_fully(self, record: EpisodeRecord) -> None:
         for attempt in range(self.outcomes.retries + 1):
             await self._score_once(record)
             if record.outcome is not Outcome.JUDGE_ERROR or attempt == self.outcomes.retries:
@@ -159,6 +206,8 @@ class DatasetEvaluation(EvaluationRunner):
         evaluator = evaluators[name]
         if record.outcome.is_policy_failure and name == self.reward_metric:
             known[name] = self._penalize(record)
+        elif isinstance(evaluator, GroupEvaluator):
+            known[name] = self._get_comparison(name, record)
         elif isinstance(evaluator, Weighted) and evaluator.weights.keys() <= evaluators.keys():
             parts = {part: await self._score_with(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
@@ -166,7 +215,17 @@ class DatasetEvaluation(EvaluationRunner):
             known[name] = await score_item(evaluator, record.item, self.runner.limits.evaluator_timeout_s)
             if record.outcome.is_policy_failure and known[name].error is not None:  # there may be no answer to score
                 known[name] = self._penalize(record)
+            if (error := known[name].error) is not None:
+                self._failures.report(name, record.key.example_id, error)
         return known[name]
+
+    def _get_comparison(self, name: str, record: EpisodeRecord) -> EvalOutputItem:
+        """Returns the score that a comparison gave an episode; failures of the policy are not compared."""
+        if name in record.scores:
+            return record.scores[name]
+        if record.outcome.is_policy_failure:
+            return self._penalize(record)
+        return missing_score(record.item, "it compares answers, and this one was scored alone")
 
     def _penalize(self, record: EpisodeRecord) -> EvalOutputItem:
         """Returns the configured reward of a policy's failure, so that no figure leaves the episode out."""

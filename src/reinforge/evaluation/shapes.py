@@ -2,6 +2,8 @@
 
     question/answer             {"question": Q, "answer": A}                   => input Q, expected A
     messages                    {"messages": [M.., {"role": "assistant"..}]}   => input M.., expected the last text
+    messages, with a thumb      {"messages": [M.., {"role": "assistant"..}],
+                                 "label": true}                                => the same; expected None if false
     messages (prompts only)     {"messages": [M..], "label": 3}                => input M.., extra fields for the reward
     prompt/completion           {"prompt": P, "completion": C}                 => input P, expected C
     prompt/completion/label     {"prompt": P, "completion": C, "label": true}  => input P, expected C, or None if false
@@ -115,8 +117,16 @@ def detect_shape(rows: Sequence[Row], columns: Columns) -> str:
     return counts.most_common(1)[0][0] if counts else QUESTION_ANSWER
 
 
+def read_label(row: Mapping[str, Any]) -> bool | None:
+    """Returns a row's thumb: true or false in the column `label`, also as text in a cell of a CSV file; else None."""
+    label = row.get("label")
+    if isinstance(label, str):
+        return {"true": True, "false": False}.get(label.strip().lower())
+    return label if isinstance(label, bool) else None
+
+
 def _matches_shape(row: Mapping[str, Any], shape: str) -> bool:
-    if shape == LABELLED and not isinstance(row.get("label"), bool):
+    if shape == LABELLED and read_label(row) is None:
         return False  # some other column that happens to be called label
     return all(row.get(key) is not None for key in SHAPES[shape])
 
@@ -160,7 +170,7 @@ def _read_shaped_pairs(
     if shape == LABELLED or (not any(answered) and not columns.is_configured("answer_key")):
         return pairs, MESSAGES_PROMPTS_ONLY if shape == MESSAGES else shape
     for row, (prompt, expected) in zip(rows, pairs, strict=True):
-        if prompt is not None and expected is None:
+        if prompt is not None and expected is None and not _is_disliked(row.value):
             what = f'no final assistant message and no field "{columns.answer_key}"'
             what = what if shape == MESSAGES else f'no field "{columns.answer_key}"'
             problems.add(row.location, f"{what}; other rows have an answer, so every row needs one")
@@ -223,13 +233,22 @@ def parse_messages(value: Any, field: str) -> list[dict[str, Any]]:
     return messages
 
 
+def _is_disliked(row: Mapping[str, Any]) -> bool:
+    """Returns True if the last message of a row is a reply with a thumb down, which is no answer to expect."""
+    messages = row.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return read_label(row) is False and isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
 def _read_conversation(row: dict[str, Any]) -> tuple[Any, Any]:
     messages = parse_messages(row["messages"], "messages")
     if messages[-1]["role"] != "assistant":
         return messages, None
     if len(messages) == 1:
         raise InvalidRowError("messages: expected a message before the assistant's")
-    return messages[:-1], _parse_answer(messages[-1:], "messages")
+    # `weight` is about training; a model that is asked need not know it
+    prompt = [{key: value for key, value in each.items() if key != "weight"} for each in messages[:-1]]
+    return prompt, None if _is_disliked(row) else _parse_answer(messages[-1:], "messages")
 
 
 def _parse_prompt(value: Any, field: str = "prompt") -> Any:
@@ -259,10 +278,10 @@ def _read_openai_preference(row: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _read_labelled(row: dict[str, Any]) -> tuple[Any, Any]:
-    if not isinstance(row["label"], bool):
+    if (label := read_label(row)) is None:
         raise InvalidRowError(f"label: expected true or false, found {_describe(row['label'])}")
     answer = _parse_answer(row["completion"], "completion")
-    return _parse_prompt(row["prompt"]), answer if row["label"] else None
+    return _parse_prompt(row["prompt"]), answer if label else None
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {

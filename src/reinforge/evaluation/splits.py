@@ -8,6 +8,9 @@ content) form a group that always goes into one split, or else training would se
 replies to train on form a group if their prompts are equal, whatever their replies and rewards are. If a column
 names the split (`key`), equal rows in different splits are an error, since grouping them would override that column.
 
+Rows of one conversation (equal values in the column `group_key`) form a group too: later ones repeat earlier ones.
+Questions that nearly repeat each other form a group only with `near_duplicates: group`; see `contamination.py`.
+
 A game has the same row for each of its episodes. Where the id alone makes them different examples, since it seeds the
 environment, `key` names the column with the id.
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.evaluation.contamination import group_near_duplicates
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
@@ -49,24 +53,82 @@ def split_examples(
             different splits.
     """
     _check_unique_ids(items)
+    check_group_key(items, config.group_key)
     column = config.key if config.key != id_key else None
     groups = group_equal_examples(items, id_key, column, by_prompt=column is None)
     if config.key == id_key:
         groups = [[str(item.id)] for item in sorted(items, key=lambda item: str(item.id))]
-    assigned = _assign_by_column(items, groups, column) if column else _assign_by_size(groups, config, seed)
+    elif config.near_duplicates == "group":
+        groups = merge_groups(groups, group_near_duplicates(items, config.near_duplicate_similarity))
+    num_distinct = len(groups)
+    if column is None and config.key != id_key:
+        groups = merge_groups(groups, list(group_by_column(items, config.group_key).values()))
+    assigned = (
+        _assign_by_column(items, groups, column, config.group_key) if column else _assign_by_size(groups, config, seed)
+    )
     splits = {name: [item for item in items if assigned[str(item.id)] == name] for name in SPLITS}
     empty = [name for name in SPLITS if not splits[name]]
     if empty:
-        raise ConfigError(
-            Problem(
-                PATH,
-                f"no examples are left for {' and '.join(empty)}: the dataset has {len(items)}, "
-                f"{len(groups)} of them distinct (replies to the same prompt count as one)",
-                "add examples (at least three distinct ones) or make the other splits smaller"
-                + suggest_id(groups, id_key),
-            )
-        )
+        message = f"no examples are left for {' and '.join(empty)}: the dataset has {len(items)}"
+        message += f", {num_distinct} of them distinct (replies to the same prompt count as one)"
+        fix = "add examples (at least three distinct ones) or make the other splits smaller"
+        if len(groups) < num_distinct:
+            message += f", in {len(groups)} groups with equal {config.group_key}"
+            fix += f"; or, if rows with equal {config.group_key} have nothing in common, set {PATH}.group_key: null"
+        raise ConfigError(Problem(PATH, message, fix + suggest_id(groups, id_key)))
     return splits
+
+
+def merge_groups(groups: list[list[str]], similar: list[list[str]]) -> list[list[str]]:
+    """Returns the groups, those that share examples of one similar set as one: [a b] [c] [d], [b c] -> [a b c] [d]."""
+    place = {id_: number for number, group in enumerate(groups) for id_ in group}
+    merged = {number: list(group) for number, group in enumerate(groups)}
+    for ids in similar:
+        numbers = sorted({place[id_] for id_ in ids})
+        for number in numbers[1:]:
+            for id_ in merged[number]:
+                place[id_] = numbers[0]
+            merged[numbers[0]] += merged.pop(number)
+    return list(merged.values())
+
+
+def group_by_column(items: Sequence[EvalInputItem], key: str | None) -> dict[str, list[str]]:
+    """Returns the ids of the examples with each value of a column; only text and whole numbers are values."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        row = item.full_dataset_entry
+        value = row.get(key) if isinstance(row, Mapping) and key is not None else None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # columns of whole numbers with gaps are read as decimal numbers
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+            groups[str(value)].append(str(item.id))
+    return groups
+
+
+def find_clusters(items: Sequence[EvalInputItem], group_key: str | None) -> dict[str, str]:
+    """Returns id -> its cluster, the first id, of examples of one conversation or with one prompt and several replies.
+
+    Args:
+        items: The examples.
+        group_key: The column with the conversation; None: none.
+    """
+    by_prompt: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        if isinstance(item.full_dataset_entry, Mapping) and _has_reply(item.full_dataset_entry):
+            by_prompt[_hash_content([item.input_obj])].append(str(item.id))
+    related = [*by_prompt.values(), *group_by_column(items, group_key).values()]
+    groups = merge_groups([[str(item.id)] for item in items], related)
+    return {id_: group[0] for group in groups if len(group) > 1 for id_ in group}
+
+
+def check_group_key(items: Sequence[EvalInputItem], key: str | None) -> None:
+    """Raises a `ConfigError` if a configured column keeps no rows together, since none has it."""
+    if key in (None, SplitsConfig().group_key) or group_by_column(items, key):
+        return
+    rows = [item.full_dataset_entry for item in items if isinstance(item.full_dataset_entry, Mapping)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    message = f'no row has text or a whole number in the column "{key}"{did_you_mean(str(key), columns)}'
+    raise ConfigError(Problem(f"{PATH}.group_key", message, "name a column of the rows, or set it to null"))
 
 
 def suggest_id(groups: list[list[str]], id_key: str) -> str:
@@ -164,7 +226,9 @@ def _round_shares(shares: Mapping[str, float], total: int) -> dict[str, int]:
     return sizes
 
 
-def _assign_by_column(items: Sequence[EvalInputItem], groups: list[list[str]], key: str) -> dict[str, str]:
+def _assign_by_column(
+    items: Sequence[EvalInputItem], groups: list[list[str]], key: str, group_key: str | None
+) -> dict[str, str]:
     """Returns the split of each id, read from the column `key`."""
     problems: list[Problem] = []
     assigned: dict[str, str] = {}
@@ -186,6 +250,12 @@ def _assign_by_column(items: Sequence[EvalInputItem], groups: list[list[str]], k
             members = ", ".join(f"{id_} ({assigned[id_]})" for id_ in group if id_ in assigned)
             message = f"examples that differ only in their id are in different splits: {members}"
             problems.append(Problem(f"{PATH}.key", message, "put them into one split, or keep only one of them"))
+    for value, ids in group_by_column(items, group_key).items():
+        names = dict.fromkeys(assigned[id_] for id_ in ids if id_ in assigned)
+        if len(names) > 1:
+            message = f"rows with {group_key} {value!r} are in different splits: {', '.join(names)}"
+            fix = f"put them into one split, or set {PATH}.group_key: null if they have nothing in common"
+            problems.append(Problem(f"{PATH}.group_key", message, fix))
     if problems:
         more = [Problem("", f"and {len(problems) - 20} more problems like these")] if len(problems) > 20 else []
         raise ConfigError(problems[:20] + more)

@@ -2,6 +2,7 @@
 
     compute_mean_interval       scores of one model    -> mean and 95 % interval
     compute_paired_difference   scores of two models   -> mean per-example difference, interval and p-value
+    compute_unpaired_difference scores of two models   -> difference of the means, on different examples
     compute_detectable_effect   number of examples     -> the smallest improvement that the comparison can find
     compute_half_width          number of examples     -> half the width of the interval of an improvement
 
@@ -12,7 +13,7 @@ several examples. Where a bound of an interval is unknown it is None, never a nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -24,6 +25,8 @@ from reinforge.types.evaluation import MAX_SCORE, MetricSummary
 
 Scores = NDArray[np.float64]
 
+MAX_P_VALUE = 0.05
+"""The test must agree with the interval at this level (two-sided, like the 95 % of the interval)."""
 MAX_EXACT_FLIPS = 12
 """Up to this many non-zero differences, all 2^n sign flips are enumerated."""
 NUM_RANDOM_FLIPS = 10_000
@@ -56,6 +59,10 @@ class Improvement:
 
     def __str__(self) -> str:
         return f"{format_interval(self.mean_difference, self.ci_low, self.ci_high, signed=True)}"
+
+    def format_p_value(self) -> str:
+        """Returns `p = 0.034`, or `p < 0.001`."""
+        return "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.3f}"
 
 
 def compute_mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
@@ -109,13 +116,18 @@ def summarize(
 
 
 def compute_paired_difference(
-    base: dict[str, float], tuned: dict[str, float], margin: float = 0.0, level: float = 0.95
+    base: dict[str, float],
+    tuned: dict[str, float],
+    margin: float = 0.0,
+    level: float = 0.95,
+    clusters: Mapping[str, str] | None = None,
 ) -> Improvement:
     """Returns the mean difference between two models, with interval and p-value.
 
     Only examples with a score from both models count.
 
-    The interval is Student's t over the per-example differences. If all differences are equal, it would have width 0;
+    The interval is Student's t over the per-example differences. If all differences are equal (with clusters: if those
+    of every cluster have the same mean), it would have width 0;
     then at most `q = 1 - ((1 - level) / 2)^(1/n)` of all examples behave differently (Clopper-Pearson at n of n), and
     each of those can move the difference to plus or minus the range of the scores (1 for scores of 0 and 1):
     12 examples that all went from 0 to 1 -> difference 1, interval [0.47, 1].
@@ -131,6 +143,9 @@ def compute_paired_difference(
         tuned: Example id -> score of the tuned model.
         margin: Difference that the p-value tests against.
         level: Coverage of the interval.
+        clusters: Example id -> its cluster, such as the conversation; an example without one is its own. Examples of
+            one cluster are not independent: the standard error is that of the sums of the clusters (`sum_clusters`),
+            and the test flips the sign of a whole cluster.
 
     Raises:
         ValueError: No example has a score from both models.
@@ -138,19 +153,71 @@ def compute_paired_difference(
     ids = sorted(base.keys() & tuned.keys())
     if not ids:
         raise ValueError("no example has a score from both models")
+    names = [(clusters or {}).get(i, f"example {i}") for i in ids]
     base_scores, tuned_scores = _to_finite_array(base[i] for i in ids), _to_finite_array(tuned[i] for i in ids)
     differences = tuned_scores - base_scores
     mean = float(differences.mean())
-    p_value, p_method = _sign_flip_test(differences - margin)
+    p_value, p_method = _sign_flip_test(sum_clusters(differences - margin, names))
+    num_clusters = len(set(names))
+    residuals = sum_clusters(differences - mean, names)
+    rounding = 1e-12 * max(1.0, float(np.abs(differences).max()))
     low: float | None
     high: float | None
-    if np.ptp(differences) > 1e-12:
-        half = _t_half_width(differences, level)
+    if num_clusters == 1 < len(ids):
+        low, high, method = None, None, "one cluster has no interval"
+    elif np.ptp(residuals) > rounding:
+        half = _t_half_width(residuals * (num_clusters / len(ids)), level)
         low, high, method = mean - half, mean + half, "paired t interval"
     else:
-        low, high = _equal_differences_interval(mean, np.concatenate([base_scores, tuned_scores]), len(ids), level)
+        low, high = _equal_differences_interval(mean, np.concatenate([base_scores, tuned_scores]), num_clusters, level)
         method = "exact bound for equal differences"
-    return Improvement(mean, low, high, p_value, len(ids), f"{method}; {p_method}")
+    over = f" over {num_clusters} clusters" if num_clusters < len(ids) else ""
+    return Improvement(mean, low, high, p_value, len(ids), f"{method}{over}; {p_method}")
+
+
+def sum_clusters(values: Scores, names: Sequence[str]) -> Scores:
+    """Returns the sum of the values of each cluster, in the order of their first values.
+
+    Example: [1, 2, 3] with names a b a -> [4, 2].
+    """
+    places: dict[str, int] = {}
+    indices = [places.setdefault(name, len(places)) for name in names]
+    return np.asarray(np.bincount(indices, weights=values), dtype=np.float64)
+
+
+def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float], level: float = 0.95) -> Improvement:
+    """Returns the difference of the means of two models that ran on different examples; `num_pairs` is 0.
+
+    The interval is built from those of the two means, `[l, u]` of `compute_mean_interval` (Zou and Donner 2008; for
+    scores of 0 and 1 it is method 10 of Newcombe 1998):
+
+        low  = difference - sqrt((tuned - l_tuned)^2 + (u_base - base)^2)
+        high = difference + sqrt((u_tuned - tuned)^2 + (base - l_base)^2)
+
+    The p-value is that of a permutation test: if both models were equally good, each score could just as well have
+    been the other model's. It uses 10,000 random divisions with a fixed seed.
+
+    Example: [1, 0, 0, 0] and [1, 1, 1, 0] -> difference 0.5, interval [-0.135, 0.789].
+
+    Args:
+        base: One score per example of the base model.
+        tuned: One score per example of the tuned model.
+        level: Coverage of the interval.
+
+    Raises:
+        ValueError: One of them has no scores.
+    """
+    (mean_base, low_base, high_base), (mean, low, high) = (
+        compute_mean_interval(scores, level) for scores in (base, tuned)
+    )
+    difference = mean - mean_base
+    ci_low = ci_high = None
+    if low is not None and high is not None and low_base is not None and high_base is not None:
+        ci_low = difference - math.hypot(mean - low, high_base - mean_base)
+        ci_high = difference + math.hypot(high - mean, mean_base - low_base)
+    p_value = _permutation_test(_to_finite_array(base), _to_finite_array(tuned))
+    method = f"unpaired interval from those of the two means; permutation test, {NUM_RANDOM_FLIPS:,} random divisions"
+    return Improvement(difference, ci_low, ci_high, p_value, 0, method)
 
 
 def compute_detectable_effect(num_pairs: int, spread: float, power: float = 0.9, level: float = 0.95) -> float:
@@ -297,6 +364,19 @@ def _sign_flip_test(differences: Scores) -> tuple[float, str]:
         coins = np.unpackbits(random.integers(0, 256, (count, (n + 7) // 8), dtype=np.uint8), axis=1, count=n)
         num_extreme += int((np.abs(2 * (coins.astype(np.float64) @ sizes) - sizes.sum()) >= observed).sum())
     return (1 + num_extreme) / (1 + NUM_RANDOM_FLIPS), f"sign-flip test, {NUM_RANDOM_FLIPS:,} random flips"
+
+
+def _permutation_test(base: Scores, tuned: Scores) -> float:
+    """Returns the two-sided p-value of the difference of two means."""
+    scores = np.concatenate([base, tuned])
+    total, n = float(scores.sum()), tuned.size
+    tolerance = 1e-9 * max(1.0, float(np.abs(scores).max()))  # so that rounding cannot break a tie
+    observed = abs(float(tuned.mean()) - float(base.mean())) - tolerance
+    random, num_extreme = np.random.default_rng(0), 0
+    for _ in range(NUM_RANDOM_FLIPS):
+        chosen = float(random.permutation(scores)[:n].sum())
+        num_extreme += abs(chosen / n - (total - chosen) / base.size) >= observed
+    return (1 + num_extreme) / (1 + NUM_RANDOM_FLIPS)
 
 
 def fair_coin_cdf(k: int, n: int) -> float:

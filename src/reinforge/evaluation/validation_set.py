@@ -8,11 +8,18 @@ The validation dataset becomes `select` and `confirm`; the other dataset is all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import PATH, group_equal_examples, suggest_id
+from reinforge.evaluation.splits import (
+    PATH,
+    check_group_key,
+    group_by_column,
+    group_equal_examples,
+    merge_groups,
+    suggest_id,
+)
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
@@ -42,6 +49,7 @@ def split_with_validation(
     if {str(item.id) for item in train} & {str(item.id) for item in validation}:
         validation = [item.copy_with_updates(id=f"{PREFIX}{item.id}") for item in validation]
     held_out = {str(item.id) for item in validation}
+    check_group_key([*train, *validation], config.group_key)
     groups = group_equal_examples([*train, *validation], id_key, None)
     if by_id:
         groups = [[str(item.id)] for item in sorted([*train, *validation], key=lambda item: str(item.id))]
@@ -51,6 +59,11 @@ def split_with_validation(
         message = f"{len(shared)} rows are also in the training dataset under another id: {members}"
         fix = f"remove them from one of the two datasets{suggest_id(groups, id_key)}"
         raise ConfigError(Problem(VALIDATION_DATASET, message, fix))
+    if not by_id:
+        related = group_by_column([*train, *validation], config.group_key)
+        _refuse_shared_values(related, held_out, config.group_key)
+        same_prompt = group_equal_examples(validation, id_key, None, by_prompt=True)
+        groups = merge_groups(groups, [*related.values(), *same_prompt])
     chosen = _choose_select_ids([group for group in groups if held_out & set(group)], config, seed)
     splits = {
         "train": list(train),
@@ -63,6 +76,15 @@ def split_with_validation(
         fix = f"add examples (at least two distinct ones){suggest_id(groups, id_key)}"
         raise ConfigError(Problem(VALIDATION_DATASET, message, fix))
     return splits
+
+
+def _refuse_shared_values(groups: Mapping[str, list[str]], held_out: set[str], key: str | None) -> None:
+    """Raises a `ConfigError` if rows of both datasets have the same value in the column `group_key`."""
+    shared = [value for value, ids in groups.items() if held_out & set(ids) and set(ids) - held_out]
+    if shared:
+        message = f"{len(shared)} values of {key} are also in the training dataset: {', '.join(shared[:10])}"
+        fix = f"move their rows into one of the two, or set {PATH}.group_key: null if they have nothing in common"
+        raise ConfigError(Problem(VALIDATION_DATASET, message, fix))
 
 
 def _choose_select_ids(groups: list[list[str]], config: SplitsConfig, seed: int) -> set[str]:

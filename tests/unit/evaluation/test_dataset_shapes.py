@@ -131,3 +131,16 @@ async def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCap
         loader.load()
         assert loader.shape == "prompt/completion"
     assert "d.jsonl: 2 rows of shape prompt/completion" in caplog.text
+
+
+def test_a_reply_with_a_thumb_down_is_no_answer_to_expect():
+    rows = [{"messages": [USER, FIVE], "label": label} for label in (True, False)]
+    rows.append({"messages": [USER, FIVE], "label": False, "answer": "6"})
+    items = ListDataset(rows).load()
+    assert [item.expected_output_obj for item in items] == ["5", None, "6"]
+
+
+def test_the_weight_of_earlier_replies_is_not_for_the_model():
+    [item] = ListDataset([{"messages": [USER, {**FIVE, "weight": 0}, USER, FIVE]}]).load()
+    assert item.input_obj == [USER, FIVE, USER]
+    assert item.full_dataset_entry["messages"][1]["weight"] == 0

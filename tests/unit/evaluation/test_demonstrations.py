@@ -123,3 +123,40 @@ def test_the_prompt_of_a_conversation_ends_before_the_first_message_to_train_on(
     row_format = detect_format(list(rows.values()))
     assert row_format.group(rows) == [["1", "2", "3"]]
     assert row_format.group(rows, last_only=True) == [["1", "3"], ["2"]]
+
+
+def liked(label, **columns):
+    return {"messages": [USER, BOT], "label": label, **columns}
+
+
+def test_thumbs_of_conversations_are_rewards_and_labels():
+    rows = [liked(True), liked(False)]
+    row_format = detect_format(rows)
+    assert (row_format.shape, row_format.reward_key, row_format.marks_bad_replies) == ("messages", "label", True)
+    found = [row_format.parse(row)[0] for row in rows]
+    assert [(each.reward, each.label) for each in found] == [(1.0, True), (0.0, False)]
+
+
+def test_a_reward_wins_over_a_thumb_which_stays_the_label():
+    row_format = detect_format([liked(False, reward=0.75)])
+    [found] = row_format.parse(liked(False, reward=0.75))
+    assert (row_format.reward_key, found.reward, found.label) == ("reward", 0.75, False)
+    assert not row_format.marks_bad_replies
+
+
+def test_thumbs_of_some_rows_are_no_rewards_but_mark_bad_replies():
+    row_format = detect_format([liked(False), {"messages": [USER, BOT]}])
+    assert (row_format.reward_key, row_format.marks_bad_replies) == (None, True)
+    assert not detect_format([liked(True), {"messages": [USER, BOT]}]).marks_bad_replies
+    assert not detect_format([{"messages": [USER, BOT], "label": 0}]).marks_bad_replies, "a number is no thumb"
+
+
+def test_thumbs_in_the_cells_of_a_csv_file_are_thumbs():
+    rows = [{"prompt": "q", "completion": "a", "label": text} for text in ("true", " False")]
+    found = detect_format(rows)
+    assert (found.shape, found.marks_bad_replies) == ("prompt/completion/label", True)
+    assert [(each.reward, each.label) for row in rows for each in found.parse(row)] == [(1.0, True), (0.0, False)]
+    named = detect_format(rows, "label")
+    assert [each.reward for row in rows for each in named.parse(row)] == [1.0, 0.0]
+    with pytest.raises(InvalidRowError, match="label: expected true or false, found maybe"):
+        found.parse({"prompt": "q", "completion": "a", "label": "maybe"})

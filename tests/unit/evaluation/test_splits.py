@@ -8,7 +8,7 @@ import pytest
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError
-from reinforge.evaluation.splits import SPLITS, split_examples
+from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
 from reinforge.types.evaluation import EvalInputItem
 
 
@@ -168,3 +168,88 @@ def test_one_prompt_alone_cannot_be_split() -> None:
     items = [example(n, "prompt", f"reply {n}", completion=f"reply {n}") for n in range(60)]
     with pytest.raises(ConfigError, match=r"has 60, 1 of them distinct \(replies to the same prompt count as one\)"):
         split_examples(items, SplitsConfig(), seed=0)
+
+
+def talk(count: int, size: int = 3, **columns: Any) -> list[EvalInputItem]:
+    return [
+        example(n, f"question {n}", conversation=f"c{n // size}", user=n % 2, **columns) for n in range(count * size)
+    ]
+
+
+def find_torn(splits: dict[str, list[EvalInputItem]]) -> set[str]:
+    """Returns the conversations that are in more than one split."""
+    names: dict[str, set[str]] = {}
+    for name, items in splits.items():
+        for item in items:
+            names.setdefault(item.full_dataset_entry["conversation"], set()).add(name)
+    return {value for value, found in names.items() if len(found) > 1}
+
+
+def test_rows_of_one_conversation_stay_together() -> None:
+    splits = split_examples(talk(20), SplitsConfig(), seed=0)
+    assert find_torn(splits) == set()
+    assert sizes(splits) == [36, 9, 15]
+    assert find_torn(split_examples(talk(20), SplitsConfig(group_key=None), seed=0)), "without it they are torn apart"
+
+
+def test_any_column_may_keep_rows_together() -> None:
+    with pytest.raises(ConfigError, match="no examples are left for"):  # two users cannot fill three splits
+        split_examples(talk(20), SplitsConfig(group_key="user"), seed=0)
+
+
+@pytest.mark.parametrize("value", [None, "", True, ["a"], {"a": 1}, 1.5])
+def test_what_names_no_conversation_groups_nothing(value: Any) -> None:
+    items = [example(n, f"question {n}", conversation=value) for n in range(10)]
+    assert sizes(split_examples(items, SplitsConfig(), seed=0)) == [6, 2, 2]
+
+
+def test_equal_rows_of_different_conversations_join_them() -> None:
+    items = talk(20)
+    same = [example(f"x{c}", "thanks", conversation=f"c{c}") for c in range(0, 20, 2)]
+    for item in same:
+        item.full_dataset_entry["messages"] = [{"role": "assistant", "content": item.id}]  # a reply: the prompt counts
+    splits = split_examples(items + same, SplitsConfig(), seed=0)
+    assert len({name for name, found in ids(splits).items() for item in same if item.id in found}) == 1
+    assert find_torn(splits) == set()
+
+
+def test_a_column_of_splits_that_tears_a_conversation_is_refused() -> None:
+    items = [example(n, f"question {n}", conversation=f"c{n // 2}", part=SPLITS[n % 3]) for n in range(6)]
+    with pytest.raises(ConfigError, match="rows with conversation 'c0' are in different splits: train, select"):
+        split_examples(items, SplitsConfig(key="part"), seed=0)
+    assert sizes(split_examples(items, SplitsConfig(key="part", group_key=None), seed=0)) == [2, 2, 2]
+
+
+def test_whole_numbers_that_were_read_as_decimal_numbers_group_rows() -> None:
+    items = [example(n, f"question {n}", customer=None if n == 59 else float(n // 3)) for n in range(60)]
+    splits = split_examples(items, SplitsConfig(group_key="customer"), seed=0)
+    customers = [{item.full_dataset_entry["customer"] for item in splits[name]} - {None} for name in SPLITS]
+    assert sum(map(len, customers)) == len(set.union(*customers)) == 20
+
+
+def test_a_column_that_no_row_has_cannot_group_rows() -> None:
+    with pytest.raises(ConfigError, match='no row has .* in the column "usr", did you mean "user"'):
+        split_examples(talk(20), SplitsConfig(group_key="usr"), seed=0)
+    assert sizes(split_examples(different(10), SplitsConfig(), seed=0)) == [6, 2, 2], "the default need not be there"
+
+
+def test_one_conversation_for_all_rows_is_told_with_its_column() -> None:
+    items = [example(n, f"question {n}", conversation="web") for n in range(30)]
+    with pytest.raises(ConfigError) as caught:
+        split_examples(items, SplitsConfig(), seed=0)
+    [problem] = caught.value.problems
+    assert "the dataset has 30, 30 of them distinct" in problem.message
+    assert problem.message.endswith("in 1 groups with equal conversation")
+    assert "set finetuning.splits.group_key: null" in problem.fix
+
+
+def test_examples_of_one_conversation_or_prompt_are_one_cluster() -> None:
+    items = [
+        example("a", "one", completion="x", conversation="c"),
+        example("b", "two", completion="x", conversation="c"),
+        example("d", "one", completion="y"),
+        example("e", "three", completion="y"),
+        example("f", "three"),
+    ]
+    assert find_clusters(items, "conversation") == {"a": "a", "b": "a", "d": "a"}
+    assert find_clusters(items, None) == {"a": "a", "d": "a"}, "f brings no reply: its id makes it an example"

@@ -14,6 +14,7 @@ from reinforge.evaluation.statistics import (
     compute_half_width,
     compute_mean_interval,
     compute_paired_difference,
+    compute_unpaired_difference,
     fair_coin_cdf,
     format_interval,
     summarize,
@@ -105,6 +106,36 @@ def test_the_difference_is_over_examples_scored_by_both():
 def test_no_pair_is_an_error():
     with pytest.raises(ValueError, match="no example has a score from both models"):
         compute_paired_difference({"a": 1.0}, {"b": 1.0})
+
+
+def test_the_unpaired_difference_of_shares_is_newcombes_method_10():
+    """56 of 70 against 48 of 80: 0.2 [0.0524, 0.3339] in the first example of Newcombe (1998)."""
+    found = compute_unpaired_difference([1.0] * 48 + [0.0] * 32, [1.0] * 56 + [0.0] * 14)
+    assert (found.mean_difference, found.ci_low, found.ci_high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
+    assert found.num_pairs == 0
+    back = compute_unpaired_difference([1.0] * 56 + [0.0] * 14, [1.0] * 48 + [0.0] * 32)
+    assert (back.ci_low, back.ci_high) == pytest.approx((-0.3339, -0.0524), abs=1e-4)
+    assert back.p_value == pytest.approx(found.p_value, abs=0.01)
+
+
+def test_the_permutation_test_counts_the_divisions_that_are_at_least_as_extreme():
+    # of the 20 ways to choose 3 of 6 numbers, {4, 5, 6} and {1, 2, 3} are as extreme as the observed one
+    found = compute_unpaired_difference([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert found.mean_difference == 3.0
+    assert found.p_value == pytest.approx(2 / 20, abs=0.02)
+    assert compute_unpaired_difference([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).p_value == 1.0
+
+
+def test_an_unknown_spread_of_one_side_leaves_the_interval_unknown():
+    found = compute_unpaired_difference([0.5, 0.5], [0.7, 0.9])
+    assert (found.ci_low, found.ci_high) == (None, None)
+    with pytest.raises(ValueError, match="one or more finite scores"):
+        compute_unpaired_difference([], [1.0])
+
+
+@pytest.mark.parametrize(("p_value", "text"), [(0.0004, "p < 0.001"), (0.001, "p = 0.001"), (0.5, "p = 0.500")])
+def test_a_p_value_is_never_shown_as_0(p_value, text):
+    assert Improvement(0.1, 0.0, 0.2, p_value, 3, "").format_p_value() == text
 
 
 def test_equal_differences_do_not_claim_certainty():
@@ -217,3 +248,41 @@ def test_the_largest_scores_overflow_nowhere():
     for value in (1.1e9, -1e308, math.inf, math.nan):
         with pytest.raises(ValueError, match="expected one or more finite scores of at most 1e"):
             compute_mean_interval([value, 0.0])
+
+
+def test_the_interval_over_clusters_is_that_of_their_sums():
+    found = compute_paired_difference(arm(0, 0, 0, 0), arm(1, 1, 0, 0), clusters={"e0": "a", "e1": "a"})
+    # mean 0.5; sums of d - 0.5: a 1, e2 -0.5, e3 -0.5; se^2 = 3/2 * 1.5 / 4^2; t(2) = 4.3027
+    half = 4.302653 * math.sqrt(1.5 * 1.5 / 16)
+    assert (found.ci_low, found.ci_high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-5)
+    assert found.p_value == 1.0, "the only cluster that changed may as well have changed the other way"
+    assert found.num_pairs == 4
+    assert found.method == "paired t interval over 3 clusters; sign-flip test, exact"
+
+
+def test_copies_of_examples_in_a_cluster_bring_no_certainty():
+    base, tuned = arm(0, 1, 0, 1, 0, 0), arm(1, 1, 1, 0, 1, 1)
+    once = compute_paired_difference(base, tuned)
+    more_base, more_tuned = ({f"{key}/{n}": v for key, v in each.items() for n in range(5)} for each in (base, tuned))
+    clusters = {key: key.partition("/")[0] for key in more_base}
+    five = compute_paired_difference(more_base, more_tuned, clusters=clusters)
+    assert (five.ci_low, five.ci_high, five.p_value) == pytest.approx((once.ci_low, once.ci_high, once.p_value))
+    blind = compute_paired_difference(more_base, more_tuned)
+    assert blind.ci_low > 0 > once.ci_low, "without clusters, copies would have been an improvement"
+
+
+def test_equal_differences_are_bounded_by_the_number_of_clusters():
+    clusters = {f"e{n}": str(n // 4) for n in range(12)}
+    found = compute_paired_difference(arm(*[0] * 12), arm(*[1] * 12), clusters=clusters)
+    assert found.ci_low == pytest.approx(compute_paired_difference(arm(0, 0, 0), arm(1, 1, 1)).ci_low)
+    one = compute_paired_difference(arm(0, 1), arm(1, 1), clusters={"e0": "a", "e1": "a"})
+    assert (one.ci_low, one.ci_high) == (None, None)
+
+
+def test_clusters_with_equal_means_do_not_claim_certainty():
+    # in each of six conversations one of two examples improves: no cluster differs from the others
+    clusters = {f"e{n}": str(n // 2) for n in range(12)}
+    found = compute_paired_difference(arm(*[0] * 12), arm(*[0, 1] * 6), clusters=clusters)
+    q = 1 - 0.025 ** (1 / 6)
+    assert (found.ci_low, found.ci_high) == pytest.approx((0.5 * (1 - q) - q, 0.5 * (1 - q) + q))
+    assert found.method == "exact bound for equal differences over 6 clusters; sign-flip test, exact"

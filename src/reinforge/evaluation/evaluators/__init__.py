@@ -6,9 +6,22 @@ from reinforge.evaluation.evaluators import (
     json_schema,
     llm_judge,
     numeric,
+    pairwise_judge,
     python,
     regex,
+    relative_judge,
     weighted,
 )
 
-__all__ = ["contains", "exact_match", "json_schema", "llm_judge", "numeric", "python", "regex", "weighted"]
+__all__ = [
+    "contains",
+    "exact_match",
+    "json_schema",
+    "llm_judge",
+    "numeric",
+    "pairwise_judge",
+    "python",
+    "regex",
+    "relative_judge",
+    "weighted",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 from reinforge.errors import describe_error
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.files import find_unwritable
-from reinforge.interfaces import Evaluator
+from reinforge.interfaces import Evaluator, GroupEvaluator
 from reinforge.rollout.isolation.containment import TimedOut, run_contained
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.evaluation import MAX_SCORE, EvalInputItem, EvalOutputItem
@@ -37,18 +37,65 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float
         timeout_s: Time limit in seconds; None: no limit.
     """
     try:
-        result = await run_contained(lambda: evaluator.evaluate(item), timeout_s)
+        result = await _call(lambda: evaluator.evaluate(item), timeout_s)
+    except UnusableOutputError as error:
+        return EvalOutputItem(id=item.id, score=0.0, reasoning=str(error))
+    except EvaluatorFailed as error:
+        return missing_score(item, str(error))
+    return _check_result(item, result)
+
+
+async def score_group(
+    evaluator: GroupEvaluator, items: Sequence[EvalInputItem], timeout_s: float | None = None
+) -> list[EvalOutputItem]:
+    """Returns the evaluator's scores of several answers to one example, each as `score_item` does.
+
+    If the evaluator raises, times out, or returns something else than one score for each answer, all are missing.
+
+    Args:
+        evaluator: The evaluator.
+        items: The example with each of the answers.
+        timeout_s: Time limit in seconds for each answer; None: no limit.
+    """
+    limit_s = None if timeout_s is None else timeout_s * len(items)
+    try:
+        results = await _call(lambda: evaluator.evaluate_group(items), limit_s)
+    except (EvaluatorFailed, UnusableOutputError) as error:
+        return [missing_score(item, str(error)) for item in items]
+    if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(items):
+        count = f"{len(results)} scores" if isinstance(results, list | tuple) else type(results).__name__
+        return [missing_score(item, f"the evaluator returned {count} for {len(items)} answers") for item in items]
+    return [_check_result(item, result) for item, result in zip(items, results, strict=True)]
+
+
+class EvaluatorFailed(Exception):
+    """An evaluator gave no result; the message says why."""
+
+
+async def _call(evaluate: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
+    """Returns what an evaluator returns.
+
+    Raises:
+        EvaluatorFailed: It raised or timed out.
+        UnusableOutputError: It refuses the answer.
+    """
+    try:
+        return await run_contained(evaluate, timeout_s)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return missing_score(item, "the evaluator raised CancelledError")
-    except UnusableOutputError as error:
-        return EvalOutputItem(id=item.id, score=0.0, reasoning=str(error))
+        raise EvaluatorFailed("the evaluator raised CancelledError") from None
+    except UnusableOutputError:
+        raise
     except TimedOut as error:
-        return missing_score(item, str(error) or f"the evaluator timed out after {timeout_s:g} s")
+        raise EvaluatorFailed(str(error) or f"the evaluator timed out after {timeout_s:g} s") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001  a user's evaluator may raise anything
-        return missing_score(item, describe_error(error))
+        raise EvaluatorFailed(describe_error(error)) from None
+
+
+def _check_result(item: EvalInputItem, result: Any) -> EvalOutputItem:
+    """Returns a score as a float of at most `MAX_SCORE`, or a missing one with the reason."""
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
     if (why := find_unwritable(result.reasoning)) is not None:

@@ -1,0 +1,150 @@
+"""`reinforge reward test FILE`: what a file's evaluators let through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reinforge.cli.options import (
+    COMPAT,
+    CONFIG_FILE,
+    DATA,
+    DEBUG,
+    JSON,
+    OUTPUT,
+    OVERRIDE,
+    GroupedCommand,
+    option,
+    parse_existing_file,
+)
+from reinforge.cli.output import say, say_json, without_secrets
+from reinforge.cli.report import exit_on_error
+
+NOT_ROBUST = 3
+ATTACKS = ("empty", "copied_prompt", "copied_format", "verbose", "hedged", "injected", "best_of_n")
+ATTACKED = "Attacks"
+"""Title of the group of options about bad answers."""
+
+
+@click.group("reward")
+def command() -> None:
+    """Test what the evaluators of a file let through.
+
+    \b
+    Example:
+      reinforge reward test run.yml
+    """
+
+
+@command.command(
+    "test",
+    cls=GroupedCommand,
+    context_settings={"show_default": True},
+    short_help="Score real answers and answers that deserve no reward.",
+)
+@CONFIG_FILE
+@option("limit", metavar="N", type=click.IntRange(min=1), default=8, group=DATA, help="Use the first N examples.")
+@option(
+    "answers",
+    metavar="FILE",
+    callback=parse_existing_file,
+    group=DATA,
+    help="Real answers as JSON Lines: id, output, and label: false for those known to be wrong.",
+)
+@option(
+    "sample",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    group=DATA,
+    help="Sample N real answers per example from the agent; loads the model.",
+)
+@option("evaluator", metavar="NAME", multiple=True, group=DATA, help="Test only this evaluator. Repeatable.")
+@option("attack", type=click.Choice(ATTACKS), multiple=True, group=ATTACKED, help="Only this attack. Repeatable.")
+@option(
+    "best_of",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=8,
+    group=ATTACKED,
+    help="Wrong answers that best_of_n tries.",
+)
+@option(
+    "trusted",
+    metavar="NAME",
+    group=ATTACKED,
+    help="Evaluator that tells which real answers are wrong; they join best_of_n. Default: gate.metric.",
+)
+@option(
+    "max_score",
+    metavar="S",
+    type=float,
+    group=OUTPUT,
+    help="Report attacks that score more than S; default: more than half of what the expected answer scores.",
+)
+@option("require_robust", is_flag=True, group=OUTPUT, help="Exit with code 3 if an attack scored too high.")
+@OVERRIDE
+@COMPAT
+@JSON
+@DEBUG
+def test(
+    file: Path,
+    limit: int,
+    answers: Path | None,
+    sample: int,
+    evaluator: tuple[str, ...],
+    attack: tuple[str, ...],
+    best_of: int,
+    trusted: str | None,
+    max_score: float | None,
+    require_robust: bool,
+    overrides: tuple[tuple[str, str], ...],
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Score real answers and answers that deserve no reward, and list those that score too high. Trains nothing.
+
+    The evaluators of the file score the expected answers of a few training examples, and answers that are empty, copied
+    from the question, of the right form with another content, verbose, hedged, written to mislead a judge, and the best
+    of several wrong ones. Judges are called for each: limit them with --limit, --attack and --evaluator.
+
+    \b
+    Example:
+      reinforge reward test run.yml
+      reinforge reward test run.yml --sample 4 --trusted exact --require_robust
+      reinforge reward test run.yml --answers answers.jsonl --attack injected --limit 3
+    """
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.config.loader import load_config
+        from reinforge.runs.progress import PlainProgress, SilentProgress
+        from reinforge.trainer.guard import LiveRun
+        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.reward_test import RewardTestOptions, run_reward_test
+        from reinforge.trainer.setup.reach import list_reach
+        from reinforge.trainer.signals import run_interruptible
+
+        loaded = load_config(file, overrides=overrides, keep_going=True)
+        if not as_json:
+            for name, text in list_reach(loaded).format_sent_variables():
+                say(f"{name}: {text}", err=True)
+        options = RewardTestOptions(
+            limit=limit,
+            answers=answers,
+            num_samples=sample,
+            attacks=attack,
+            num_guesses=best_of,
+            evaluators=evaluator,
+            trusted=trusted,
+            max_score=max_score,
+            progress=SilentProgress() if as_json else PlainProgress(),
+        )
+        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
+        report = run_interruptible(run_reward_test(loaded, options), RunOptions(live=live))
+    if as_json:
+        say_json(without_secrets(report.as_dict()))
+    else:
+        for line in report.format_lines():
+            say(line)
+    if require_robust and report.too_high:
+        raise SystemExit(NOT_ROBUST)
