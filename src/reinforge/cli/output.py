@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,6 +19,14 @@ def say(text: str = "", *, err: bool = False) -> None:
 def say_as_is(text: str, *, nl: bool = True) -> None:
     """Writes text that is clean already: a resolved configuration, or a line whose parts were cleaned, then styled."""
     click.echo(text, nl=nl)
+
+
+def say_table(rows: Sequence[Sequence[str]]) -> None:
+    """Writes rows whose columns are aligned; the first row is the header."""
+    shown = [tuple(map(to_printable, row)) for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    for row in shown:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def say_json(value: Any, indent: int | None = None) -> None:

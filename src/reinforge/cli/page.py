@@ -23,7 +23,7 @@ from reinforge.cli.report import exit_on_error
 @JSON
 @DEBUG
 def command(run: str, output: Path | None, output_dir: str, as_json: bool, debug: bool) -> None:
-    """Write the page of a run: one HTML file, to open in a browser or to send to somebody.
+    """Write the page of a run: one HTML file that opens in a browser and can be sent to a colleague.
 
     Every run writes its page when it ends; this command writes it again, or while the run goes on.
 

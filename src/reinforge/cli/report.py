@@ -81,7 +81,7 @@ def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
         head = f"{count} problems:\n" if count > 1 else ""
         say(f"error: {head}{error}", err=True)
     else:
-        fix = "this is a bug in reinforge; please report it, with the traceback that --debug prints"
+        fix = "this is a bug in reinforge; please report it, with `reinforge env` and the traceback that --debug prints"
         say(f"error: {type(error).__name__}: {error}\n    fix: {fix}", err=True)
     for note in getattr(error, "__notes__", []):
         say(note, err=True)

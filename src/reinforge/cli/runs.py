@@ -1,4 +1,4 @@
-"""`reinforge runs`: lists, shows, verifies and removes runs."""
+"""`reinforge runs`: lists, shows, compares, verifies and removes runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reinforge.cli.compare import compare_command
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
-from reinforge.cli.output import say, say_json
+from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.report import exit_on_error
-from reinforge.safe_text import to_printable
 
 if TYPE_CHECKING:
     from reinforge.runs.run_folder import RunOverview, RunRecord
@@ -24,13 +24,16 @@ RESTART = "the run restarts from the beginning: no usable checkpoint is left"
 
 @click.group("runs")
 def command() -> None:
-    """List runs, show what happened to one, verify its folder, or remove it.
+    """List runs, show what happened to one, compare two, verify a folder, or remove it.
 
     \b
     Example:
       reinforge runs list
       reinforge runs show last
     """
+
+
+command.add_command(compare_command)
 
 
 @command.command("list", cls=GroupedCommand)
@@ -65,7 +68,7 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
             say(f"no runs in {folder}{why}")
         else:
             header = ("name", "status", "epochs", "reward", "started", "size")
-            _print_table([header, *(_build_row(run) for run in runs)])
+            say_table([header, *(_build_row(run) for run in runs)])
         for run in runs:
             if run.status == "damaged":
                 say(f"{run.folder.name} is damaged: {run.reason}\n    details: reinforge runs verify {run.folder}")
@@ -369,13 +372,6 @@ def _confirm(folders: list[Path]) -> None:
     if not click.confirm(f"remove {'these runs' if len(folders) > 1 else 'this run'} permanently?"):
         say("nothing was removed")
         raise SystemExit(0)
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    rows = [tuple(map(to_printable, row)) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _print_json(value: Any) -> None:

@@ -61,7 +61,7 @@ def parse_episode(data: dict[str, Any], item: EvalInputItem) -> EpisodeRecord:
         reason=data["reason"],
         seed=data["seed"],
         attempt=data["attempt"],
-        calls=[_parse_call(call) for call in data["calls"]],
+        calls=[parse_call(call) for call in data["calls"]],
         marks=[Mark(**{**mark, "functions": tuple(mark["functions"])}) for mark in data["marks"]],
         scores={name: EvalOutputItem(id=item.id, **score) for name, score in data["scores"].items()},
         reward=data["reward"],
@@ -149,7 +149,8 @@ def _dump_reply(reply: ModelReply) -> dict[str, Any]:
     return {**dumped, "processed_logprobs": tokens.processed_logprobs, "supports": supports}
 
 
-def _parse_call(data: dict[str, Any]) -> ModelCall:
+def parse_call(data: dict[str, Any]) -> ModelCall:
+    """Returns one model call of an episode from what `dump_episode` wrote."""
     sampling = _parse_sampling(data)
     return ModelCall(
         data["call_id"],

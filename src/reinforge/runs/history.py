@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reinforge.evaluation.statistics import format_interval
+from reinforge.runs.guard_events import STAGE
 from reinforge.runs.rows import BASELINE, Session, StageRow, ValidationRow
 from reinforge.runs.run_folder import KILLED, RunRecord, describe_position
 
@@ -39,9 +40,10 @@ def _describe_start(number: int, session: Session) -> str:
 def _describe_epochs(rows: list[StageRow]) -> list[tuple[float | None, str]]:
     """Returns one sentence per epoch, in the order of its first stage."""
     by_epoch: dict[str, list[StageRow]] = {}
+    stages = {row.epoch: f" ({row.data['stage']})" for row in rows if row.data.get("stage")}
     for row in rows:
         arm = row.stage.lower() if row.stage.startswith("CONFIRM") else None
-        by_epoch.setdefault(arm or _name_epoch(row), []).append(row)
+        by_epoch.setdefault(arm or f"{_name_epoch(row)}{stages.get(row.epoch, '')}", []).append(row)
     return [
         (group[-1].at_s, f"{name}: {', '.join(_describe_stage(row.stage, row.data) for row in group)}")
         for name, group in by_epoch.items()
@@ -49,6 +51,8 @@ def _describe_epochs(rows: list[StageRow]) -> list[tuple[float | None, str]]:
 
 
 def _name_epoch(row: StageRow) -> str:
+    if row.stage == STAGE and row.epoch == BASELINE:
+        return "before training"
     if row.stage in ("BASELINE", "CONFIG"):
         return row.stage.lower()
     return "after the last epoch" if row.epoch == BASELINE else f"epoch {row.epoch}"
@@ -75,6 +79,8 @@ def _describe_stage(stage: str, data: dict[str, Any]) -> str:
         return "evaluated " + (", ".join(f"{count} {name}" for name, count in data["outcomes"].items()) or "nothing")
     if "promoted" in data:
         return {True: "promoted", False: "not promoted", None: "no verdict"}.get(data["promoted"], "no verdict")
+    if stage == STAGE:
+        return f"guard {get('guard', '?')} {'stopped the run' if get('action') == 'halt' else 'warned'}"
     if stage == "CONFIG":
         return f"changed: {'; '.join(map(str, get('changed', [])))}"
     return stage

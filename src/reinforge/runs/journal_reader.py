@@ -14,11 +14,14 @@ from reinforge.errors import StorageError, boundary
 from reinforge.runs.journal_checksums import JSON_COLUMNS, find_problem, read_columns
 from reinforge.runs.journal_schema import READABLE_FORMATS, SCHEMA_VERSION, can_upgrade, describe_format
 from reinforge.runs.rows import (
+    BASELINE,
+    EpisodeExtent,
     EpisodeHead,
     EpisodeRow,
     EpochMetrics,
     EpochSnapshot,
     JobRow,
+    ListedEpisode,
     PolicyVersion,
     Session,
     SnapshotRow,
@@ -160,6 +163,25 @@ class JournalReader:
             numbers = {name: _read_number(score["score"]) for name, score in scores.items()}
             heads.append(EpisodeHead(key, of_epoch, round_, example_id, outcome, reason or "", reward, numbers))
         return heads
+
+    def last_heads(self, phase: str) -> list[EpisodeHead]:
+        """Returns the episodes of a phase in its last epoch: a run that was extended may have several verdicts."""
+        heads = self.episode_heads(phase)
+        last = max((head.epoch for head in heads), default=BASELINE)
+        return [head for head in heads if head.epoch == last]
+
+    def find_extent(self) -> EpisodeExtent:
+        """Returns how far the recorded episodes reach."""
+        last = "coalesce(max(started_s), 0.0) FROM sessions"
+        parts = ("count(*) FROM episodes", "coalesce(max(rowid), 0) FROM episodes", last)
+        rows = self._rows(f"SELECT {', '.join(f'(SELECT {part})' for part in parts)}")
+        return EpisodeExtent(*rows[0]) if rows else EpisodeExtent(0, 0, 0.0)
+
+    def list_episodes(self, after: int = 0) -> list[ListedEpisode]:
+        """Returns every episode with a number above `after`, in that order; what they hold is not read."""
+        columns = "rowid, key, phase, epoch, round, example_id, generation, outcome, reward"
+        rows = self._rows(f"SELECT {columns} FROM episodes WHERE rowid > ? ORDER BY rowid", (after,))
+        return [ListedEpisode(*row) for row in rows]
 
     def count_outcomes(self) -> list[tuple[str, str, int]]:
         """Returns how often each outcome but `ok` came with each reason, the commonest first."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from reinforge.errors import StorageError, boundary
 from reinforge.files import make_private
-from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
+from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow, fill_gaps
 from reinforge.types.evaluation import MetricSummary
 
 # Okabe and Ito (2008): distinguishable with any kind of colour vision, and by their lightness in greyscale
@@ -77,7 +77,7 @@ def build_reward_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = _fill_gaps(reward_history)
+    rows = fill_gaps(reward_history)
     validations = sorted(validation_history, key=lambda row: row.epoch)
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -86,6 +86,7 @@ def build_reward_figure(
     last_epoch = max([row.epoch for row in rows] + [row.epoch for row in validations], default=0)
     _draw_training(top, rows)
     _draw_validation(top, validations)
+    _draw_stages(top, rows)
     places = _draw_confirm(top, confirm, last_epoch)
     _draw_groups(bottom, rows)
     _label(figure, top, bottom, title if len(title) <= 75 else f"{title[:74]}...")
@@ -166,6 +167,26 @@ def _draw_confirm(axes: Any, confirm: Mapping[str, MetricSummary | None] | None,
     return places
 
 
+def _draw_stages(axes: Any, rows: Sequence[EpochMetrics]) -> None:
+    """Draws a line before the first epoch of each stage of a pipeline, with the stage's name at its top."""
+    firsts: dict[str, int] = {}
+    for row in rows:
+        if row.stage is not None:
+            firsts.setdefault(row.stage, row.epoch)
+    for name, epoch in firsts.items():
+        axes.axvline(epoch - 0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+        shown = name if len(name) <= 20 else f"{name[:19]}..."
+        axes.text(
+            epoch - 0.45,
+            0.98,
+            shown.replace("$", r"\$"),
+            transform=axes.get_xaxis_transform(),
+            fontsize=8,
+            color=INK,
+            va="top",
+        )
+
+
 def _draw_groups(axes: Any, rows: Sequence[EpochMetrics]) -> None:
     epochs, (kept, total, percentile) = _extract_series(rows, "num_groups_kept", "num_groups", "curriculum_percentile")
     shares = [100 * k / n if n else float("nan") for k, n in zip(kept, total, strict=True)]
@@ -231,13 +252,6 @@ def _extract_series(
 ) -> tuple[list[int], list[list[float]]]:
     """Returns the epochs and the values of each field; unknown values are NaN, which matplotlib leaves open."""
     return [row.epoch for row in rows], [[_to_float(getattr(row, name)) for row in rows] for name in names]
-
-
-def _fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
-    """Returns one row per epoch, an empty one where none was recorded: epochs 0 and 2 -> 0, 1 (empty), 2."""
-    by_epoch = {row.epoch: row for row in rows}
-    epochs = range(min(by_epoch), max(by_epoch) + 1) if by_epoch else ()
-    return [by_epoch.get(epoch, EpochMetrics(epoch)) for epoch in epochs]
 
 
 def _draw_isolated_intervals(axes: Any, epochs: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:

@@ -3,9 +3,10 @@
     RichProgress    on a terminal: a live line with a bar, and a permanent line per epoch and validation
     PlainProgress   in a file, a pipe, CI, TERM=dumb: the permanent lines, and a progress line at most every 5 s
     SilentProgress  shows nothing
+    StatusLine      keeps the live line as text
 
-`default_progress()` chooses. `episode` is called for every episode and only counts; the display is rendered from the
-counters, at most four times a second.
+`default_progress()` chooses between the first two. `episode` is called for every episode and only counts; the display
+is rendered from the counters, at most four times a second.
 """
 
 from __future__ import annotations
@@ -232,6 +233,37 @@ class PlainProgress:
             self._stream = None
 
 
+class StatusLine(SilentProgress):
+    """Keeps where the run is as one line of text, for a page.
+
+    Args:
+        clock: Returns seconds.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic):
+        self._counters = _Counters(clock)
+
+    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
+        """Remembers the number of epochs."""
+        self._counters.num_epochs = num_epochs
+
+    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
+        """Remembers the current stage."""
+        self._counters.begin_stage(epoch, stage, total)
+
+    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
+        """Counts the episode."""
+        self._counters.add(outcome, reward, num_tokens)
+
+    def epoch_done(self, metrics: EpochMetrics) -> None:
+        """Measures the epoch's time, from which the time left follows."""
+        self._counters.end_epoch(metrics.epoch)
+
+    def __str__(self) -> str:
+        """Returns `epoch 3 (4/20) collect: 57 episodes, reward 0.412, ~5 min 20 s left`."""
+        return ": ".join(filter(None, (self._counters.format_position(), ", ".join(self._counters.format_counts()))))
+
+
 class RichProgress:
     """Draws a live line on a terminal.
 
@@ -305,19 +337,22 @@ class RichProgress:
         return line
 
 
-def default_progress(stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> RunProgress:
+def default_progress(
+    stream: TextIO | None = None, environment: Mapping[str, str] | None = None, clock: Clock = time.monotonic
+) -> RunProgress:
     """Returns the display that fits a stream: live on a terminal, plain lines elsewhere and under CI or TERM=dumb.
 
     Args:
         stream: Where to draw; None: standard error, so that standard output stays free for results.
         environment: Where `CI`, `TERM` and `NO_COLOR` are read; None: the process's environment.
+        clock: Returns seconds.
     """
     stream = stream if stream is not None else sys.stderr
     environment = environment if environment is not None else os.environ
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
     if stream is None or in_ci or environment.get("TERM") == "dumb" or not stream.isatty():
-        return PlainProgress(stream)
-    return RichProgress(Console(file=stream, highlight=False, no_color=bool(environment.get("NO_COLOR"))))
+        return PlainProgress(stream, clock=clock)
+    return RichProgress(Console(file=stream, highlight=False, no_color=bool(environment.get("NO_COLOR"))), clock)
 
 
 def _format_start(run_id: str, folder: Path) -> str:

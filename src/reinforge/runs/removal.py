@@ -22,7 +22,7 @@ OWN_FILES = re.compile(
     r"config\.yml|run\.sqlite(-wal|-shm|-journal)?|run\.sqlite\.damaged(-\d+)?(-wal)?|run\.log(\.1)?|summary\.json"
     r"|report\.(html|md)|reward_plot\.png|training_metrics\.jsonl|(reward|validation)_history\.json|curriculum_state\.json"
     r"|episodes|episodes/epoch-\d+\.jsonl\.zst|transcripts|transcripts/[a-z_]+(-\d+)?\.(yml|json)"
-    r"|checkpoints|checkpoints/(unused-)?step-\d+(/.*)?|model|model/.*"
+    r"|checkpoints|checkpoints/(unused-)?step-\d+(/.*)?|model|model/.*|(tensorboard|wandb)(/.*)?"
     r"|\.lock|\.owner\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
     re.DOTALL,
 )

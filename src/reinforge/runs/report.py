@@ -77,6 +77,7 @@ def _build_epoch_table(
         rows.append(
             (
                 "base" if epoch < 0 else str(epoch),
+                row.stage or "",
                 _format_reward(row.avg_reward, row.ci_low, row.ci_high) if known is not None else "",
                 _format_reward(row.filtered_avg_reward) if known is not None and kept != 0 else "",
                 f"{kept} of {total}" if kept is not None and total is not None else "",
@@ -87,6 +88,7 @@ def _build_epoch_table(
         )
     return (
         "epoch",
+        "stage",
         "training reward",
         "reward of kept groups",
         "groups kept",

@@ -8,7 +8,7 @@ validation_history.json                        ValidationRow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -118,6 +118,49 @@ class EpisodeHead:
     scores: dict[str, float | None]
 
 
+@dataclass(slots=True)  # not frozen: 100,000 of them are made at once
+class ListedEpisode:
+    """A finished episode as a list shows it: what the journal knows without reading what the episode holds.
+
+    Attributes:
+        number: Grows with every recorded episode.
+        key: `phase/epoch/round/example/generation`.
+        phase: Why it ran, such as `collect`.
+        epoch: Its epoch; -1: the baseline.
+        round: Which refill of the epoch it belongs to.
+        example_id: Its example.
+        generation: Index among the episodes of the example, from 0.
+        outcome: Such as `ok` or `timeout`.
+        reward: Its reward; None: missing.
+    """
+
+    number: int
+    key: str
+    phase: str
+    epoch: int
+    round: int
+    example_id: str
+    generation: int
+    outcome: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeExtent:
+    """How far the recorded episodes reach; while it stays the same, they do too.
+
+    Attributes:
+        count: Number of recorded episodes.
+        newest: `number` of the newest one; 0: there is none.
+        session_s: When the last process began to work on the run, in seconds since the Unix epoch; it may have removed
+            episodes, or the whole folder and made it again.
+    """
+
+    count: int
+    newest: int
+    session_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
     """One version of the weights.
@@ -189,6 +232,11 @@ class EpochMetrics:
         num_missing: Episodes that failed for reasons outside the policy; None: the builder does not count them.
         missing_reason: The commonest of these reasons; None: none is missing, or it is not known.
         curriculum_percentile: Share of the groups that the curriculum admits, from 0 to 1.
+        reward_std: Standard deviation of the rewards of all scored episodes; None: unknown.
+        completion_tokens: Mean number of sampled tokens of a scored episode; None: unknown.
+        clipped_share: Share of the scored episodes with a reply that was cut off at `max_tokens`; None: unknown.
+        scores: Evaluator -> mean score of the training episodes; those that are missing are left out.
+        stage: The stage of the pipeline that the epoch belongs to; None: the run has no pipeline.
         job: What the training job and the canary reported, by name: `loss`, `policy_version`, `canary_k3`, ...
     """
 
@@ -207,6 +255,11 @@ class EpochMetrics:
     num_missing: int | None = None
     missing_reason: str | None = None
     curriculum_percentile: float | None = None
+    reward_std: float | None = None
+    completion_tokens: float | None = None
+    clipped_share: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    stage: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -224,6 +277,13 @@ class EpochMetrics:
         own = {each.name for each in fields(cls)} - {"job"}
         job = {name: value for name, value in row.items() if name not in own}
         return cls(**{name: row[name] for name in own if name in row}, job=job)
+
+
+def fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
+    """Returns one row per epoch, an empty one where none was recorded: epochs 0 and 2 -> 0, 1 (empty), 2."""
+    by_epoch = {row.epoch: row for row in rows}
+    epochs = range(min(by_epoch), max(by_epoch) + 1) if by_epoch else ()
+    return [by_epoch.get(epoch, EpochMetrics(epoch)) for epoch in epochs]
 
 
 @dataclass

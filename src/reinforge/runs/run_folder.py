@@ -250,10 +250,11 @@ def can_lock(path: Path) -> bool:
 
 def read_runs(output_dir: Path) -> list[RunOverview]:
     """Returns every run in a folder, the latest one last; one that cannot be read is `damaged`, with the reason."""
-    return [_read_overview_of_any(folder) for folder in list_runs(output_dir)]
+    return [read_overview_of_any(folder) for folder in list_runs(output_dir)]
 
 
-def _read_overview_of_any(folder: Path) -> RunOverview:
+def read_overview_of_any(folder: Path) -> RunOverview:
+    """Returns a run at a glance, whatever stands in its folder; one that cannot be read is `damaged`."""
     try:
         return read_overview(folder)
     except Exception as error:  # noqa: BLE001  a folder from elsewhere may hold anything, and the others are listed

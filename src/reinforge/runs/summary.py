@@ -16,6 +16,7 @@ from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file, replace_file, storage_boundary
+from reinforge.runs.guard_events import GuardEvent
 from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.resuming import describe_resume
 from reinforge.runs.rows import BASELINE, PolicyVersion, ValidationRow
@@ -61,6 +62,8 @@ class RunSummary:
         can_resume: False if resuming it would end in the same way.
         best_epoch: Epoch of `best`, -1 for the base model; None: unknown.
         num_jobs: Training jobs of the whole run; None: unknown.
+        guards: What the guards found, in the order of the epochs.
+        stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
     """
 
     run_id: str
@@ -87,13 +90,20 @@ class RunSummary:
     can_resume: bool = True
     best_epoch: int | None = None
     num_jobs: int | None = None
+    guards: list[GuardEvent] = field(default_factory=list)
+    stages: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what `summary.json` holds."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         plain = {name: value.as_dict() if hasattr(value, "as_dict") else value for name, value in values.items()}
         versions = [version.as_dict() for version in self.policy_versions]
-        return {**plain, "policy_versions": versions, "evaluators": [change.as_dict() for change in self.evaluators]}
+        lists: dict[str, Sequence[MetricChange | GuardEvent]] = {"evaluators": self.evaluators, "guards": self.guards}
+        return {
+            **plain,
+            "policy_versions": versions,
+            **{name: [each.as_dict() for each in rows] for name, rows in lists.items()},
+        }
 
     @property
     def num_updates(self) -> int | None:
@@ -179,10 +189,22 @@ class RunSummary:
         others = [change for change in self.evaluators if shown is None or change.metric != shown.metric]
         pairs += [("evaluator", str(change)) for change in others]
         pairs += [("warning", text) for text in self.warnings]
+        pairs += [("guard", str(event)) for event in self.guards]
         undecided = self.is_incomplete and self.promoted is None
         pairs.append(("reason", reason) if undecided else ("promoted", f"{verdict}: {reason}"))
         pairs.append(("best", self.describe_best()))
+        if self.stages:
+            pairs.append(("stages", ", ".join(f"{name} ({count} epochs)" for name, count in self.stages.items())))
         return pairs
+
+    def _describe_stage(self, epoch: int | None) -> str:
+        """Returns ` (stage sft)` for the stage that an epoch belongs to; nothing without a pipeline."""
+        last = BASELINE
+        for name, count in self.stages.items():
+            last += count
+            if epoch is not None and BASELINE < epoch <= last:
+                return f" (stage {name})"
+        return ""
 
     def _list_smoke_results(self) -> list[tuple[str, str]]:
         """Returns what a run of `--smoke` did, without the figures, which two examples do not support."""
@@ -235,14 +257,17 @@ class RunSummary:
         if self.checkpoint is None:
             is_trained = self.best_epoch is not None and self.best_epoch > BASELINE and self.num_jobs != 0
             if self.best is not None and is_trained:
-                where = f"the model after epoch {self.best_epoch}, {_format_mean(self.best)} on select"
+                epoch = f"epoch {self.best_epoch}{self._describe_stage(self.best_epoch)}"
+                where = f"the model after {epoch}, {_format_mean(self.best)} on select"
                 return f"{where}; the backend saves no checkpoint of it"
             if self.is_incomplete and self.best is not None:
                 return f"the base model, {_format_mean(self.best)} on select: no validated checkpoint is better"
             if self.num_jobs == 0:
                 return "the base model, since nothing was trained"
             return "no checkpoint beat the base model" if self.best else "no checkpoint"
-        text = f"{self.checkpoint}" + (f", {_format_mean(self.best)} on select" if self.best else "")
+        text = f"{self.checkpoint}{self._describe_stage(self.best_epoch)}" + (
+            f", {_format_mean(self.best)} on select" if self.best else ""
+        )
         if not self.is_incomplete:
             return text
         chat = f"reinforge chat {shlex.quote(str(self.folder))}"
@@ -272,6 +297,7 @@ def load_summary(folder: Path) -> RunSummary:
             values[name] = MetricSummary(**values[name]) if values[name] else None
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
         values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
+        values["guards"] = [GuardEvent.from_dict(row) for row in values.get("guards", [])]
         values["policy_versions"] = [PolicyVersion.from_dict(row) for row in values["policy_versions"]]
         return RunSummary(folder=folder, **values)
 
@@ -286,6 +312,8 @@ def summarize_killed_run(folder: Path, validations: Sequence[ValidationRow], con
     """
     summary, finetuning = RunSummary(folder.name, "stopped", folder), config.get("finetuning", {})
     gate_metric = (finetuning.get("gate") or {}).get("metric")
+    stages = finetuning.get("pipeline") or {}
+    summary.stages = {name: int(stage.get("num_epochs", 1)) for name, stage in stages.items()}
     best = choose_best_validation(validations, gate_metric)
     if best is not None:
         metric = gate_metric or (finetuning.get("reward_function") or {}).get("name", "")
@@ -300,8 +328,8 @@ def _format_mean(summary: MetricSummary | None) -> str:
 def _format_improvement(improvement: Improvement | None) -> str:
     if improvement is None:
         return "unknown: the two models were not compared on held-out examples"
-    p_value = "p < 0.001" if improvement.p_value < 0.001 else f"p = {improvement.p_value:.3f}"
-    return f"{improvement}, 95 % interval over {improvement.num_pairs} examples, {p_value}"
+    over = f"95 % interval over {improvement.num_pairs} examples"
+    return f"{improvement}, {over}, {improvement.format_p_value()}"
 
 
 def _format_time(wall_time_s: dict[str, float]) -> str:

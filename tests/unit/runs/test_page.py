@@ -1,5 +1,6 @@
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -7,14 +8,20 @@ from tokenizers.decoders import ByteLevel
 
 from reinforge.cli import main
 from reinforge.config.compare import find_changed_settings
+from reinforge.runs.episode_json import dump_episode
 from reinforge.runs.page.charts import Line, Point, choose_ticks, draw_chart
-from reinforge.runs.page.chats import build_chat, choose_advantage_class, choose_logprob_class
+from reinforge.runs.page.chats import ChatStyle, build_chat, choose_logprob_class, choose_relative_class
 from reinforge.runs.page.elements import build, to_html
 from reinforge.runs.page.page import POLICY, write_page
 from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpisodeRow
 from reinforge.trainer import run as run_module
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.supports import Supports
 from tests.e2e.test_reporting import LearningRun, by_version
 from tests.scripted_run import ScriptedRun
 
@@ -102,9 +109,9 @@ def test_the_colour_of_a_log_prob(logprob, name):
     assert choose_logprob_class(logprob) == name
 
 
-@pytest.mark.parametrize(("advantage", "name"), [(-1, "n2"), (-0.1, "n1"), (0, "a0"), (0.1, "g1"), (0.5, "g2")])
-def test_the_colour_of_an_advantage(advantage, name):
-    assert choose_advantage_class(advantage) == name
+@pytest.mark.parametrize(("relative", "name"), [(-1, "n2"), (-0.1, "n1"), (0, "a0"), (0.1, "g1"), (0.5, "g2")])
+def test_the_colour_of_a_relative_reward(relative, name):
+    assert choose_relative_class(relative) == name
 
 
 def test_a_reply_that_was_given_and_not_sampled_is_plain_text():
@@ -112,8 +119,56 @@ def test_a_reply_that_was_given_and_not_sampled_is_plain_text():
     call = {"messages": [], "reply": reply, "token_ids": [0, 1, 2], "logprobs": [None] * 3, "llm": "policy"}
     call |= {"num_completion_tokens": 3, "finish_reason": "stop", "policy_version": None}
     data = {"outcome": "ok", "reason": None, "reward": 1.0, "scores": {}, "output": None, "calls": [call]}
-    chat = build_chat(EpisodeRow("k", data), TokenTexts(byte_level_tokenizer()), None)
+    chat = build_chat(EpisodeRow("k", data), ChatStyle(TokenTexts(byte_level_tokenizer())))
     assert "aé" in [pre.text for pre in chat.iter("pre")]
+
+
+def dump_call(llm="policy", functions=("answer",), **sampled):
+    """Returns a call of the tokens 0 and 3, as the journal holds it."""
+    tokens = TokenLogprobs((7,), (0, 3), (-0.5, -1.0), policy_version=1, **sampled)
+    reply = ModelReply({"role": "assistant", "content": "a"}, "stop", tokens, 1, 2)
+    call = ModelCall("c", llm, "m", ModelRequest([{"role": "user", "content": "?"}]), reply, functions, 0.0, 1.0)
+    record = EpisodeRecord(
+        EpisodeKey("collect", 0, "x", 0),
+        EvalInputItem(id="x", input_obj="?", expected_output_obj=None, full_dataset_entry={}),
+        calls=[call],
+    )
+    return dump_episode(record)["calls"][0]
+
+
+CONFIG = {
+    "llms": {"policy": {"_type": "policy"}, "opponent": {"_type": "openai"}},
+    "finetuning": {"target_functions": ["answer"], "target_model": "policy"},
+}
+RECORDED = Supports.from_sets([np.array([0, 1], np.int32), np.array([], np.int32)])
+"""The tokens that the first token was chosen from; of the second they are too many."""
+
+
+@pytest.mark.parametrize(
+    ("call", "marks"),
+    [
+        (dump_call(), [True, True]),
+        (dump_call(llm="opponent"), [False, False]),
+        (dump_call(functions=("plan",)), [False, False]),
+        (dump_call(restricted=True), [False, False]),
+        (dump_call(restricted=True, supports=RECORDED, processed_logprobs=(-0.5, -1.0)), [True, False]),
+    ],
+)
+def test_the_tokens_that_training_uses(call, marks):
+    trained = TrainedTokens.read(CONFIG)
+    assert trained.mark(call) == marks
+    row = EpisodeRow(
+        "k", {"outcome": "ok", "reason": None, "reward": 1.0, "scores": {}, "output": None, "calls": [call]}
+    )
+    style = ChatStyle(TokenTexts(byte_level_tokenizer()), trained, baseline=0.25)
+    spans = [span for span in build_chat(row, style).iter("span") if "p" in span.get("class")]
+    assert ["m" in span.get("class").split() for span in spans] == marks
+    assert [span.get("title").endswith("relative reward +0.750") for span in spans] == marks
+
+
+def test_every_model_with_known_tokens_counts_where_none_is_declared_as_the_policy():
+    config = {"llms": {"mine": {"_type": "openai"}}, "finetuning": {}}
+    assert TrainedTokens.read(config).mark(dump_call(llm="mine")) == [True, True]
 
 
 def test_settings_that_differ_from_their_default():

@@ -119,3 +119,11 @@ def test_the_global_state_of_matplotlib_is_unchanged(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     draw_reward_plot(tmp_path / "plot.png", ROWS, VALIDATIONS, "run", CONFIRM)
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_the_stages_of_a_pipeline_are_marked_where_they_begin():
+    rows = [row(epoch, 0.5, stage=name) for epoch, name in enumerate(("sft", "sft", "grpo"))]
+    top = build_reward_figure(rows, [], "run").axes[0]
+    marks = {text.get_text(): text.get_position()[0] for text in top.texts}
+    assert marks == {"sft": -0.45, "grpo": 1.55}
+    assert not build_reward_figure([row(0, 0.5)], [], "run").axes[0].texts

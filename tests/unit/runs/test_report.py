@@ -219,7 +219,7 @@ def test_summary_has_its_fields_in_order(tmp_path):
     write_summary(tmp_path / "summary.json", finished())
     written = json.loads((tmp_path / "summary.json").read_text())
     fields = "run_id status reason baseline final best confirm_base confirm_tuned improvement promoted episodes tokens"
-    later = "evaluators warnings missing_reason smoke can_resume best_epoch num_jobs"
+    later = "evaluators warnings missing_reason smoke can_resume best_epoch num_jobs guards stages"
     assert " ".join(written) == f"{fields} wall_time_s policy_versions checkpoint config_sha256 {later}"
     figures = "metric mean ci_low ci_high num_examples num_unscored unscored_reason"
     assert " ".join(written["confirm_base"]) == figures
@@ -314,3 +314,23 @@ def test_report_shows_what_others_wrote_as_text(tmp_path):
 )
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_the_stages_of_a_pipeline_are_named(tmp_path):
+    """Epochs 0 and 1 are sft's, epoch 2 is grpo's: the best checkpoint is of sft."""
+    summary = finished(stages={"sft": 2, "grpo": 1}, best_epoch=1)
+    assert ("stages", "sft (2 epochs), grpo (1 epochs)") in summary.facts()
+    assert summary.describe_best().startswith("checkpoints/step-000002 (stage sft), ")
+    assert finished(best_epoch=1).describe_best().startswith("checkpoints/step-000002, ")
+    rows = [EpochMetrics(epoch, 0.5, stage=name) for epoch, name in enumerate(("sft", "sft", "grpo"))]
+    write_report(tmp_path / "report.md", summary, rows, [])
+    text = (tmp_path / "report.md").read_text()
+    assert "| epoch | stage |" in text
+    assert "| 2 | grpo |" in text
+    write_report(tmp_path / "report.md", finished(), [EpochMetrics(0, 0.5)], [])
+    assert "stage |" not in (tmp_path / "report.md").read_text()
+
+
+def test_the_stages_of_a_summary_are_read_back(tmp_path):
+    write_summary(tmp_path / "summary.json", finished(stages={"sft": 2, "grpo": 1}))
+    assert load_summary(tmp_path).stages == {"sft": 2, "grpo": 1}

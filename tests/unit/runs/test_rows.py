@@ -11,7 +11,7 @@ def test_the_jobs_metrics_follow_the_epochs_own():
     row = EpochMetrics(3, 0.5, num_groups=8, job={"loss": 0.25, "policy_version": 4})
     data = row.as_dict()
     assert list(data)[:2] == ["epoch", "avg_reward"]
-    assert list(data)[-3:] == ["curriculum_percentile", "loss", "policy_version"]
+    assert list(data)[-3:] == ["stage", "loss", "policy_version"]
     assert EpochMetrics.from_dict(json.loads(to_json(data))) == row
 
 

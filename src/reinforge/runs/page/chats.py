@@ -1,4 +1,4 @@
-"""An episode as a chat whose sampled tokens are coloured by log-prob, by advantage, or by what was trained.
+"""An episode as a chat whose sampled tokens are coloured by log-prob or by relative reward, or marked as trained.
 
 Colours are classes of the style sheet, chosen by the reader with radio buttons; nothing on the page is a script.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from xml.etree.ElementTree import Element
 
 from reinforge.runs.episodes import format_content
 from reinforge.runs.page.elements import Content, build, build_details
 from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.rows import EpisodeRow
 
 MAX_TEXT = 4000
@@ -21,20 +23,36 @@ MAX_TOKENS = 1500
 """Tokens of one reply that are coloured; the rest is plain text."""
 LOGPROB_STEPS = (-0.1, -0.5, -1.0, -2.0, -4.0)
 """Borders of the colours: p above 0.90, 0.61, 0.37, 0.14, 0.02, and below."""
-ADVANTAGE_STEPS = (0.05, 0.25)
+RELATIVE_STEPS = (0.05, 0.25)
 
 
-def build_chat(row: EpisodeRow, texts: TokenTexts, baseline: float | None) -> Element:
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """How the replies of an episode are split and coloured.
+
+    Attributes:
+        texts: Splits replies into tokens.
+        trained: Tells which tokens training uses.
+        baseline: Mean reward of the group, for a training episode; None: not one.
+    """
+
+    texts: TokenTexts = field(default_factory=TokenTexts)
+    trained: TrainedTokens = field(default_factory=TrainedTokens)
+    baseline: float | None = None
+
+
+def build_chat(row: EpisodeRow, style: ChatStyle) -> Element:
     """Returns an episode: how it ended, its scores, its messages and tool calls, and the agent's output.
 
     Args:
         row: The episode.
-        texts: Splits replies into tokens.
-        baseline: Mean reward of its group, for a training episode; None: it was not trained on.
+        style: How its replies are split and coloured.
     """
     data = row.data
-    chat = build("div", _build_facts(row, baseline), class_="chat")
-    advantage = data["reward"] - baseline if baseline is not None and data["reward"] is not None else None
+    relative = None
+    if style.baseline is not None and data["reward"] is not None:
+        relative = data["reward"] - style.baseline
+    chat = build("div", _build_facts(row, relative), class_="chat")
     shown: list[dict[str, Any]] = []
     for call in data["calls"]:
         messages = call["messages"]
@@ -43,21 +61,21 @@ def build_chat(row: EpisodeRow, texts: TokenTexts, baseline: float | None) -> El
             chat.append(build("p", "The agent starts another conversation.", class_="note"))
         for message in messages[len(shown) if continues else 0 :]:
             chat.append(_build_message(message))
-        chat.append(_build_reply(call, texts, advantage))
+        chat.append(_build_reply(call, style, relative))
         shown = [*messages, call["reply"]]
     chat.append(build_details("output of the agent", build("pre", _shorten(_format(data["output"])))))
     return chat
 
 
-def _build_facts(row: EpisodeRow, baseline: float | None) -> Element:
+def _build_facts(row: EpisodeRow, relative: float | None) -> Element:
     data = row.data
     parts: list[Content] = [
         build("code", row.key),
         f"outcome {data['outcome']}" + (f": {data['reason']}" if data["reason"] else ""),
     ]
     parts.append("no reward" if data["reward"] is None else f"reward {data['reward']:.4g}")
-    if baseline is not None and data["reward"] is not None:
-        parts.append(f"advantage {data['reward'] - baseline:+.4g}")
+    if relative is not None:
+        parts.append(f"relative reward {relative:+.4g}")
     for name, score in data["scores"].items():
         why = "; ".join(str(score[key]) for key in ("reasoning", "error") if score.get(key) is not None)
         value = f"{score['score']:.4g}" if isinstance(score["score"], int | float) else "no score"
@@ -90,7 +108,7 @@ def _build_tool_calls(message: dict[str, Any]) -> list[Element]:
     return found
 
 
-def _build_reply(call: dict[str, Any], texts: TokenTexts, advantage: float | None) -> Element:
+def _build_reply(call: dict[str, Any], style: ChatStyle, relative: float | None) -> Element:
     reply, ids, logprobs = call["reply"], call["token_ids"], call["logprobs"]
     facts = [str(call["llm"]), f"{call['num_completion_tokens']} tokens", str(call["finish_reason"])]
     if call["policy_version"] is not None:
@@ -99,7 +117,7 @@ def _build_reply(call: dict[str, Any], texts: TokenTexts, advantage: float | Non
         logprobs = None
     if logprobs:
         facts.append(f"mean log-prob {statistics.fmean(logprobs):.2f}")
-    pieces = texts.split(ids[:MAX_TOKENS]) if ids and logprobs else None
+    pieces = style.texts.split(ids[:MAX_TOKENS]) if ids and logprobs else None
     section = build(
         "section", build("p", "reply ", build("small", ", ".join(facts)), class_="role"), class_="message reply"
     )
@@ -107,8 +125,8 @@ def _build_reply(call: dict[str, Any], texts: TokenTexts, advantage: float | Non
         text = _format(reply.get("content"))
         section.append(build("pre", _shorten(text) if text else "(no text)"))
     else:
-        is_trained = advantage is not None and not (call.get("restricted") and call.get("supports") is None)
-        section.append(build("pre", _build_tokens(pieces, logprobs, advantage if is_trained else None)))
+        marks = style.trained.mark(call) if relative is not None else None
+        section.append(build("pre", _build_tokens(pieces, logprobs, marks or [False] * len(ids), relative)))
         if len(ids) > MAX_TOKENS:
             section.append(build("p", f"{len(ids) - MAX_TOKENS:,} more tokens are not shown.", class_="note"))
     section.extend(_build_tool_calls(reply))
@@ -116,16 +134,17 @@ def _build_reply(call: dict[str, Any], texts: TokenTexts, advantage: float | Non
 
 
 def _build_tokens(
-    pieces: Sequence[tuple[str, int]], logprobs: Sequence[float], advantage: float | None
+    pieces: Sequence[tuple[str, int]], logprobs: Sequence[float], marks: Sequence[bool], relative: float | None
 ) -> list[Element]:
-    """Returns a span per token with the classes of its log-prob, of its advantage and of being trained."""
+    """Returns a span per token with the classes of its log-prob, and of the relative reward if training uses it."""
     spans, place = [], 0
-    of_advantage = [] if advantage is None else ["m", choose_advantage_class(advantage)]
     for text, count in pieces:
-        logprob = sum(logprobs[place : place + count])
+        logprob, is_trained = sum(logprobs[place : place + count]), any(marks[place : place + count])
         place += count
-        tip = f"log-prob {logprob:.3f}" + ("" if advantage is None else f", advantage {advantage:+.3f}, trained")
-        spans.append(build("span", text, class_=" ".join([choose_logprob_class(logprob), *of_advantage]), title=tip))
+        names, tip = [choose_logprob_class(logprob)], f"log-prob {logprob:.3f}"
+        if is_trained and relative is not None:
+            names, tip = [*names, "m", choose_relative_class(relative)], f"{tip}, relative reward {relative:+.3f}"
+        spans.append(build("span", text, class_=" ".join(names), title=tip))
     return spans
 
 
@@ -134,10 +153,10 @@ def choose_logprob_class(logprob: float) -> str:
     return f"p{sum(logprob < border for border in LOGPROB_STEPS)}"
 
 
-def choose_advantage_class(advantage: float) -> str:
-    """Returns the class of an advantage: `n2`, `n1`, `a0`, `g1` or `g2`, from bad to good."""
-    size = sum(abs(advantage) > border for border in ADVANTAGE_STEPS)
-    return "a0" if size == 0 else f"{'g' if advantage > 0 else 'n'}{size}"
+def choose_relative_class(relative: float) -> str:
+    """Returns the class of a relative reward: `n2`, `n1`, `a0`, `g1` or `g2`, from bad to good."""
+    size = sum(abs(relative) > border for border in RELATIVE_STEPS)
+    return "a0" if size == 0 else f"{'g' if relative > 0 else 'n'}{size}"
 
 
 def _format(content: Any) -> str:

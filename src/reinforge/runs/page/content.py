@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from reinforge.errors import ConfigError, ReinforgeError
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.runs.journal_reader import JournalReader
 from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.rows import EpisodeHead, EpisodeRow, EpochMetrics, ValidationRow
 from reinforge.runs.run_folder import RUNNING, RunOverview, read_config, read_overview
 from reinforge.runs.summary import RunSummary, summarize_killed_run
@@ -77,6 +79,7 @@ class PageContent:
         settings: Settings that differ from their default.
         config: The resolved configuration.
         texts: Splits replies into tokens.
+        trained: Tells which tokens training uses.
         is_running: A process works on the run, so more is to come.
     """
 
@@ -94,6 +97,7 @@ class PageContent:
     settings: list[Change] = field(default_factory=list)
     config: str = ""
     texts: TokenTexts = field(default_factory=TokenTexts)
+    trained: TrainedTokens = field(default_factory=TrainedTokens)
     is_running: bool = False
 
     def list_flipped(self) -> tuple[list[ChangedExample], list[ChangedExample]]:
@@ -113,19 +117,34 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
     Raises:
         StorageError: The journal cannot be read.
     """
-    overview, reader, config = read_overview(folder), JournalReader(folder), read_config(folder)
-    validations = reader.validations()
-    shown = summary or overview.summary or summarize_killed_run(folder, validations, config)
-    content = PageContent(overview, shown, reader.metrics(10**9), validations)
-    content.is_running = summary is None and overview.status == RUNNING
+    content, reader, config = read_figures(read_overview(folder), summary), JournalReader(folder), read_config(folder)
     content.outcomes = reader.count_outcomes()[:MAX_REASONS]
-    content.config = _read_text(folder / "config.yml")
-    content.settings = _find_settings(content.config)
     content.texts = TokenTexts.find(folder, config)
+    content.trained = TrainedTokens.read(config)
     _choose_examples(content, reader)
     _choose_groups(content, reader)
     _choose_episodes(content, reader)
     _read_rows(content, reader)
+    return content
+
+
+def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> PageContent:
+    """Returns the figures and settings that the page of a run shows, without its episodes.
+
+    Args:
+        overview: The run at a glance.
+        summary: How the run ended; None: as the overview says.
+
+    Raises:
+        StorageError: The journal cannot be read.
+    """
+    folder, reader = overview.folder, JournalReader(overview.folder)
+    validations = reader.validations()
+    shown = summary or overview.summary or summarize_killed_run(folder, validations, read_config(folder))
+    content = PageContent(overview, shown, reader.metrics(10**9), validations)
+    content.is_running = summary is None and overview.status == RUNNING
+    content.config = _read_text(folder / "config.yml")
+    content.settings = _find_settings(content.config)
     return content
 
 
@@ -148,7 +167,7 @@ def _choose_examples(content: PageContent, reader: JournalReader) -> None:
     if tuned is None:
         return
     content.metric = tuned.metric
-    arms = [_group_by_example(reader.episode_heads(phase)) for phase in ("confirm_base", "confirm_tuned")]
+    arms = [_group_by_example(reader.last_heads(phase)) for phase in ("confirm_base", "confirm_tuned")]
     for example in sorted(arms[0].keys() & arms[1].keys()):
         means = [_compute_mean(head.scores.get(tuned.metric) for head in arm[example]) for arm in arms]
         if means[0] is not None and means[1] is not None:
@@ -193,8 +212,9 @@ def _measure_spread(group: EpisodeGroup) -> float:
 
 def _choose_episodes(content: PageContent, reader: JournalReader) -> None:
     """Chooses the best, the worst and the most surprising episodes of the newest model that was evaluated."""
-    for phase, epoch in (("confirm_tuned", None), *(("validate", row.epoch) for row in content.validations[::-1])):
-        heads = [head for head in reader.episode_heads(phase, epoch) if head.reward is not None]
+    validated = (reader.episode_heads("validate", row.epoch) for row in content.validations[::-1])
+    for evaluated in itertools.chain([reader.last_heads("confirm_tuned")], validated):
+        heads = [head for head in evaluated if head.reward is not None]
         if heads:
             break
     else:

@@ -26,8 +26,8 @@ NUM_CHARTS = 3
 """Sections before the first one with chats."""
 COLOURS = {
     "logprob": "log-prob: the redder, the less likely",
-    "advantage": "advantage: green was reinforced, red discouraged",
-    "mask": "what was trained: underlined",
+    "relative": "relative reward: green is above the mean of the group, red below",
+    "mask": "tokens that training uses: underlined",
     "nothing": "no colours",
 }
 
@@ -103,10 +103,10 @@ def _describe_origin(content: PageContent) -> str:
 
 def _place_colours(content: PageContent, parts: list[Element | None]) -> list[Element | None]:
     """Puts the choice of colours before the first section with chats; it stays in view below that."""
-    return [*parts[:NUM_CHARTS], _build_colours(), *parts[NUM_CHARTS:]] if content.rows else parts
+    return [*parts[:NUM_CHARTS], build_colours(), *parts[NUM_CHARTS:]] if content.rows else parts
 
 
-def _build_colours() -> Element:
+def build_colours() -> Element:
     """Returns the radio buttons that choose what the colours of tokens mean."""
     buttons = []
     for number, (name, text) in enumerate(COLOURS.items()):

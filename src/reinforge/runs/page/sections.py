@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
@@ -11,10 +10,10 @@ from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import to_json
 from reinforge.runs.page.charts import Line, Point, draw_chart
-from reinforge.runs.page.chats import build_chat
+from reinforge.runs.page.chats import ChatStyle, build_chat
 from reinforge.runs.page.content import ChangedExample, EpisodeGroup, PageContent
 from reinforge.runs.page.elements import Content, build, build_details, build_table
-from reinforge.runs.rows import EpisodeHead, EpochMetrics
+from reinforge.runs.rows import EpisodeHead, EpochMetrics, fill_gaps
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.trajectory import Outcome
 
@@ -65,8 +64,8 @@ def build_verdict(content: PageContent) -> Element:
 
 def build_rewards(content: PageContent) -> Element:
     """Returns the chart of the rewards, and a table of the verdict's two arms."""
-    training = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in _fill_gaps(content.metrics)]
-    kept = [Point(row.epoch, row.filtered_avg_reward) for row in _fill_gaps(content.metrics)]
+    training = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in fill_gaps(content.metrics)]
+    kept = [Point(row.epoch, row.filtered_avg_reward) for row in fill_gaps(content.metrics)]
     select = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in content.validations]
     lines = [
         Line("training reward, all groups", "training", training, is_band=True),
@@ -99,7 +98,7 @@ def build_measures(content: PageContent) -> Element | None:
     """Returns a small chart of each measure that the jobs reported; None: none did."""
     charts = []
     for measure in MEASURES:
-        points = [Point(row.epoch, _read_number(row, measure.key)) for row in _fill_gaps(content.metrics)]
+        points = [Point(row.epoch, _read_number(row, measure.key)) for row in fill_gaps(content.metrics)]
         if sum(point.is_known for point in points) > 1:
             chart = draw_chart(f"{measure.title} by epoch", [Line(measure.title, "job", points)], width=340, height=170)
             charts.append(build("div", build("h3", measure.title), chart, build("p", measure.meaning, class_="note")))
@@ -111,12 +110,6 @@ def build_measures(content: PageContent) -> Element | None:
 def _read_number(row: EpochMetrics, key: str) -> float | None:
     value = row.job.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
-    by_epoch = {row.epoch: row for row in rows}
-    epochs = range(min(by_epoch), max(by_epoch) + 1) if by_epoch else ()
-    return [by_epoch.get(epoch, EpochMetrics(epoch)) for epoch in epochs]
 
 
 def build_examples(content: PageContent) -> Element | None:
@@ -166,7 +159,7 @@ def _build_changes(content: PageContent, title: str, examples: list[ChangedExamp
 
 
 def build_groups(content: PageContent) -> Element | None:
-    """Returns groups of training episodes side by side, with their advantages; None: nothing was collected."""
+    """Returns groups of training episodes side by side, with their relative rewards; None: nothing was collected."""
     if not content.groups:
         return None
     return build(
@@ -175,7 +168,7 @@ def build_groups(content: PageContent) -> Element | None:
         build(
             "p",
             f"Episodes of one example, compared with each other in epoch {content.groups[0].epoch}; the groups whose "
-            "rewards differ most. The advantage is the reward minus the mean of its group.",
+            "rewards differ most. The relative reward is the reward minus the mean of its group.",
         ),
         (_build_group(content, group) for group in content.groups),
         id="groups",
@@ -186,11 +179,11 @@ def _build_group(content: PageContent, group: EpisodeGroup) -> Element:
     rows: list[tuple[Content, ...]] = []
     for head in sorted(group.episodes, key=lambda head: -(head.reward if head.reward is not None else -1e300)):
         reward = "missing" if head.reward is None else f"{head.reward:.3g}"
-        advantage = "" if head.reward is None else f"{head.reward - group.mean:+.3g}"
+        relative = "" if head.reward is None else f"{head.reward - group.mean:+.3g}"
         chat = build_details(f"episode {head.key.rpartition('/')[2]}", _build_episode(content, head.key))
-        rows.append((reward, advantage, head.outcome, chat))
+        rows.append((reward, relative, head.outcome, chat))
     caption = f"Example {group.example_id}, mean reward {group.mean:.3g}"
-    return build_table(("reward", "advantage", "outcome", "episode"), rows, caption)
+    return build_table(("reward", "relative reward", "outcome", "episode"), rows, caption)
 
 
 def build_episodes(content: PageContent) -> Element | None:
@@ -215,7 +208,8 @@ def _build_episode(content: PageContent, key: str) -> Element:
     row = content.rows.get(key)
     if row is None:
         return build("p", "This episode cannot be read; `reinforge runs verify` says why.", class_="note")
-    return build_chat(row, content.texts, content.baselines.get(key))
+    style = ChatStyle(content.texts, content.trained, content.baselines.get(key))
+    return build_chat(row, style)
 
 
 def build_outcomes(content: PageContent) -> Element:

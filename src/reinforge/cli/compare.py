@@ -1,0 +1,76 @@
+"""`reinforge runs compare`: two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand
+from reinforge.cli.output import say, say_json, say_table
+from reinforge.cli.report import exit_on_error
+
+if TYPE_CHECKING:
+    from reinforge.runs.comparison import RunComparison
+
+MAX_EXAMPLES = 10
+"""Examples of each direction that are listed."""
+
+
+@click.command("compare", cls=GroupedCommand, short_help="Compare two runs: their models, example by example.")
+@click.argument("first", metavar="RUN|last")
+@click.argument("second", metavar="RUN|last")
+@OUTPUT_DIR
+@JSON
+@DEBUG
+def compare_command(first: str, second: str, output_dir: str, as_json: bool, debug: bool) -> None:
+    """Compare the trained models of two runs, and their configurations.
+
+    Differences are the second run minus the first. They are taken example by example where both runs were evaluated on
+    the same examples, and otherwise between the means.
+
+    \b
+    Example:
+      reinforge runs compare first-try last
+      reinforge runs compare first-try last --json
+    """
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.runs.comparison import compare_runs
+        from reinforge.trainer.resume import find_run
+
+        found = compare_runs(*(find_run(name, Path(output_dir)) for name in (first, second)))
+        if as_json:
+            say_json(found.as_dict())
+        else:
+            _print_comparison(found)
+
+
+def _print_comparison(found: RunComparison) -> None:
+    from reinforge.evaluation.statistics import format_interval
+    from reinforge.runs.run_folder import format_local_time
+
+    runs = (found.first, found.second)
+    for run in runs:
+        head = run.summary.headline() if run.summary is not None else run.status
+        say(f"{run.folder.name} {head} (started {format_local_time(run.started_s) or 'at an unknown time'})")
+    say(f"\n{found.pairing}")
+    if found.metrics:
+        rows = [("metric", *(run.folder.name for run in runs), "difference, 95 % interval", "p-value")]
+        for row in found.metrics:
+            means = (format_interval(each.mean, each.ci_low, each.ci_high) for each in (row.first, row.second))
+            rows.append((row.metric, *means, str(row.difference), row.difference.format_p_value()))
+        say_table(rows)
+    say(found.conclude())
+    if found.examples:
+        better, same, worse = found.count_examples()
+        say(f"\n{better:,} examples score higher in {runs[1].folder.name}, {same:,} the same, {worse:,} lower")
+        changed = [example for example in found.examples if example.change != 0]
+        listed = changed if len(changed) <= 2 * MAX_EXAMPLES else [*changed[:MAX_EXAMPLES], *changed[-MAX_EXAMPLES:]]
+        for example in listed:
+            say(f"  {example.example_id}: {example.first:.3g} -> {example.second:.3g}")
+    say("\nsettings that differ" if found.changes else "\nthe configurations are equal")
+    for change in found.changes:
+        say(f"  {change}")
+    for note in found.notes:
+        say(f"note: {note}")

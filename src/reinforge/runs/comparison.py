@@ -1,0 +1,361 @@
+"""Compares two runs: their trained models on the same examples, and their configurations.
+
+both have the same confirm examples   -> paired: the interval of the differences, example by example
+else                                  -> unpaired: the interval of the difference of the means, and a sentence
+a run without confirm episodes        -> the last validation of both (select), which also chose the checkpoints
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reinforge.config.compare import Change, compare_configs
+from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.evaluation.statistics import (
+    MAX_P_VALUE,
+    Improvement,
+    compute_paired_difference,
+    compute_unpaired_difference,
+    summarize,
+)
+from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.rows import BASELINE, EpisodeHead
+from reinforge.runs.run_folder import RunOverview, read_config, read_overview
+from reinforge.types.evaluation import MetricSummary
+from reinforge.types.trajectory import Outcome
+
+CONFIRM, SELECT = "confirm", "select"
+SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
+"""Settings that decide what a score means, besides the models that evaluators ask."""
+CLUSTERS = "clusters"
+"""The fact of a run that holds example id -> its conversation or prompt, of held-out examples that share one."""
+_MISSING = {outcome.value for outcome in Outcome if outcome.is_missing}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMetric:
+    """One evaluator on the trained models of two runs.
+
+    Attributes:
+        metric: Its name.
+        first, second: Mean of each run.
+        difference: Second minus first.
+    """
+
+    metric: str
+    first: MetricSummary
+    second: MetricSummary
+    difference: Improvement
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedExample:
+    """One example in both runs.
+
+    Attributes:
+        example_id: The example.
+        first, second: Mean reward, or mean of the verdict's metric, of its episodes in each run.
+        keys: The key of its first episode in each run.
+    """
+
+    example_id: str
+    first: float
+    second: float
+    keys: tuple[str, str]
+
+    @property
+    def change(self) -> float:
+        """Second minus first."""
+        return self.second - self.first
+
+
+@dataclass
+class RunComparison:
+    """Two runs side by side.
+
+    Attributes:
+        first, second: The runs.
+        split: The examples: `confirm` or `select`.
+        is_paired: Both ran on the same examples.
+        pairing: What was compared and how, in a sentence.
+        metrics: Every evaluator that both have, the verdict's first.
+        examples: Every example of the first metric that both have, the most improved first; empty unless paired.
+        changes: Settings that differ, from the first run to the second.
+        notes: What to know before the figures are believed, one sentence each.
+    """
+
+    first: RunOverview
+    second: RunOverview
+    split: str = CONFIRM
+    is_paired: bool = False
+    pairing: str = ""
+    metrics: list[ComparedMetric] = field(default_factory=list)
+    examples: list[ComparedExample] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def conclude(self) -> str:
+        """Returns which run's model is better in the first metric, or that no difference was shown."""
+        if not self.metrics:
+            return "The two runs have no score in common."
+        found = self.metrics[0]
+        first, second, metric = self.first.folder.name, self.second.folder.name, found.metric
+        low, high = found.difference.ci_low, found.difference.ci_high
+        if low is None or high is None:
+            return f"The spread of {metric} is unknown, so no difference can be shown."
+        if (low > 0 or high < 0) and found.difference.p_value > MAX_P_VALUE:
+            chance = f"{found.difference} may be due to chance, {found.difference.format_p_value()}"
+            return f"No difference in {metric} was shown: {chance}."
+        if low > 0:
+            return f"{second} is better in {metric}: {found.difference}."
+        if high < 0:
+            return f"{first} is better in {metric}: {found.difference}."
+        return f"No difference in {metric} was shown: its 95 % interval {found.difference} includes 0."
+
+    def count_examples(self) -> tuple[int, int, int]:
+        """Returns how many examples are better in the second run, the same, and worse."""
+        changes = [example.change for example in self.examples]
+        return sum(each > 0 for each in changes), sum(each == 0 for each in changes), sum(each < 0 for each in changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the comparison, ready for JSON."""
+        return {
+            "first": self.first.as_dict(),
+            "second": self.second.as_dict(),
+            "split": self.split,
+            "paired": self.is_paired,
+            "pairing": self.pairing,
+            "conclusion": self.conclude(),
+            "metrics": [asdict(row) for row in self.metrics],
+            "examples": [asdict(row) for row in self.examples],
+            "changes": [str(change) for change in self.changes],
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """The episodes of one run that are compared."""
+
+    reader: JournalReader
+    heads: Sequence[EpisodeHead]
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted({head.example_id for head in self.heads})
+
+    @property
+    def keys(self) -> dict[str, str]:
+        return {head.example_id: head.key for head in reversed(self.heads)}
+
+    def read_scores(self, metric: str) -> dict[str, float]:
+        """Returns example id -> mean score of its episodes, without those that failed outside the policy."""
+        found: dict[str, list[float]] = {}
+        for head in self.heads:
+            if head.outcome not in _MISSING and (score := head.scores.get(metric)) is not None:
+                found.setdefault(head.example_id, []).append(score)
+        return {example: statistics.fmean(scores) for example, scores in found.items()}
+
+    def read_prompts(self) -> list[Any] | None:
+        """Returns what the first call of each example's first episode was asked, in the order of the examples.
+
+        None: no call of an example was recorded.
+        """
+        keys, prompts = self.keys, []
+        for example in self.ids:
+            row = self.reader.find_episode(keys[example])
+            if row is None or not row.data["calls"]:
+                return None
+            call = row.data["calls"][0]
+            prompts.append((call["messages"], call.get("prompt")))
+        return prompts
+
+
+def compare_runs(first: Path, second: Path) -> RunComparison:
+    """Returns two runs side by side.
+
+    Args:
+        first: Folder of the run that is compared with.
+        second: Folder of the other run; differences are second minus first.
+
+    Raises:
+        ConfigError: Both are the same run, or one has no evaluated episodes.
+        StorageError: A journal cannot be read.
+    """
+    if first.resolve() == second.resolve():
+        raise ConfigError(Problem("", f"{first.name} would be compared with itself", "name two runs"))
+    found = RunComparison(read_overview(first), read_overview(second))
+    arms = [_read_arm(folder) for folder in (first, second)]
+    if not all(arm.heads for arm in arms):
+        found.split = SELECT
+        arms = [_read_last_validation(folder) for folder in (first, second)]
+    found.is_paired, found.pairing = _decide_pairing(found, arms)
+    found.metrics = [row for metric in _list_metrics(found, arms) if (row := _compare_metric(metric, arms, found))]
+    if found.is_paired and found.metrics:
+        found.examples = _compare_examples(found.metrics[0].metric, arms)
+    found.notes = _list_notes(found, arms)
+    try:
+        found.changes = _find_changes(found.first, found.second)
+    except (OSError, ValueError, ReinforgeError) as error:
+        found.notes.append(f"The configurations cannot be compared: {error}")
+    if scoring := _find_scoring_changes(found):
+        found.notes.append(f"The two runs are scored differently: {', '.join(scoring)}.")
+    return found
+
+
+def _read_arm(folder: Path) -> _Arm:
+    reader = JournalReader(folder)
+    return _Arm(reader, reader.last_heads("confirm_tuned"))
+
+
+def _read_last_validation(folder: Path) -> _Arm:
+    reader = JournalReader(folder)
+    for row in reversed(reader.validations()):
+        if heads := reader.episode_heads("validate", row.epoch):
+            return _Arm(reader, heads)
+    problem = f"{folder.name} has no evaluated episodes"
+    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` says what happened to it"))
+
+
+def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, str]:
+    """Returns whether both ran on the same examples, and a sentence about it."""
+    names, counts = (found.first.folder.name, found.second.folder.name), [len(arm.ids) for arm in arms]
+    what = "the trained models on" if found.split == CONFIRM else "the last validations on"
+    unpaired = f"Compared unpaired, by the means alone: {what} {counts[0]:,} and {counts[1]:,} {found.split} examples"
+    if arms[0].ids != arms[1].ids:
+        shared = len(set(arms[0].ids) & set(arms[1].ids))
+        return False, f"{unpaired}, of which {shared:,} have an id that both use. The interval is wider for it."
+    paired = f"Compared example by example: {what} the same {counts[0]:,} {found.split} examples"
+    records = [run.record.facts.get("data_sha256") if run.record else None for run in (found.first, found.second)]
+    if records[0] is not None and records[0] == records[1]:
+        return True, f"{paired}."
+    try:
+        prompts = arms[0].read_prompts()
+        are_equal = prompts is not None and prompts == arms[1].read_prompts()
+    except ReinforgeError:  # a damaged episode
+        are_equal = False
+    if are_equal:
+        return True, (
+            f"{paired}. The datasets of {names[0]} and {names[1]} differ elsewhere; these examples have equal ids and "
+            "prompts, and their expected answers were not compared."
+        )
+    return False, (
+        f"{unpaired}. Their ids are equal, but the prompts differ or were not recorded, so the examples may differ."
+    )
+
+
+def _list_metrics(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
+    """Returns the evaluators that both have, the one of the verdict first."""
+    names = [list(dict.fromkeys(name for head in arm.heads for name in head.scores)) for arm in arms]
+    shared = [name for name in names[0] if name in names[1]]
+    tuned = [run.summary.confirm_tuned for run in (found.second, found.first) if run.summary is not None]
+    verdict = next((each.metric for each in tuned if each is not None), None) or _find_verdict_metric(found.second)
+    return sorted(shared, key=lambda name: name != verdict)
+
+
+def _find_verdict_metric(run: RunOverview) -> str | None:
+    """Returns the evaluator that a verdict would be about, by the configuration."""
+    config = read_config(run.folder)
+    gate, reward = (_get_block(config, "finetuning", name) for name in ("gate", "reward_function"))
+    return gate.get("metric") or reward.get("name")
+
+
+def _get_block(config: Any, *path: str) -> dict[str, Any]:
+    """Returns a block of a configuration that somebody may have edited; empty: it has none."""
+    for name in path:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> ComparedMetric | None:
+    """Returns one metric of both runs; None: too few examples have a score."""
+    scores = [arm.read_scores(metric) for arm in arms]
+    if found.is_paired:
+        ids = scores[0].keys() & scores[1].keys()
+        scores = [{example: each[example] for example in ids} for each in scores]
+    if not all(scores):
+        return None
+    first, second = (summarize(metric, each, len(arm.ids)) for each, arm in zip(scores, arms, strict=True))
+    if found.is_paired:
+        difference = compute_paired_difference(scores[0], scores[1], clusters=_read_clusters(found))
+        return ComparedMetric(metric, first, second, difference)
+    before, after = (list(each.values()) for each in scores)
+    return ComparedMetric(metric, first, second, compute_unpaired_difference(before, after))
+
+
+def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample]:
+    first, second = (arm.read_scores(metric) for arm in arms)
+    keys = [arm.keys for arm in arms]
+    examples = [
+        ComparedExample(example, first[example], second[example], (keys[0][example], keys[1][example]))
+        for example in first.keys() & second.keys()
+    ]
+    return sorted(examples, key=lambda example: (-example.change, example.example_id))
+
+
+def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
+    """Returns what to know of the examples and the runs before the figures are believed."""
+    notes = []
+    if found.split == SELECT:
+        notes.append(
+            "At least one run was not evaluated on confirm, so this is the select split, on which checkpoints were "
+            "chosen: it flatters both."
+        )
+    for run, arm in zip((found.first, found.second), arms, strict=True):
+        name = run.folder.name
+        if run.status != "completed":
+            notes.append(f"{name} is {run.status}.")
+        if found.split == SELECT and arm.heads[0].epoch == BASELINE:
+            notes.append(f"{name} was validated before training only: these are the scores of its base model.")
+        for metric in [row.metric for row in found.metrics[:1]]:
+            total = len(arm.ids)
+            if num_missing := total - len(arm.read_scores(metric)):
+                notes.append(f"{num_missing:,} of {total:,} examples have no {metric} in {name} and are left out.")
+    clusters = _read_clusters(found)
+    if not found.is_paired and any(len({clusters.get(id_, id_) for id_ in arm.ids}) < len(arm.ids) for arm in arms):
+        notes.append(
+            "Some examples share a conversation (finetuning.splits.group_key) or a prompt. An unpaired comparison "
+            "treats them as independent, so its interval is too narrow."
+        )
+    return notes
+
+
+def _read_clusters(found: RunComparison) -> dict[str, str]:
+    """Returns example id -> its conversation or prompt, of those that share it with others."""
+    records = [run.record for run in (found.first, found.second) if run.record is not None]
+    return {example: name for record in records for example, name in (record.facts.get(CLUSTERS) or {}).items()}
+
+
+def _find_scoring_changes(found: RunComparison) -> list[str]:
+    """Returns the settings that differ and decide what a score means, those of judge models included."""
+    paths = set(SCORING)
+    for run in (found.first, found.second):
+        config = read_config(run.folder)
+        texts = _list_texts(_get_block(config, "eval", "evaluators"))
+        paths |= {f"llms.{name}" for name in _get_block(config, "llms") if name in texts}
+    return [
+        change.path
+        for change in found.changes
+        if any(change.path == path or change.path.startswith(f"{path}.") for path in paths)
+    ]
+
+
+def _list_texts(value: Any) -> set[str]:
+    """Returns every text in a configuration block."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return {text for part in parts for text in _list_texts(part)}
+    return {value} if isinstance(value, str) else set()
+
+
+def _find_changes(first: RunOverview, second: RunOverview) -> list[Change]:
+    """Returns the settings that differ; those of the older run may have been written by an older release."""
+    before, after = (read_regular_file(run.folder / "config.yml", MAX_RECORD_BYTES).decode() for run in (first, second))
+    if (first.started_s or 0) <= (second.started_s or 0):
+        return compare_configs(before, after)
+    return [Change(change.path, change.new, change.old) for change in compare_configs(after, before)]

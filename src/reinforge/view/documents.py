@@ -1,0 +1,87 @@
+"""What all pages share: the head, the way between pages, and what a live page needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+from xml.etree.ElementTree import Element
+
+from reinforge.runs.page.elements import Content, build
+from reinforge.version import __version__
+
+Trail = Sequence[tuple[str, str | None]]
+"""Name and address of the pages in the navigation of a page; None: the page itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """How a page learns that it is out of date.
+
+    Attributes:
+        path: Address that returns the version; `/events` below it sends each change.
+        version: The version that the page shows.
+    """
+
+    path: str
+    version: str
+
+
+def build_link(path: str, **values: str) -> str:
+    """Returns an address with its values: `build_link("/compare", run="a b")` -> `/compare?run=a+b`."""
+    return f"{path}?{urlencode(values)}" if values else path
+
+
+def build_anchor(text: str, address: str, **attributes: str) -> Element:
+    """Returns a link; its address is kept as it is, whatever the id of an example looks like."""
+    anchor = build("a", text, **attributes)
+    anchor.set("href", address)
+    return anchor
+
+
+def build_run_path(name: str, page: str = "") -> str:
+    """Returns the address of a run's page: `/runs/NAME/episodes`; a name that is not UTF-8 has none that works."""
+    return f"/runs/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
+
+
+def build_document(title: str, content: Sequence[Content], *, trail: Trail, live: Live | None = None) -> Element:
+    """Returns a page.
+
+    Args:
+        title: Its heading, and the title of its tab.
+        content: Its sections.
+        trail: The pages in its navigation.
+        live: How it learns of changes; None: it does not.
+    """
+    head = build(
+        "head",
+        build("meta", charset="utf-8"),
+        build("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        build("title", f"{title} - reinforge"),
+        build("link", rel="icon", href="data:,"),
+        build("link", rel="stylesheet", href="/static/page.css"),
+        build("link", rel="stylesheet", href="/static/view.css"),
+        build("script", src="/static/view.js", defer="defer"),
+    )
+    links = [
+        build("li", build_anchor(name, address) if address else build("span", name, aria_current="page"))
+        for name, address in trail
+    ]
+    status = build("p", id="status", role="status", class_="note") if live else None
+    main = build("main", build("h1", title), *content, id="main", tabindex="-1")
+    if live is not None:
+        main.set("data-live", live.path)
+        main.set("data-version", live.version)
+    body = build(
+        "body",
+        build("a", "Skip to the content", href="#main", class_="skip"),
+        build("header", build("nav", build("ul", links), aria_label="Pages"), status),
+        main,
+        build("footer", build("p", f"reinforge {__version__}, read-only, on this machine only.", class_="note")),
+    )
+    return build("html", head, body, lang="en")
+
+
+def build_problem(title: str, text: str) -> Element:
+    """Returns a page that says what is wrong and what to do."""
+    return build_document(title, [build("p", text)], trail=[("Runs", "/")])

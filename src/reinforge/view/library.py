@@ -1,0 +1,202 @@
+"""The runs of a folder as the pages need them, read again only where something has changed.
+
+Whether a run has changed is told by the times and sizes of four of its files. The lock of a run that was running is
+tried as well, since a killed process writes nothing. Other locks are not tried again and again: to try one that is free
+is to hold it for a moment, in which the run could not be resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from reinforge.errors import ReinforgeError
+from reinforge.files import TRASH
+from reinforge.runs.journal_reader import JOURNAL
+from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.progress import StatusLine
+from reinforge.runs.run_folder import RUNNING, RunOverview, is_in_use, read_config, read_overview_of_any
+from reinforge.runs.watcher import JournalClock, RunWatcher
+from reinforge.view.episode_table import EpisodeTable
+
+CONFIG = "config.yml"
+CHANGING = (JOURNAL, f"{JOURNAL}-wal", "summary.json", CONFIG)
+"""Files of which at least one changes with everything that a page shows."""
+MAX_TABLES, MAX_TOKENIZERS = 4, 4
+"""Runs whose lists of episodes, and whose tokenizers, are kept in memory."""
+
+T = TypeVar("T")
+Version = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadRun:
+    """A run as it was when it was read."""
+
+    version: Version
+    overview: RunOverview
+    activity: str
+
+
+class _Recent(OrderedDict[Path, T], Generic[T]):
+    """Keeps what was used last.
+
+    Args:
+        most: How many to keep.
+    """
+
+    def __init__(self, most: int):
+        super().__init__()
+        self._most = most
+
+    def find(self, folder: Path, make: Callable[[], T]) -> T:
+        """Returns what is kept of a folder, or else makes it."""
+        if folder not in self:
+            self[folder] = make()
+        self.move_to_end(folder)
+        while len(self) > self._most:
+            self.popitem(last=False)
+        return self[folder]
+
+
+class RunLibrary:
+    """Reads the runs of a folder; for one thread at a time.
+
+    Args:
+        output_dir: Folder of the run folders.
+    """
+
+    def __init__(self, output_dir: Path):
+        self.output_dir = output_dir.expanduser()
+        self._runs: dict[Path, _ReadRun] = {}
+        self._configs: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
+        self._watched: dict[Path, tuple[float | None, RunWatcher, StatusLine]] = {}
+        self._tables: _Recent[EpisodeTable] = _Recent(MAX_TABLES)
+        self._texts: _Recent[tuple[Version, TokenTexts]] = _Recent(MAX_TOKENIZERS)
+
+    def find_folder(self, name: str) -> Path | None:
+        """Returns the folder of a run in the output folder; None: there is no run of that name."""
+        if not name or name != Path(name).name or name in (".", "..") or name.startswith(TRASH):
+            return None
+        folder = self.output_dir / name
+        try:
+            return folder if (folder / JOURNAL).is_file() else None
+        except OSError:  # a name that is too long
+            return None
+
+    def list_folders(self) -> list[Path]:
+        """Returns every run folder, by name."""
+        paths = self.output_dir.glob(f"*/{JOURNAL}")
+        return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
+
+    def list_overviews(self) -> list[RunOverview]:
+        """Returns every run, the latest one first."""
+        folders = self.list_folders()
+        for kept in (self._runs, self._configs, self._watched):
+            for gone in kept.keys() - set(folders):
+                del kept[gone]
+        found = [self.read_overview(folder) for folder in folders]
+        return sorted(found, key=lambda run: (-(run.started_s or 0.0), run.folder.name))
+
+    def read_overview(self, folder: Path) -> RunOverview:
+        """Returns a run at a glance; one that cannot be read is `damaged`, with the reason."""
+        return self._read(folder).overview
+
+    def read_activity(self, folder: Path) -> str:
+        """Returns what a running run is doing, such as `epoch 3 (4/20) collect: 57 episodes`; else nothing."""
+        return self._read(folder).activity
+
+    def read_config(self, folder: Path) -> dict[str, Any]:
+        """Returns the resolved configuration of a run; empty where it cannot be read."""
+        version = _measure_file(folder / CONFIG)
+        known = self._configs.get(folder)
+        if known is None or known[0] != version:
+            known = self._configs[folder] = (version, read_config(folder))
+        return known[1]
+
+    def read_version(self, folder: Path) -> str:
+        """Returns a text that changes whenever a page about the run would."""
+        return _to_text(self._measure(folder))
+
+    def read_version_of_all(self) -> str:
+        """Returns a text that changes whenever the list of runs would."""
+        return _to_text(tuple((folder.name, self._measure(folder)) for folder in self.list_folders()))
+
+    def get_version(self, run: RunOverview) -> str:
+        """Returns the `read_version` from before an overview was read, so that a page never claims to be newer."""
+        return _to_text(self._runs[run.folder].version)
+
+    def get_version_of_all(self, runs: Sequence[RunOverview]) -> str:
+        """Returns the `read_version_of_all` from before the overviews were read."""
+        folders = sorted(run.folder for run in runs)
+        return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
+
+    def read_table(self, folder: Path) -> EpisodeTable:
+        """Returns the list of a run's episodes, up to date.
+
+        Raises:
+            StorageError: The journal cannot be read.
+        """
+        table = self._tables.find(folder, lambda: EpisodeTable(folder))
+        table.update()
+        return table
+
+    def read_texts(self, folder: Path) -> TokenTexts:
+        """Returns what splits the replies of a run into tokens; read again when the run has another checkpoint."""
+        places = tuple(_measure_file(folder / name) for name in ("checkpoints", "model"))
+        version, texts = self._texts.find(folder, lambda: (("unread",), TokenTexts()))
+        if version != places:
+            texts = TokenTexts.find(folder, self.read_config(folder))
+            self._texts[folder] = (places, texts)
+        return texts
+
+    def _read(self, folder: Path) -> _ReadRun:
+        version = self._measure(folder)
+        known = self._runs.get(folder)
+        if known is not None and known.version == version:
+            return known
+        overview = read_overview_of_any(folder)
+        if overview.status == RUNNING:
+            activity = self._watch(overview)
+        else:
+            activity = ""
+            self._watched.pop(folder, None)
+        # the lock counts from now on as it was just found
+        found = _ReadRun((*version[: len(CHANGING)], overview.status == RUNNING), overview, activity)
+        self._runs[folder] = found
+        return found
+
+    def _watch(self, run: RunOverview) -> str:
+        sessions = run.record.sessions if run.record is not None else []
+        session_s = sessions[-1].started_s if sessions else None
+        if run.folder not in self._watched or self._watched[run.folder][0] != session_s:
+            clock = JournalClock()  # another process has taken over: it may have removed what was passed on
+            status = StatusLine(clock)
+            self._watched[run.folder] = (session_s, RunWatcher(run.folder, status, clock), status)
+        _, watcher, status = self._watched[run.folder]
+        try:
+            watcher.update()
+        except ReinforgeError:  # it is being removed; the list shows the other runs
+            return ""
+        return str(status)
+
+    def _measure(self, folder: Path) -> Version:
+        known = self._runs.get(folder)
+        was_running = known is not None and known.overview.status == RUNNING
+        return (*(_measure_file(folder / name) for name in CHANGING), was_running and is_in_use(folder))
+
+
+def _measure_file(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)
+
+
+def _to_text(version: Version) -> str:
+    return hashlib.sha256(repr(version).encode()).hexdigest()[:16]

@@ -1,0 +1,339 @@
+"""The server of the pages: on the loopback, read-only, in one thread beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+from xml.etree.ElementTree import Element
+
+from aiohttp import web
+
+from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError
+from reinforge.files import read_regular_file
+from reinforge.registry import REGISTRY
+from reinforge.runs.comparison import compare_runs
+from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.page.chats import ChatStyle
+from reinforge.runs.page.elements import to_html
+from reinforge.runs.page.page import PAGE
+from reinforge.runs.page.trained_tokens import TrainedTokens
+from reinforge.runs.run_folder import RunOverview
+from reinforge.safe_text import to_printable
+from reinforge.view.access import HEADERS, KEY, LOOPBACK, REPORT_POLICY, AccessKey, is_own_host
+from reinforge.view.compare_page import build_comparison
+from reinforge.view.documents import Live, build_problem, build_run_path
+from reinforge.view.episode_pages import build_episode_list, build_episode_page
+from reinforge.view.episode_table import EpisodeQuery
+from reinforge.view.library import RunLibrary
+from reinforge.view.run_list import build_run_list
+from reinforge.view.run_page import build_run_page
+
+POLL_S = 2.0
+"""Seconds between two looks at the files of an open page's run."""
+HEARTBEAT_POLLS = 8
+"""Looks without a change after which a comment keeps the connection open."""
+MAX_PAGE = 500
+"""Most rows of one answer."""
+MAX_REPORT_BYTES = 1 << 27
+STATIC = {"view.js": "text/javascript", "view.css": "text/css"}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+def choose_port(wanted: int | None, default: int) -> int:
+    """Returns a free port.
+
+    Args:
+        wanted: The port to use; None: `default`, or any other if that is taken.
+        default: The port to use if none is wanted.
+
+    Raises:
+        ConfigError: The wanted port is taken.
+    """
+    port = default if wanted is None else wanted
+    try:
+        with socket.create_server((LOOPBACK, port)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        if wanted is None:
+            return 0
+        found = f"cannot listen on {LOOPBACK}:{wanted}: {error.strerror}"
+        raise ConfigError(Problem("--port", found, "leave it out to use any free port")) from None
+
+
+class ViewServer:
+    """Serves the runs of a folder; an async context manager.
+
+    Args:
+        output_dir: Folder of the run folders.
+        port: The TCP port; 0: the operating system chooses.
+        poll_s: Seconds between two looks at the files of an open page's run.
+
+    Attributes:
+        port: The TCP port.
+    """
+
+    def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S):
+        self.port, self._poll_s = port, poll_s
+        self._library = RunLibrary(output_dir)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="view")
+        self._closing = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> ViewServer:
+        listener = socket.create_server((LOOPBACK, self.port))
+        self.port = listener.getsockname()[1]
+        self._key = AccessKey(self.port)
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(self._list_routes())
+        app.on_shutdown.append(self._end_streams)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        self._warming = asyncio.ensure_future(self._read(self._prepare))
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._warming.cancel()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._executor.shutdown(cancel_futures=True)
+
+    def _prepare(self) -> None:
+        """Reads the runs and imports the components, so that the first page need not wait for them."""
+        self._library.list_overviews()
+        with contextlib.suppress(ReinforgeError):  # a component that cannot be imported costs the settings of a page
+            REGISTRY.load()
+
+    @property
+    def address(self) -> str:
+        """What to open in the browser, with the key."""
+        return f"http://{LOOPBACK}:{self.port}/?{KEY}={self._key.value}"
+
+    def _list_routes(self) -> list[web.RouteDef]:
+        run = "/runs/{name}"
+        return [
+            web.get("/", self._show_runs),
+            web.get("/version", self._show_version),
+            web.get("/version/events", self._send_versions, allow_head=False),
+            web.get("/compare", self._show_comparison),
+            web.get("/static/{file}", self._show_static),
+            web.get(run, self._show_run),
+            web.get(f"{run}/version", self._show_version),
+            web.get(f"{run}/version/events", self._send_versions, allow_head=False),
+            web.get(f"{run}/episodes", self._show_episodes),
+            web.get(f"{run}/rows", self._show_rows),
+            web.get(f"{run}/episode", self._show_episode),
+            web.get(f"{run}/episode.json", self._show_episode_json),
+            web.get(f"{run}/{PAGE}", self._show_report),
+        ]
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Lets this user's browser in, and answers every problem with a page."""
+        if not is_own_host(request.headers.get("host", "")):
+            return _refuse(403, "Unknown host", "The Host header must name 127.0.0.1 or localhost.")
+        given = request.query.get(KEY)
+        if given is not None and self._key.accepts(given):
+            return self._trade_key(request)
+        if not self._key.find_in(request.cookies):
+            return _refuse(401, "The key is missing", "Open the address that `reinforge view` printed, with its key.")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _refuse(error.status, error.reason, f"{request.method} {to_printable(request.path)}")
+        except ReinforgeError as error:
+            return _refuse(404 if not isinstance(error, StorageError) else 500, "This cannot be shown", str(error))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            logger.exception("a page could not be built")
+            return _refuse(500, "This is a bug in reinforge", f"{type(error).__name__}: {error}")
+
+    def _trade_key(self, request: web.Request) -> web.Response:
+        """Puts the key into a cookie, and takes it out of the address."""
+        query = {name: value for name, value in request.query.items() if name != KEY}
+        response = web.Response(status=303, headers={**HEADERS, "Location": str(request.rel_url.with_query(query))})
+        response.set_cookie(self._key.cookie, self._key.value, httponly=True, samesite="Strict", path="/")
+        return response
+
+    async def _read(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs work that reads files, one piece at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(work, *arguments))
+
+    def _find_folder(self, request: web.Request) -> Path:
+        return self._find_named(request.match_info["name"])
+
+    def _find_named(self, name: str) -> Path:
+        folder = self._library.find_folder(name)
+        if folder is None:
+            raise web.HTTPNotFound(reason="There is no such run")
+        return folder
+
+    async def _show_runs(self, request: web.Request) -> web.Response:
+        def build() -> Element:
+            runs = self._library.list_overviews()
+            live = Live("/version", self._library.get_version_of_all(runs))
+            described = [(run, self._library.read_config(run.folder)) for run in runs]
+            return build_run_list(self._library.output_dir, described, request.query.get("search", "").strip(), live)
+
+        return _write_page(await self._read(build))
+
+    async def _show_run(self, request: web.Request) -> web.Response:
+        folder = self._find_folder(request)
+
+        def build() -> Element:
+            overview = self._library.read_overview(folder)
+            live = self._describe_live(overview)
+            if overview.record is None:
+                return build_problem(f"{folder.name} is damaged", overview.reason)
+            return build_run_page(overview, self._library.read_table(folder), self._library.read_activity(folder), live)
+
+        return _write_page(await self._read(build))
+
+    async def _show_episodes(self, request: web.Request) -> web.Response:
+        folder, query, offset = self._find_folder(request), _read_query(request), _read_number(request, "offset")
+
+        def build() -> Element:
+            live = self._describe_live(self._library.read_overview(folder))
+            return build_episode_list(folder.name, self._library.read_table(folder), query, offset, live)
+
+        return _write_page(await self._read(build))
+
+    async def _show_rows(self, request: web.Request) -> web.Response:
+        folder, query, offset = self._find_folder(request), _read_query(request), _read_number(request, "offset")
+        limit = min(MAX_PAGE, _read_number(request, "limit", 100))
+
+        def build() -> dict[str, Any]:
+            table = self._library.read_table(folder)
+            found = table.select(query)
+            rows = [table.build_row(episode) for episode in found[offset : offset + limit]]
+            return {"total": len(found), "offset": offset, "rows": rows}
+
+        return _write_json(await self._read(build))
+
+    async def _show_episode(self, request: web.Request) -> web.Response:
+        folder, query, key = self._find_folder(request), _read_query(request), request.query.get("key", "")
+
+        def build() -> Element:
+            table = self._library.read_table(folder)
+            listed, row = table.find(key), JournalReader(folder).find_episode(key)
+            if listed is None or row is None:
+                raise web.HTTPNotFound(reason="There is no such episode")
+            texts, trained = self._library.read_texts(folder), TrainedTokens.read(self._library.read_config(folder))
+            style = ChatStyle(texts, trained, table.find_baseline(listed))
+            return build_episode_page(folder.name, listed, row, table, style, query)
+
+        return _write_page(await self._read(build))
+
+    async def _show_episode_json(self, request: web.Request) -> web.Response:
+        folder, key = self._find_folder(request), request.query.get("key", "")
+        row = await self._read(JournalReader(folder).find_episode, key)
+        if row is None:
+            raise web.HTTPNotFound(reason="There is no such episode")
+        return _write_json({"key": row.key, **row.data}, indent=2)
+
+    async def _show_comparison(self, request: web.Request) -> web.Response:
+        names = request.query.getall("run", [])
+        if len(names) != 2:
+            text = f"A comparison takes two runs, and {len(names)} are selected. Go back and choose two."
+            return _refuse(400, "Select two runs", text)
+        folders = [self._find_named(name) for name in names]
+
+        def build() -> Element:
+            first, second = sorted(folders, key=lambda folder: self._library.read_overview(folder).started_s or 0.0)
+            return build_comparison(compare_runs(first, second))
+
+        return _write_page(await self._read(build))
+
+    async def _show_report(self, request: web.Request) -> web.Response:
+        path = self._find_folder(request) / PAGE
+        try:
+            body = await self._read(read_regular_file, path, MAX_REPORT_BYTES)
+        except OSError:
+            raise web.HTTPNotFound(reason=f"The run has no {PAGE}") from None
+        headers = {**HEADERS, "Content-Security-Policy": REPORT_POLICY, "Content-Type": "text/html; charset=utf-8"}
+        return web.Response(body=body, headers=headers)
+
+    async def _show_static(self, request: web.Request) -> web.Response:
+        name = request.match_info["file"]
+        if name == "page.css":
+            text, kind = files("reinforge.runs.page").joinpath(name).read_text(encoding="utf-8"), "text/css"
+        elif name in STATIC:
+            text = files("reinforge.view").joinpath("static", name).read_text(encoding="utf-8")
+            kind = STATIC[name]
+        else:
+            raise web.HTTPNotFound
+        return web.Response(text=text, headers={**HEADERS, "Content-Type": f"{kind}; charset=utf-8"})
+
+    def _describe_live(self, run: RunOverview) -> Live:
+        return Live(build_run_path(run.folder.name, "version"), self._library.get_version(run))
+
+    def _choose_version(self, request: web.Request) -> Callable[[], str]:
+        if "name" not in request.match_info:
+            return self._library.read_version_of_all
+        return functools.partial(self._library.read_version, self._find_folder(request))
+
+    async def _show_version(self, request: web.Request) -> web.Response:
+        return _write_json({"version": await self._read(self._choose_version(request))})
+
+    async def _send_versions(self, request: web.Request) -> web.StreamResponse:
+        """Sends an event for every change until the page is closed."""
+        read, known, quiet = self._choose_version(request), request.query.get("version"), 0
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):  # the page was closed
+            while not self._closing.is_set():
+                version = await self._read(read)
+                quiet = quiet + 1 if version == known else 0
+                if version != known:
+                    await response.write(f"event: change\ndata: {version}\n\n".encode())
+                    known = version
+                elif quiet % HEARTBEAT_POLLS == 1:
+                    await response.write(b": nothing new\n\n")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), self._poll_s)
+        return response
+
+    async def _end_streams(self, app: web.Application) -> None:
+        self._closing.set()
+
+
+def _read_query(request: web.Request) -> EpisodeQuery:
+    try:
+        return EpisodeQuery.parse(request.query)
+    except ValueError as error:
+        raise web.HTTPBadRequest(reason=to_printable(str(error)).replace("\n", " ")) from None
+
+
+def _read_number(request: web.Request, name: str, default: int = 0) -> int:
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 12:
+        raise web.HTTPBadRequest(reason=f"{name}: expected a whole number from 0")
+    return int(text)
+
+
+def _write_page(page: Element, status: int = 200) -> web.Response:
+    body = to_html(page).encode("utf-8", "replace")  # the name of a folder may be no text
+    return web.Response(body=body, status=status, headers={**HEADERS, "Content-Type": "text/html; charset=utf-8"})
+
+
+def _write_json(value: Any, indent: int | None = None) -> web.Response:
+    text = json.dumps(value, indent=indent)
+    return web.Response(text=text, headers={**HEADERS, "Content-Type": "application/json"})
+
+
+def _refuse(status: int, title: str, text: str) -> web.Response:
+    return _write_page(build_problem(title, text), status)

@@ -1,0 +1,396 @@
+// Live pages, the table of episodes and keys. Text from runs is only ever set as textContent; pages are parsed by
+// XMLHttpRequest, which runs no script, and come from elements whose text the server has escaped.
+"use strict";
+
+const main = document.getElementById("main");
+const note = document.getElementById("status");
+const PAGE_ROWS = 100;
+const OVERSCAN = 12;
+const MAX_REQUESTS = 2;
+const POLL_MS = 5000;
+const MAX_FAILURES = 3;
+
+document.documentElement.classList.add("scripted");
+
+// ---- live pages
+
+let isBehind = false;
+
+function tell(text) {
+  if (note && note.textContent !== text) {
+    note.textContent = text;
+  }
+}
+
+function explain(status) {
+  return {
+    401: "Not live: reinforge view was started again. Open the address that it printed.",
+    404: "Not live: this has been removed.",
+  }[status] || "Not live: the page cannot be read now.";
+}
+
+function refresh() {
+  const request = new XMLHttpRequest();
+  request.open("GET", location.href);
+  request.responseType = "document";
+  request.onload = () => {
+    const fresh = request.status === 200 && request.response ? request.response.getElementById("main") : null;
+    if (fresh) {
+      merge(fresh);
+    } else if (request.status === 401 || request.status === 404) {
+      document.dispatchEvent(new Event("gone"));
+      tell(explain(request.status));
+    } else {
+      setTimeout(refresh, POLL_MS);
+    }
+  };
+  request.send();
+}
+
+// Replaces the parts that differ. A part with the focus stays until the focus moves, so that no reader loses the place.
+function merge(fresh) {
+  main.dataset.version = fresh.dataset.version;
+  isBehind = false;
+  let place = main.firstElementChild;
+  for (const item of fresh.children) {
+    const old = findPart(item, place);
+    if (!old) {
+      main.insertBefore(document.importNode(item, true), place);
+      continue;
+    }
+    while (place !== old) {
+      const gone = place;
+      place = place.nextElementSibling;
+      gone.remove();
+    }
+    place = old.nextElementSibling;
+    if (old.id === "rows" || old.outerHTML === item.outerHTML) {
+      continue;
+    }
+    if (old.contains(document.activeElement)) {
+      isBehind = true;
+    } else {
+      const copy = document.importNode(item, true);
+      keepChoices(old, copy);
+      old.replaceWith(copy);
+    }
+  }
+  while (place) {
+    const gone = place;
+    place = place.nextElementSibling;
+    gone.remove();
+  }
+  document.dispatchEvent(new Event("refreshed"));
+}
+
+function findPart(item, from) {
+  for (let part = from; part; part = part.nextElementSibling) {
+    if (item.id ? part.id === item.id : part.outerHTML === item.outerHTML) {
+      return part;
+    }
+  }
+  return null;
+}
+
+function keepChoices(old, copy) {
+  const folded = copy.querySelectorAll("details");
+  old.querySelectorAll("details").forEach((part, number) => {
+    if (folded[number]) {
+      folded[number].open = part.open;
+    }
+  });
+  const boxes = new Map([...copy.querySelectorAll("input[type=checkbox]")].map((box) => [box.value, box]));
+  for (const box of old.querySelectorAll("input[type=checkbox]:checked")) {
+    if (boxes.has(box.value)) {
+      boxes.get(box.value).checked = true;
+    }
+  }
+}
+
+function follow(path) {
+  let source = null;
+  let timer = 0;
+  let failures = 0;
+  let turn = 0;
+  let isGone = false;
+
+  function listen() {
+    source = new EventSource(`${path}/events?version=${encodeURIComponent(main.dataset.version)}`);
+    source.addEventListener("open", () => {
+      failures = 0;
+      tell("Live.");
+    });
+    source.addEventListener("change", refresh);
+    source.addEventListener("error", () => {
+      failures += 1;
+      if (failures >= MAX_FAILURES || source.readyState === EventSource.CLOSED) {
+        stop();
+        poll();
+      }
+    });
+  }
+
+  async function poll() {
+    const ownTurn = turn;
+    try {
+      const answer = await fetch(path);
+      if (!answer.ok) {
+        tell(explain(answer.status));
+      } else {
+        const { version } = await answer.json();
+        tell("Live, every 5 seconds.");
+        if (version !== main.dataset.version) {
+          refresh();
+        }
+      }
+    } catch {
+      tell("Not live: no connection. Has reinforge view ended?");
+    }
+    if (ownTurn === turn) {
+      timer = setTimeout(poll, POLL_MS);
+    }
+  }
+
+  function stop() {
+    turn += 1;
+    clearTimeout(timer);
+    if (source) {
+      source.close();
+      source = null;
+    }
+  }
+
+  // a hidden tab keeps no connection open: browsers allow six for each host
+  document.addEventListener("visibilitychange", () => {
+    stop();
+    failures = 0;
+    if (!document.hidden && !isGone) {
+      listen();
+    }
+  });
+  document.addEventListener("gone", () => {
+    isGone = true;
+    stop();
+  });
+  document.addEventListener("focusout", () => {
+    if (isBehind) {
+      refresh();
+    }
+  });
+  if (!document.hidden) {
+    listen();
+  }
+}
+
+// ---- the table of episodes: only the rows in view exist
+
+class Rows {
+  constructor(view) {
+    this.view = view;
+    this.spacer = view.querySelector(".spacer");
+    this.table = view.querySelector("table");
+    this.body = view.querySelector("tbody");
+    this.columns = view.querySelectorAll("thead th").length;
+    this.total = Number(view.dataset.total);
+    this.pages = new Map();
+    this.generation = 0;
+    this.numRequests = 0;
+    this.current = -1;
+    this.isDue = false;
+    const offset = Number(view.dataset.offset);
+    const rows = [...this.body.rows].map((row) => [
+      new URL(this.linkOf(row).href).searchParams.get("key"),
+      ...[...row.cells].map((cell) => cell.textContent),
+    ]);
+    if (offset % PAGE_ROWS === 0) {
+      this.pages.set(offset / PAGE_ROWS, { generation: 0, rows });
+    }
+    this.height = rows.length ? this.body.rows[0].getBoundingClientRect().height : 32;
+    this.headHeight = this.table.tHead.getBoundingClientRect().height;
+    view.addEventListener("scroll", () => this.schedule(), { passive: true });
+    window.addEventListener("resize", () => this.schedule());
+    this.draw();
+    view.scrollTop = offset * this.height;
+  }
+
+  schedule() {
+    if (!this.isDue) {
+      this.isDue = true;
+      requestAnimationFrame(() => {
+        this.isDue = false;
+        this.draw();
+      });
+    }
+  }
+
+  draw() {
+    const top = Math.max(0, Math.floor(this.view.scrollTop / this.height) - OVERSCAN);
+    const count = Math.ceil(this.view.clientHeight / this.height) + 2 * OVERSCAN;
+    const first = Math.max(0, Math.min(top, this.total - count));
+    const last = Math.min(this.total, first + count);
+    this.spacer.style.height = `${this.total * this.height + this.headHeight}px`;
+    this.spacer.style.paddingTop = `${first * this.height}px`;
+    this.table.setAttribute("aria-rowcount", String(this.total + 1));
+    const hadFocus = this.body.contains(document.activeElement);
+    while (this.body.rows.length > last - first) {
+      this.body.deleteRow(-1);
+    }
+    while (this.body.rows.length < last - first) {
+      this.addRow();
+    }
+    for (let index = first; index < last; index += 1) {
+      this.fill(this.body.rows[index - first], index);
+    }
+    this.load(first, last);
+    if (hadFocus && this.current >= first && this.current < last) {
+      this.linkOf(this.body.rows[this.current - first]).focus({ preventScroll: true });
+    }
+  }
+
+  addRow() {
+    const row = this.body.insertRow();
+    for (let column = 0; column < this.columns; column += 1) {
+      row.insertCell();
+    }
+    row.cells[0].append(document.createElement("a"));
+  }
+
+  linkOf(row) {
+    return row.cells[0].firstElementChild;
+  }
+
+  fill(row, index) {
+    const page = this.pages.get(Math.floor(index / PAGE_ROWS));
+    const values = page ? page.rows[index % PAGE_ROWS] : undefined;
+    if (row.shown === values && row.index === index) {
+      return;
+    }
+    row.shown = values;
+    row.index = index;
+    row.setAttribute("aria-rowindex", String(index + 2));
+    const link = this.linkOf(row);
+    if (values) {
+      const address = new URL(this.view.dataset.episode, location.href);
+      address.searchParams.set("key", values[0]);
+      link.href = address.pathname + address.search;
+    } else {
+      link.removeAttribute("href");
+    }
+    link.textContent = values ? values[1] : "…";
+    for (let column = 1; column < this.columns; column += 1) {
+      row.cells[column].textContent = values ? values[column + 1] : "";
+    }
+  }
+
+  // What is not there, or out of date, is asked for; when it has come, what is in view by then.
+  load(first, last) {
+    // an empty list asks for its first page too: the run may have just begun
+    for (let page = Math.floor(first / PAGE_ROWS); page * PAGE_ROWS < Math.max(last, 1); page += 1) {
+      const known = this.pages.get(page);
+      const isFresh = known && known.generation === this.generation;
+      if (!isFresh && this.numRequests < MAX_REQUESTS && (!known || !known.isAsked)) {
+        this.ask(page);
+      }
+    }
+  }
+
+  async ask(page) {
+    const generation = this.generation;
+    const known = this.pages.get(page);
+    if (known) {
+      known.isAsked = true;
+    }
+    const address = new URL(this.view.dataset.rows, location.href);
+    address.searchParams.set("offset", String(page * PAGE_ROWS));
+    address.searchParams.set("limit", String(PAGE_ROWS));
+    this.numRequests += 1;
+    try {
+      const answer = await fetch(address);
+      const found = await answer.json();
+      this.total = found.total;
+      this.pages.set(page, { generation, rows: found.rows.map((row) => row.map(String)) });
+    } catch {
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      if (known) {
+        known.isAsked = false;
+      }
+    }
+    this.numRequests -= 1;
+    this.schedule();
+  }
+
+  outdate() {
+    this.generation += 1;
+    for (const page of this.pages.values()) {
+      page.isAsked = false;
+    }
+    this.schedule();
+  }
+
+  move(step) {
+    const shown = Math.floor(this.view.scrollTop / this.height);
+    const from = this.current < 0 ? shown - Math.max(0, step) : this.current;
+    this.current = Math.max(0, Math.min(this.total - 1, from + step));
+    const top = this.current * this.height;
+    const room = this.view.clientHeight - 3 * this.height;
+    if (top < this.view.scrollTop) {
+      this.view.scrollTop = top;
+    } else if (top > this.view.scrollTop + room) {
+      this.view.scrollTop = top - room;
+    }
+    this.draw();
+    const row = [...this.body.rows].find((each) => each.index === this.current);
+    if (row) {
+      this.linkOf(row).focus({ preventScroll: true });
+    }
+  }
+}
+
+// ---- keys
+
+function open(rel) {
+  const link = document.querySelector(`a[rel=${rel}]`);
+  if (link) {
+    link.click();
+  }
+}
+
+function changeColours() {
+  const buttons = [...document.querySelectorAll("input[name=colour]")];
+  const chosen = buttons.findIndex((button) => button.checked);
+  if (buttons.length) {
+    buttons[(chosen + 1) % buttons.length].checked = true;
+  }
+}
+
+function listenForKeys(rows) {
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.matches("input:not([type=radio]):not([type=checkbox]), select, textarea");
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey) {
+      return;
+    }
+    const search = document.getElementById("search");
+    const actions = {
+      j: () => (rows ? rows.move(1) : open("next")),
+      k: () => (rows ? rows.move(-1) : open("prev")),
+      "]": () => open("next"),
+      "[": () => open("prev"),
+      t: changeColours,
+      "/": () => search && search.focus(),
+    };
+    if (actions[event.key]) {
+      event.preventDefault();
+      actions[event.key]();
+    }
+  });
+}
+
+const view = document.getElementById("rows");
+const rows = view ? new Rows(view) : null;
+if (rows) {
+  document.addEventListener("refreshed", () => rows.outdate());
+}
+listenForKeys(rows);
+if (main.dataset.live) {
+  follow(main.dataset.live);
+}
