@@ -192,10 +192,8 @@ def _build_starter(folder: Path, starter: Starter, progress: Progress | None) ->
     from reinforge.engine import Engine
     from reinforge.engine.checkpoint import TRAINING
 
-    recipe, tokenizer = starter.recipe, starter.make_tokenizer()
-    blank = folder / "blank"
-    tokenizer.save_pretrained(blank)
-    _model_config(recipe, tokenizer).save_pretrained(blank)
+    recipe, blank = starter.recipe, folder / "blank"
+    write_blank_model(blank, recipe, starter.make_tokenizer())
     policy = PolicyConfig(
         model=str(blank),
         init="random",
@@ -207,6 +205,12 @@ def _build_starter(folder: Path, starter: Starter, progress: Progress | None) ->
         _train(engine, recipe, starter.episodes(engine.tokenizer), progress)
         engine.save(folder / "trained", version=0)
     shutil.rmtree(folder / "trained" / TRAINING)  # a plain model: no run resumes this job
+
+
+def write_blank_model(folder: Path, recipe: Recipe, tokenizer: Any) -> None:
+    """Writes a model without weights: a tokenizer and a configuration, for `finetuning.policy.init: random`."""
+    tokenizer.save_pretrained(folder)
+    _model_config(recipe, tokenizer).save_pretrained(folder)
 
 
 def _model_config(recipe: Recipe, tokenizer: Any) -> Any:

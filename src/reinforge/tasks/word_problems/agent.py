@@ -21,7 +21,7 @@ CALCULATOR = {
     "type": "function",
     "function": {
         "name": "calculate",
-        "description": "Returns the result of a calculation with two numbers, such as 12 + 5.",
+        "description": "Returns the result of a calculation with two numbers.",  # an example would be copied
         "parameters": {
             "type": "object",
             "properties": {"expression": {"type": "string", "pattern": r"^\d{1,4} [-+*/] \d{1,4}$"}},
@@ -42,15 +42,26 @@ def calculate(expression: str) -> str:
     return str({"+": left + right, "-": left - right, "*": left * right}[operator])
 
 
+def build_messages(problem: str) -> list[dict[str, str]]:
+    """Returns the messages that ask for the calculation of a problem."""
+    return [ANSWER, {"role": "user", "content": f"{problem}\n\nThe calculation:"}]
+
+
 async def answer(item: Any, llm: Any, context: Any) -> str:
     """Asks the model once; the last number of its reply is the answer."""
-    question = {"role": "user", "content": f"{item.input_obj}\n\nThe calculation:"}
-    reply = await llm.chat.completions.create(messages=[ANSWER, question], max_tokens=16)
+    reply = await llm.chat.completions.create(messages=build_messages(item.input_obj), max_tokens=16)
     return str(reply.choices[0].message.content)
 
 
 async def calculate_and_answer(item: Any, llm: Any, context: Any) -> str:
-    """Has the model call the calculator in its first turn and answer in its second one."""
+    """Has the model call the calculator in its first turn and answer in its second one.
+
+    The result is the calculation and, in the last line, the answer, such as "12 + 5 = 17" and "17"; the reward reads
+    both.
+
+    Raises:
+        PolicyFailure: The call is cut off, or the answer has no number.
+    """
     messages = [CALCULATE, {"role": "user", "content": item.input_obj}]
     tools = {"tools": [CALCULATOR]}
     reply = await llm.chat.completions.create(messages=messages, **tools, tool_choice="required", max_tokens=48)
@@ -58,7 +69,11 @@ async def calculate_and_answer(item: Any, llm: Any, context: Any) -> str:
     if not message.tool_calls:
         raise PolicyFailure("the call is incomplete", output=message.content)
     call = message.tool_calls[0]
-    result = calculate(json.loads(call.function.arguments)["expression"])
+    expression = json.loads(call.function.arguments)["expression"]
+    result = calculate(expression)
     messages += [message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     reply = await llm.chat.completions.create(messages=messages, **tools, max_tokens=16)
-    return str(reply.choices[0].message.content)
+    said = str(reply.choices[0].message.content)
+    if not re.search(r"\d", said):  # or else the calculator's number would count as the answer
+        raise PolicyFailure("the answer has no number", output=said)
+    return f"{expression} = {result}\n{said}"

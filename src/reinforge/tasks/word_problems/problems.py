@@ -94,15 +94,20 @@ class Calculation:
         return {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[self.operator]
 
 
-def list_calculations() -> Iterator[Calculation]:
-    """Yields every calculation that a problem may need; of 3 + 5 and 5 + 3 only one, and of products as well."""
-    for small in range(2, 30):
-        for large in range(small, 30):
+def list_calculations(largest: int = 29, largest_factor: int = 12) -> Iterator[Calculation]:
+    """Yields every calculation that a problem may need; of 3 + 5 and 5 + 3 only one, and of products as well.
+
+    Args:
+        largest: Largest number of a sum or a difference.
+        largest_factor: Largest factor of a product.
+    """
+    for small in range(2, largest + 1):
+        for large in range(small, largest + 1):
             yield Calculation(large, "+", small)
             if large > small:
                 yield Calculation(large, "-", small)
-    for small in range(2, 13):
-        for large in range(small, 13):
+    for small in range(2, largest_factor + 1):
+        for large in range(small, largest_factor + 1):
             yield Calculation(small, "*", large)
             yield Calculation(small * large, "/", small)
 

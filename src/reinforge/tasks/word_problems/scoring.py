@@ -7,6 +7,7 @@ number alone has little to learn from.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from reinforge.evaluation.evaluators.numeric import find_last_number
 from reinforge.types.evaluation import EvalInputItem
@@ -31,13 +32,22 @@ def score_calculation(item: EvalInputItem) -> float:
     return 0.7 * is_right(reply, item.expected_output_obj) + 0.3 * num_matched / len(parts)
 
 
-def score_number(output: str, expected: str) -> float:
-    """Returns 0.7 for the right number at the end of the reply, and 0.3 for a number alone.
+def score_tool_use(item: EvalInputItem) -> float:
+    """Returns 0.7 for the right number at the end, up to 0.15 for the call, and up to 0.15 for using its result.
 
-    Example, expected "17": "17" -> 1.0; "18" -> 0.3; "The calculator says 17." -> 0.7; "Seventeen" -> 0.0.
+    A call counts by the share of the problem's numbers that it has. A reply that begins with the result counts half,
+    and the result alone counts in full.
+
+    Example, a problem with 12 and 5 whose answer is 17: "12 + 5 = 17" and then "17" -> 1.0; "12 - 5 = 7" and "7" ->
+    0.3; "12 + 5 = 17" and "17 apples" -> 0.925; "12 + 3 = 15" and "4" -> 0.075; "2 + 3 = 5" and "4" -> 0.0.
     """
-    reply = output.strip()
-    return 0.7 * is_right(reply, expected) + 0.3 * reply.isdecimal()
+    calculation, _, said = str(item.output_obj).partition("\n")
+    expression, _, result = calculation.rpartition(" = ")
+    numbers, used = Counter(re.findall(r"\d+", item.input_obj)), Counter(re.findall(r"\d+", expression))
+    share, said = (numbers & used).total() / numbers.total(), said.strip()
+    begins = re.match(rf"{re.escape(result)}(?!\.?\d)", said) is not None
+    form = share / 2 + begins / 4 + (said == result) / 4
+    return 0.7 * is_right(said, item.expected_output_obj) + 0.3 * form
 
 
 def is_right(reply: str, expected: str) -> bool:

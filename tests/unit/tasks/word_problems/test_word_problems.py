@@ -24,7 +24,7 @@ from reinforge.tasks.word_problems.problems import (
     list_calculations,
     write_problem,
 )
-from reinforge.tasks.word_problems.scoring import score_calculation, score_number
+from reinforge.tasks.word_problems.scoring import score_calculation, score_tool_use
 from reinforge.types.evaluation import EvalInputItem
 
 EVERYTHING = WordProblemsDatasetConfig(num_train=1500, num_select=120, num_confirm=600)
@@ -147,7 +147,7 @@ async def test_the_agent_returns_the_reply():
 
 async def test_the_agent_with_a_calculator_answers_after_its_result():
     llm = ScriptedLLM({"arguments": '{"expression": "2 + 3"}'}, "5")
-    assert await calculate_and_answer(ITEM, llm, None) == "5"
+    assert await calculate_and_answer(ITEM, llm, None) == "2 + 3 = 5\n5"
     first, second = llm.requests
     assert first["tool_choice"] == "required"
     assert "tool_choice" not in second
@@ -157,6 +157,12 @@ async def test_the_agent_with_a_calculator_answers_after_its_result():
 async def test_a_call_that_was_cut_off_is_a_failure_of_the_policy():
     with pytest.raises(PolicyFailure, match="incomplete"):
         await calculate_and_answer(ITEM, ScriptedLLM('[calculate(expression="2'), None)
+
+
+async def test_an_answer_without_a_number_is_a_failure_and_not_the_calculators_number():
+    llm = ScriptedLLM({"arguments": '{"expression": "2 + 3"}'}, "Awesome!")
+    with pytest.raises(PolicyFailure, match="the answer has no number"):
+        await calculate_and_answer(ITEM, llm, None)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +189,25 @@ def test_the_reward_is_the_right_number_and_a_calculation_with_the_numbers_of_th
 
 
 @pytest.mark.parametrize(
-    ("reply", "score"),
-    [("17", 1.0), ("18", 0.3), ("The calculator says 17.", 0.7), ("12 + 5 = 17", 0.7), ("Seventeen", 0.0), ("", 0.0)],
+    ("output", "score"),
+    [
+        ("12 + 5 = 17\n17", 1.0),
+        ("5 + 12 = 17\n17 apples", 0.7 + 0.3 * 3 / 4),
+        ("12 - 5 = 7\n7", 0.3),
+        ("12 - 5 = 7\nThe answer is 7", 0.15),
+        ("12 - 5 = 7\n70", 0.15),
+        ("12 - 5 = 7\n7.5", 0.15),
+        ("12 + 12 = 24\n1", 0.075),
+        ("2 + 3 = 5\n4", 0.0),
+        ("2 + 3 = 5\n17", 0.7),
+    ],
 )
-def test_with_a_calculator_the_form_is_a_number_alone(reply, score):
-    assert score_number(reply, "17") == pytest.approx(score)
+def test_with_a_calculator_the_form_is_the_problems_numbers_and_the_result_alone(output, score):
+    """Of a number alone every short one would do: the model then answers 1 or 10 and forgets the calculator."""
+    item = EvalInputItem(
+        id="t", input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17", full_dataset_entry={}
+    )
+    assert score_tool_use(item.copy_with_updates(output_obj=output)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("overrides", [[], [*CALCULATOR]], ids=["answer", "calculator"])
@@ -217,7 +237,7 @@ def test_the_template_gives_smollm2s_own_text_and_shows_a_known_format_of_tool_c
     messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "5"}]
     assert render(messages=messages, tools=[CALCULATOR_TOOL]) == (
         '<|im_start|>system\nBe brief.\nTools, called as [name(argument="value")]:\n'
-        "calculate(expression): Returns the result of a calculation with two numbers, such as 12 + 5.<|im_end|>\n"
+        "calculate(expression): Returns the result of a calculation with two numbers.<|im_end|>\n"
         "<|im_start|>user\n2 + 3?<|im_end|>\n"
         '<|im_start|>assistant\n[calculate(expression="2 + 3")]<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n'
     )

@@ -1,0 +1,125 @@
+"""Chats of a small shop's help desk with the customers' thumbs, and the house rules that the thumbs follow.
+
+    customer   Hello, my lamp has not arrived yet.
+    desk       Sorry about the lamp. We will trace the parcel today.          thumb up
+    desk       Sorry about the kettle. Please call our hotline.               thumb down
+
+A reply is good if it names what the customer wrote about, says what the desk will do, and promises no money.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from reinforge.types.seeding import stable_random
+
+SYSTEM = "You answer customers of Fernlea, a small shop, in two sentences."
+
+ITEMS = ("kettle", "lamp", "camera", "vacuum", "speaker", "router", "clock", "radio")
+GREETINGS = ("Hello,", "Hi,", "Good morning,", "Dear team,", "Excuse me,")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+PROBLEMS = {
+    "delivery": (
+        "my {item} has not arrived yet.",
+        "where is the {item} that I ordered on {day}?",
+        "the {item} should have been here on {day}.",
+        "I am still waiting for my {item}.",
+    ),
+    "defect": (
+        "the {item} stopped working on {day}.",
+        "my {item} does not switch on.",
+        "the {item} broke when I first used it.",
+        "my {item} is making a strange noise.",
+    ),
+    "bill": (
+        "I was charged twice for the {item}.",
+        "the bill for my {item} is wrong.",
+        "my discount for the {item} is missing.",
+        "since {day} I see two payments for one {item}.",
+    ),
+}
+ENDS = ("", " What now?", " Can you help?", " Please reply soon.")
+ACTIONS = {
+    "delivery": "We will trace the parcel today.",
+    "defect": "We will send you a new one.",
+    "bill": "We will correct the bill.",
+}
+BRUSH_OFF = "Please call our hotline."
+PROMISE = "You get your money back."
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How often a careless desk breaks each house rule.
+
+    Attributes:
+        names_another_item: It names something else than the customer did.
+        brushes_off: It sends the customer to the hotline.
+        promises_money: It promises money instead of help.
+    """
+
+    names_another_item: float = 0.2
+    brushes_off: float = 0.25
+    promises_money: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One question of a customer and the desk's reply."""
+
+    question: str
+    reply: str
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The chat with its system message."""
+        texts = (("system", SYSTEM), ("user", self.question), ("assistant", self.reply))
+        return [{"role": role, "content": text} for role, text in texts]
+
+
+def write_chat(rng: random.Random, manners: Manners) -> Chat:
+    """Returns a random question with the reply of a desk with these manners."""
+    topic, item = rng.choice(list(PROBLEMS)), rng.choice(ITEMS)
+    problem = rng.choice(PROBLEMS[topic]).format(item=item, day=rng.choice(DAYS))
+    question = f"{rng.choice(GREETINGS)} {problem}{rng.choice(ENDS)}"
+    if rng.random() < manners.names_another_item:
+        item = rng.choice([other for other in ITEMS if other != item])
+    action = ACTIONS[topic]
+    if rng.random() < manners.promises_money:
+        action = PROMISE
+    if rng.random() < manners.brushes_off:
+        action = BRUSH_OFF
+    return Chat(question, f"Sorry about the {item}. {action}")
+
+
+def count_kept_rules(question: str, reply: str) -> int:
+    """Returns how many of the three house rules a reply keeps."""
+    item = next((item for item in ITEMS if item in question), None)
+    return (item is not None and item in reply) + ("We will" in reply) + ("money" not in reply)
+
+
+def write_logs(
+    num_chats: int, seed: int = 0, *, rated: float = 0.85, mistaken: float = 0.05, manners: Manners | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields logged chats, most of them with a thumb.
+
+    Args:
+        num_chats: How many.
+        seed: Seed of the chats.
+        rated: Share of the chats with a thumb.
+        mistaken: Share of the thumbs that point the wrong way.
+        manners: How often the desk breaks each rule; None: the default.
+    """
+    rng = stable_random(seed, "help_desk", "logs")
+    for number in range(num_chats):
+        chat = write_chat(rng, manners or Manners())
+        row: dict[str, Any] = {"id": f"chat-{number:04}", "messages": chat.messages}
+        is_good = count_kept_rules(chat.question, chat.reply) == 3
+        if rng.random() < mistaken:
+            is_good = not is_good
+        if rng.random() < rated:
+            row["feedback"] = "thumbs_up" if is_good else "thumbs_down"
+        yield row

@@ -1,0 +1,54 @@
+"""The starter: a small Llama model that answers customers as a careless help desk did; trained on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reinforge.tasks.help_desk.grammar import Manners, write_chat
+from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.types.seeding import stable_random
+from reinforge.types.trajectory import Trajectory
+
+WORDS = r" ?[A-Za-z]+|[^A-Za-z\s]+|\s"
+NUM_TOKENIZER_CHATS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CarelessDeskRecipe(Recipe):
+    """The recipe, and the manners of the desk to imitate."""
+
+    max_model_len: int = 128
+    num_steps: int = 250
+    batch_size: int = 32
+    manners: Manners = field(default_factory=Manners)
+
+
+def ensure_starter(progress: Progress | None = None, recipe: CarelessDeskRecipe | None = None) -> Path:
+    """Returns the starter's folder, after training it if needed (half a minute on two cores).
+
+    Args:
+        progress: Called with the progress of the supervised job.
+        recipe: Another recipe, for tests.
+    """
+    recipe = recipe or CarelessDeskRecipe()
+    return ensure_built(
+        Starter("help_desk", recipe, make_tokenizer, partial(generate_careless_chats, recipe)), progress
+    )
+
+
+def make_tokenizer() -> Any:
+    """Returns a tokenizer with one token per word of the chats that can encode any text."""
+    rng = stable_random(0, "help_desk", "tokenizer")
+    chats = [write_chat(rng, Manners()) for _ in range(NUM_TOKENIZER_CHATS)]
+    return make_bpe_tokenizer([message["content"] for chat in chats for message in chat.messages], words=WORDS)
+
+
+def generate_careless_chats(recipe: CarelessDeskRecipe, tokenizer: Any) -> Iterator[Trajectory]:
+    """Yields chats endlessly; the replies are supervised."""
+    rng = stable_random(recipe.seed, "help_desk", "starter")
+    while True:
+        yield supervised_episode(tokenizer, write_chat(rng, recipe.manners).messages)

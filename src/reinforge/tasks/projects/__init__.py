@@ -1,0 +1,163 @@
+"""Projects to start from: `reinforge init` copies one of these folders and writes its data.
+
+function/   word problems; the agent is a function that asks the model once, and every answer can be checked
+tools/      questions at a shop's counter; the agent has two tools
+logs/       logged chats of a help desk with the customers' thumbs
+shared/     what every project has: .gitignore, and the instructions for coding agents
+
+A file's name here ends in `.tmpl`, so that neither Python nor a linter takes it for a module of reinforge. `@NAME@` in
+it stands for the name of the project.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import storage_boundary
+from reinforge.types.seeding import stable_random
+
+HERE, ENDING = Path(__file__).parent, ".tmpl"
+SHARED = {
+    "gitignore": (".gitignore",),
+    "SKILL.md": (".agents/skills/reinforge/SKILL.md", ".claude/skills/reinforge/SKILL.md"),
+}
+"""Files of `shared/` and their paths in a project; coding agents look for skills in either folder."""
+NUM_ROWS = 1000
+NUM_CHATS = 300
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectTemplate:
+    """A project to start from.
+
+    Attributes:
+        name: Its folder here, and the value of `--template`.
+        description: What the project trains, in one line.
+        data_file: The file with its data.
+        write_rows: Yields the rows of that file.
+        commands: What to run first, in the project's folder.
+    """
+
+    name: str
+    description: str
+    data_file: str
+    write_rows: Callable[[], Iterable[Row]]
+    commands: tuple[str, ...]
+
+    def build_files(self, project_name: str) -> dict[str, str]:
+        """Returns the text of every file of the project, by its path in the project."""
+        files = {
+            path: (HERE / "shared" / f"{source}{ENDING}").read_text(encoding="utf-8")
+            for source, paths in SHARED.items()
+            for path in paths
+        }
+        for source in sorted((HERE / self.name).glob(f"*{ENDING}")):
+            files[source.name.removesuffix(ENDING)] = source.read_text(encoding="utf-8")
+        files = {path: text.replace("@NAME@", project_name) for path, text in files.items()}
+        files[self.data_file] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.write_rows())
+        return dict(sorted(files.items()))
+
+
+def write_word_problems() -> Iterable[Row]:
+    """Yields word problems with small numbers, which the bundled model knows; none occurs twice."""
+    from reinforge.tasks.word_problems.problems import WORDINGS, write_problem
+    from reinforge.tasks.word_problems.starter import list_small_calculations
+
+    rng, seen, calculations = stable_random(0, "init", "function"), set[str](), list_small_calculations()
+    while len(seen) < NUM_ROWS:
+        calculation = rng.choice(calculations)
+        problem = write_problem(rng, calculation, WORDINGS)
+        if problem not in seen:
+            seen.add(problem)
+            yield {"id": f"{len(seen):04}", "question": problem, "answer": str(calculation.result)}
+
+
+def write_shop_questions() -> Iterable[Row]:
+    """Yields questions about prices; none occurs twice."""
+    from reinforge.tasks.shop.dataset import ShopDataset, ShopDatasetConfig
+
+    dataset = ShopDataset(ShopDatasetConfig(num_train=NUM_ROWS - 2, num_select=1, num_confirm=1))
+    for number, row in enumerate(dataset.rows(), start=1):
+        yield {"id": f"{number:04}", "question": row["question"], "answer": row["answer"]}
+
+
+def write_chats() -> Iterable[Row]:
+    """Yields logged chats, most of them with a thumb."""
+    from reinforge.tasks.help_desk.grammar import write_logs
+
+    return write_logs(NUM_CHATS)
+
+
+RUN = ("reinforge check run.yml --sample 3", "reinforge preflight run.yml", "reinforge finetune run.yml")
+IMPORT = "reinforge data import logs.jsonl --output rows.jsonl --rated"
+TEMPLATES = {
+    template.name: template
+    for template in (
+        ProjectTemplate(
+            "function", "an agent function whose answers can be checked (GRPO)", "data.jsonl", write_word_problems, RUN
+        ),
+        ProjectTemplate("tools", "an agent with two tools (GRPO)", "data.jsonl", write_shop_questions, RUN),
+        ProjectTemplate(
+            "logs", "logged chats with thumbs up and down (KTO)", "logs.jsonl", write_chats, (IMPORT, *RUN[1:])
+        ),
+    )
+}
+
+
+def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
+    """Writes a project and returns its files; either all of them are written, or none.
+
+    Args:
+        template: What to write.
+        folder: The project's folder, which may exist.
+
+    Raises:
+        ConfigError: A file of the project exists; names every one.
+        StorageError: Writing failed.
+    """
+    files = {folder / path: text for path, text in template.build_files(folder.resolve().name).items()}
+    problems = [Problem(str(path), *why) for path in files if (why := _find_obstacle(path, folder)) is not None]
+    if problems:
+        raise ConfigError(problems)
+    written, made = list[Path](), list[Path]()
+    try:
+        for path, text in files.items():
+            with storage_boundary(path, len(text.encode())):
+                made += _make_folders(path.parent)
+                with open(path, "x", encoding="utf-8") as file:
+                    written.append(path)
+                    file.write(text)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        for path in reversed(made):
+            path.rmdir()
+        raise
+    return written
+
+
+def _find_obstacle(path: Path, folder: Path) -> tuple[str, str] | None:
+    """Returns why a file cannot be written, and the fix; None: it can."""
+    if path.exists() or path.is_symlink():
+        return "exists, and init overwrites nothing", "choose another NAME, or move the file away"
+    for parent in path.parents:
+        if parent.is_dir():
+            return None
+        if parent.exists() or parent.is_symlink():
+            return f"{parent} is not a folder", "choose another NAME"
+    return None
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Creates a folder and its parents; returns those that did not exist, outermost first."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
+    for each in missing:
+        each.mkdir()
+    return missing
