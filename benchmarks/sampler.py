@@ -130,7 +130,7 @@ def generate_batch_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -
 
 
 def _generate_batch(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
-    module, ours = engine.model.module, engine.model.attention
+    module, ours = engine.model.module, engine.model.attn_implementation
     sampling = GenerationConfig(
         do_sample=True,
         temperature=1.0,
