@@ -76,7 +76,8 @@ class OpenAIServer:
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
         app = web.Application(client_max_size=1 << 26)
-        app.router.add_post("/v1/chat/completions", self._answer)
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            app.router.add_post(path, self._answer)
         self._server = TestServer(app)
 
     async def __aenter__(self) -> OpenAIServer:

@@ -14,6 +14,7 @@
     ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
     ├── OutOfMemory(MemoryError)          4   the machine or the device ran out of memory
     ├── BudgetReached                     5   a time or token limit was reached
+    │   └── GuardHalted                   5   a guard stopped the run, since training goes wrong
     └── Interrupted                 130/143   a signal stopped the run
 
 To add an error, subclass the nearest class above; give it its own exit code only if scripts must tell it apart. A
@@ -174,6 +175,10 @@ class BudgetReached(ReinforgeError):
     """A time or token limit was reached; the work so far is saved."""
 
     exit_code = 5
+
+
+class GuardHalted(BudgetReached):
+    """A guard stopped the run, since training goes wrong; the work so far is saved, and the run can be resumed."""
 
 
 class Interrupted(ReinforgeError):

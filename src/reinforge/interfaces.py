@@ -6,11 +6,14 @@
     Workflow           the agent: one call is one episode
     DatasetLoader      rows of examples
     Evaluator          scores an answer
+    GroupEvaluator     scores answers by comparing them with each other
     EvaluationRunner   runs the workflow over examples and scores the outcomes
     Algorithm          which tokens earn which credit, and the name of the loss
+    Teacher            scores what the policy sampled
     PolicyServer       samples from the weights being trained
     ChatModel          a model behind an entry of `llms`
     Journal            the record of a run
+    Tracker            shows the metrics of a run on a dashboard
     Builder            hands a component's factory the other components
 
 Each has a handful of methods; a class that implements them works with all our other parts.
@@ -47,6 +50,7 @@ from reinforge.types.evaluation import (
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
+from reinforge.types.tracking import MetricPoint, TrackedRun
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 from reinforge.types.workflow import BoundWorkflow
 
@@ -69,6 +73,7 @@ class TrajectoryBuilder(ABC):
         is_resumable: True: a resumed run may reuse journalled episodes, and the run calls `compute_reward`;
             False: a resumed run collects an open epoch again, and the builder calls `compute_reward` itself.
         requires_policy_llm: True: an entry `_type: policy` must be configured, since its replies are what is trained.
+        first_epoch: The epoch that begins its first pass over the examples: 0, or the first of a pipeline's stage.
     """
 
     evaluation: EvaluationRunner | None = None
@@ -76,6 +81,7 @@ class TrajectoryBuilder(ABC):
     rewards_are_scores: bool = True
     is_resumable: bool = False
     requires_policy_llm: bool = False
+    first_epoch: int = 0
 
     def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig):
         self.trajectory_builder_config = trajectory_builder_config
@@ -167,12 +173,14 @@ class TrainerAdapter(ABC):
     Attributes:
         trains_on: What it needs of a trained turn: `tokens` as sampled, or `messages` where no tokens are known.
         serves_policy: True: `policy()` works after `initialize`, so a run whose agent never calls it is refused.
+        trains_stages: True: jobs of different stages of a pipeline may differ in algorithm, optimizer and batches.
         keeps_jobs: True: a submitted job lasts at the backend, so a resumed run hands its reference to `resubmit`;
             False: where the weights come from a checkpoint, later jobs count as not submitted.
     """
 
     trains_on: Literal["tokens", "messages"] = "tokens"
     serves_policy: bool = False
+    trains_stages: bool = False
     keeps_jobs: bool = False
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
@@ -183,6 +191,13 @@ class TrainerAdapter(ABC):
         """Binds the run's configuration and allocates what the adapter needs."""
         self.run_config = run_config
         self.adapter_config.reward = run_config.reward_function
+
+    async def prepare_training(self) -> None:
+        """Loads what only training needs, such as a teacher; a run calls it after `initialize`, before any work.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
         """Returns the settings that this backend cannot honour, before anything is allocated."""
@@ -394,6 +409,40 @@ class Evaluator(ABC):
         """Returns the score of one example; higher is better. An exception makes the score missing."""
 
 
+class GroupEvaluator(Evaluator):
+    """Scores the answers to one example by comparing them; 0.5 means as good as what an answer was compared with.
+
+    Siblings are compared with each other. An answer to a `select` or `confirm` example is compared with `reference`, so
+    that validations and the verdict measure the same thing at every epoch.
+
+    Attributes:
+        reference: `base`: the base model's answer to the same example, which itself scores 0.5; `expected`: the
+            example's expected answer.
+    """
+
+    reference: Literal["base", "expected"] = "base"
+
+    @abstractmethod
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        """Returns the score of each of two or more answers to one example, in their order; an exception: none has one.
+
+        Args:
+            items: The example with each of the answers; `trajectory` has the steps that led to it.
+        """
+
+    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        """Returns the score of one answer in comparison with the expected answer.
+
+        Raises:
+            EvaluationError: The example has no expected answer.
+        """
+        if item.expected_output_obj is None:
+            raise EvaluationError("it compares answers, and this example has no expected answer to compare with")
+        alone = item.copy_with_updates(trajectory=[], expected_output_obj=None)  # a contestant is no answer key
+        reference = alone.copy_with_updates(output_obj=item.expected_output_obj)
+        return (await self.evaluate_group([reference, alone]))[1]
+
+
 class EvaluationRunner(ABC):
     """Runs the workflow over examples and scores the outcomes; one concurrency limit for all calls.
 
@@ -440,12 +489,14 @@ class Algorithm(ABC):
         needs: What the engine computes before credit: old and reference log-probs, values.
         needs_groups: True: credit compares siblings; groups of one are refused, groups without spread skipped.
         offline: True: tokens that the policy did not sample can be trained; their `sampling_logprobs` are NaN.
+        teacher: Its log-probs become the `ref_logprobs` of the samples; None: there is no teacher.
     """
 
     loss: LossSpec
     needs: Needs = Needs()
     needs_groups: bool = False
     offline: bool = False
+    teacher: Teacher | None = None
 
     def for_epoch(self, epoch: int | None) -> Algorithm:
         """Returns the algorithm that an epoch trains with; None: a job outside a run. By default always this one."""
@@ -481,6 +532,28 @@ class ChatModel(Protocol):
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply."""
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """A model that scores what the policy sampled; it has the policy's tokens."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's own name."""
+
+    async def prepare(self, tokenizer: Any) -> None:
+        """Loads or reaches the model and compares its tokens with those of the policy's tokenizer.
+
+        Raises:
+            ConfigError: It has other tokens.
+        """
+
+    async def score_samples(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere.
+
+        They are of the distribution that the token was sampled from: at its temperature, over its kept tokens.
+        """
 
 
 class PolicyServer(ABC):
@@ -585,6 +658,36 @@ class Journal(Protocol):
 
     def flush(self) -> None:
         """Waits until everything recorded so far is on disk."""
+
+
+class Tracker(ABC):
+    """Sends the metrics of a run to a dashboard; the run folder stays the record.
+
+    The methods are called one after the other on a thread of their own. What they raise is said once and never stops
+    the run.
+    """
+
+    @abstractmethod
+    def start(self, run: TrackedRun) -> Mapping[str, int] | None:
+        """Opens the run at the dashboard, also again after it was stopped.
+
+        Returns:
+            The last step of each metric that the dashboard has, by name; points up to it are not sent again, and all
+            others are, also those that an earlier process sent and the dashboard lost. None: the dashboard cannot
+            tell, so the run's own record of what was sent decides.
+        """
+
+    @abstractmethod
+    def log(self, point: MetricPoint) -> None:
+        """Sends metrics; the steps of one metric rise."""
+
+    @abstractmethod
+    def finish(self, status: str) -> None:
+        """Closes the run at the dashboard.
+
+        Args:
+            status: `completed`, `failed`, `cancelled`, or `stopped`, which may be resumed.
+        """
 
 
 class Builder(Protocol):

@@ -26,18 +26,23 @@ ENTRY_POINT_GROUP = "reinforge.components"
 BUILTIN_MODULES = (
     "reinforge.algorithms.cispo",
     "reinforge.algorithms.dapo",
+    "reinforge.algorithms.distill",
     "reinforge.algorithms.dpo",
     "reinforge.algorithms.dr_grpo",
     "reinforge.algorithms.expert_iteration",
     "reinforge.algorithms.grpo",
     "reinforge.algorithms.gspo",
     "reinforge.algorithms.ipo",
+    "reinforge.algorithms.kto",
     "reinforge.algorithms.malt",
+    "reinforge.algorithms.orpo",
     "reinforge.algorithms.ppo",
     "reinforge.algorithms.reinforce_pp",
     "reinforge.algorithms.rejection_sampling",
     "reinforge.algorithms.rloo",
+    "reinforge.algorithms.sapo",
     "reinforge.algorithms.sft",
+    "reinforge.algorithms.simpo",
     "reinforge.rollout.workflow",
     "reinforge.rollout.workflows.command",
     "reinforge.rollout.workflows.http_workflow",
@@ -51,6 +56,10 @@ BUILTIN_MODULES = (
     "reinforge.adapters.openai",
     "reinforge.adapters.openpipe_art",
     "reinforge.adapters.nemo_customizer",
+    "reinforge.runs.trackers.mlflow",
+    "reinforge.runs.trackers.tensorboard",
+    "reinforge.runs.trackers.trackio",
+    "reinforge.runs.trackers.wandb",
     "reinforge.trainer.builders.group",
     "reinforge.trainer.builders.dataset",
     "reinforge.trainer.builders.tree",
@@ -67,6 +76,7 @@ BUILTIN_MODULES = (
     "reinforge.tasks.tickets",
     "reinforge.tasks.debate",
     "reinforge.tasks.front_desk",
+    "reinforge.tasks.help_desk",
     "reinforge.tasks.shop",
     "reinforge.tasks.word_problems",
 )
@@ -80,6 +90,7 @@ KINDS = (
     "trainer_adapter",
     "trainer",
     "algorithm",
+    "tracker",
     "model",
 )
 
@@ -313,6 +324,11 @@ def register_trainer(config_type: type[TypedConfig]) -> Callable[[Factory], Fact
 def register_algorithm(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
     """Registers an algorithm."""
     return _register("algorithm", config_type)
+
+
+def register_tracker(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+    """Registers a tracker of metrics."""
+    return _register("tracker", config_type)
 
 
 def register_model(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import unicodedata
+from functools import lru_cache
 
 KEPT = frozenset("\n\t\u200c\u200d")
 """Line break, tab, and the joiners that emoji and some scripts need."""
@@ -111,6 +112,7 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.fullmatch(words) is not None and _VOCABULARY_TOKEN.fullmatch(words) is None
 
 
+@lru_cache(1024)  # asked of every variable for every text that is shown
 def is_secret_variable(name: str) -> bool:
     """Returns True for an environment variable that holds a secret; here `OPENAI_KEY` counts as well."""
     return is_secret_name(name) or name.upper().endswith("_KEY")

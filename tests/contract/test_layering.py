@@ -22,7 +22,7 @@ LAYERS = [
     {"adapters"},
     {"runs"},
     {"trainer"},
-    {"multiagent", "redteam", "server", "exports"},
+    {"multiagent", "redteam", "server", "view", "exports"},
     {"finetuning"},
     {"tasks"},
     {"compat"},

@@ -14,6 +14,10 @@ from tests.e2e.conftest import project  # noqa: F401
         ({"_type": "reinforce_pp", "kl_coef": 0.01}, "ratio"),
         ({"_type": "rejection_sampling", "best_k": 2}, "entropy"),
         ({"_type": "dpo", "sft_coef": 0.5, "pairs": "all", "min_margin": 0.2}, "margin"),
+        ({"_type": "kto", "threshold": 0.3, "balance": True}, "kl_baseline"),
+        ({"_type": "orpo"}, "log_odds_ratio"),
+        pytest.param({"_type": "simpo", "pairs": "all"}, "chosen_logprob", marks=pytest.mark.slow),
+        pytest.param({"_type": "sapo"}, "gate", marks=pytest.mark.slow),
     ],
     ids=lambda value: value["_type"] if isinstance(value, dict) else "",
 )

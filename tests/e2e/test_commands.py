@@ -365,7 +365,7 @@ def test_components_lists_fields_defaults_and_origin():
 
 def test_an_unknown_command_or_kind_lists_the_known_ones():
     for arguments, expected in (
-        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, check,'),
+        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, init,'),
         (["validate"], 'unknown command "validate"; allowed: finetune,'),
         (["components", "evalator"], 'unknown kind "evalator", did you mean "evaluator"? allowed: llm,'),
     ):

@@ -179,8 +179,32 @@ def test_the_small_run_does_everything_once(offline):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("algorithm", [{"_type": "dpo", "beta": 0.5}, {"_type": "rejection_sampling"}])
-def test_preferences_of_a_file_train_dpo_and_best_of_n(offline, algorithm):
+@pytest.mark.parametrize("shape", ["full", "lora"])
+def test_kto_learns_from_thumbs_alone(offline, shape):
+    """Half of the replies are `yes` with a thumb up, half are `no` with a thumb down; no prompt has both."""
+    offline.write("task.py", PROMPTED)
+    offline.rows = [
+        {"prompt": f"say {n}", "completion": "no" if n % 2 else "yes", "label": n % 2 == 0} for n in range(48)
+    ]
+    offline.set("finetuning.algorithm", {"_type": "kto", "beta": 0.05}).set("finetuning.num_epochs", 8)
+    if shape == "lora":
+        offline.set("finetuning.policy.lora", {"r": 8, "lora_alpha": 16})
+    offline.set("eval.evaluators", {"right": {"_type": "contains", "texts": "yes"}})
+    result = offline.finetune()
+    assert result.exit_code == 0, result.output
+    assert shape == "lora" or offline.summary["promoted"], result.output
+    history = json.loads((offline.run / "reward_history.json").read_text())
+    assert history[0]["direction"] > 0
+    assert history[-1]["desirable_logratio"] > 2 > -2 > history[-1]["undesirable_logratio"]
+    assert history[-1]["loss"] < history[0]["loss"] < 0.5, "at the reference every reply has the loss sigma(0)"
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"_type": "dpo", "beta": 0.5}, {"_type": "orpo"}, {"_type": "simpo"}, {"_type": "rejection_sampling"}],
+    ids=lambda algorithm: algorithm["_type"],
+)
+def test_preferences_of_a_file_train_pairs_and_best_of_n(offline, algorithm):
     """Both replies of a pair are tokens that were not sampled; no algorithm may have read their log-probs."""
     offline.write("task.py", PROMPTED)
     offline.rows = [{"prompt": f"say {n}", "chosen": "yes", "rejected": "no"} for n in range(48)]
@@ -188,6 +212,9 @@ def test_preferences_of_a_file_train_dpo_and_best_of_n(offline, algorithm):
     result = offline.finetune()
     assert result.exit_code == 0, result.output
     history = json.loads((offline.run / "reward_history.json").read_text())
-    assert all(row["direction"] > 0 for row in history)
+    assert all(row["direction"] > 0 for row in history[: 1 if algorithm["_type"] == "simpo" else None])
+    assert history[-1]["loss"] < history[0]["loss"]
     if algorithm["_type"] == "dpo":
-        assert history[-1]["loss"] < history[0]["loss"] < 0.7, "log 2 at first, and then less"
+        assert history[0]["loss"] < 0.7, "log 2 at first, and then less"
+    if algorithm["_type"] in ("orpo", "simpo"):
+        assert history[-1]["margin"] > history[0]["margin"]

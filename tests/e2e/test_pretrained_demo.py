@@ -22,7 +22,7 @@ def shrink(model):
     """Returns the overrides with which a random model learns something in four short epochs."""
     sizes = {
         "finetuning.policy.model": model,
-        "eval.evaluators.reward": "{_type: regex, pattern: '^[a-z]'}",  # a random model soon gets more of it
+        "eval.evaluators.reward": "{_type: regex, pattern: '(^|\\n)[a-z]'}",  # a random model soon gets more of it
         "finetuning.policy.max_model_len": 1024,
         "finetuning.policy.optimizer.learning_rate": 1e-2,
         "finetuning.gate.metric": "reward",

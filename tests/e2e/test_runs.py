@@ -112,15 +112,16 @@ def test_a_run_in_use_is_running_and_is_neither_checked_nor_removed(runs):
 
 def test_show_of_a_completed_run(runs):
     text = call("show", "done").output
-    for said in ("baseline: validated 0.154 [", "epoch 0: collected 128 trajectories (0 missing), kept 16 of 16 groups",
+    for said in ("before training: guard held_out_metric warned", "baseline: validated 0.154 [",
+                 "epoch 0: collected 128 trajectories (0 missing), kept 16 of 16 groups",
                  "trained 4 steps, published version 2, validated", "step-000000  base", "  reward ", "  promoted ",
                  " started\n"):  # fmt: skip
         assert said in text, text
     assert "resume with" not in text
     shown = as_json("show", "done")
     assert shown["summary"]["status"] == "completed"
-    assert [row["stage"] for row in shown["stages"]][:6] == [
-        "BASELINE", "COLLECT", "SELECT", "SUBMIT", "AWAIT", "ADOPT"
+    assert [row["stage"] for row in shown["stages"]][:7] == [
+        "GUARD", "BASELINE", "COLLECT", "SELECT", "SUBMIT", "AWAIT", "ADOPT"
     ]  # fmt: skip
     assert [row["epoch"] for row in shown["snapshots"]] == [1, 0, -1]
     assert shown["sessions"][0]["ended"].startswith("completed")

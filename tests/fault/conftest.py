@@ -20,6 +20,22 @@ METHODS = {
         "workflow": {"_type": "python", "function": "task:team", "llm": "agent"},
     },
     "ppo": {ALGORITHM: {"_type": "ppo"}, "finetuning.policy.batch.num_iterations": 2},
+    "pipeline": {
+        "trajectory_builders.rows": ROWS,
+        "finetuning.pipeline": {
+            "sft": {
+                "num_epochs": 2,
+                "algorithm": {"_type": "sft"},
+                "trajectory_builder": "rows",
+                "dataset": "told.jsonl",
+            },
+            "grpo": {
+                "num_epochs": 2,
+                "algorithm": {"_type": "dithered", "kl_coef": 0.5},
+                "policy": {"optimizer": {"name": "rmsprop", "learning_rate": 0.001}},
+            },
+        },
+    },
 }
 """Changes that give a toy project another method; without any it trains all weights with GRPO."""
 

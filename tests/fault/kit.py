@@ -151,6 +151,8 @@ class Toy(Project):
         for name, replies in (("shown.jsonl", SHOWN), ("pairs.jsonl", PREFERRED)):
             rows = ({"id": row["id"], "prompt": row["question"], **replies} for row in self.rows)
             self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
+        told = ({"prompt": f"tell {number}", **SHOWN} for number in range(12))
+        self.write("told.jsonl", "".join(json.dumps(row) + "\n" for row in told))
         self.set("finetuning.algorithm", {"_type": "dithered"})
         self.set("trajectory_builders.builder", {"_type": "group", "num_generations": 4, "examples_per_epoch": 6})
         self.set("trainers.trainer.keep_last", 1)

@@ -20,6 +20,7 @@ from reinforge.adapters.openai_service import JOBS, FineTuningService
 from reinforge.cli import process
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
+from reinforge.engine.engine import Engine
 from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
@@ -44,6 +45,35 @@ def forget_the_optimizer():
         learner.num_steps = num_steps
 
     Learner.restore = restore
+
+
+def forget_the_stage():
+    load_training = checkpoint.load_training
+
+    def forgetful(folder):
+        found = load_training(folder)
+        return None if found is None else (found[0], replace(found[1], stage=None))
+
+    checkpoint.load_training = forgetful
+
+
+def keep_the_optimizer_between_stages():
+    def begin_stage(learner, stage, config, version):
+        learner.stage, learner.stage_version = stage, version
+
+    Learner.begin_stage = begin_stage
+
+
+def forget_the_reference():
+    def load_reference(engine, folder, version):
+        engine._reference_version = version
+
+    Engine.load_reference = load_reference
+
+
+def forget_where_stages_begin():
+    drop = stages.drop_checkpoints
+    stages.drop_checkpoints = lambda *args, stage_ends=(), **kwargs: drop(*args, **kwargs)
 
 
 def forget_the_critic():

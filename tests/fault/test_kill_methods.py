@@ -16,9 +16,12 @@ CHAINS = {
     "dpo of a file": ("step.after_optim:3", "ckpt.after_rename:2"),
     "two adapters": ("rollout.after_journal:70", "step.after_optim:7", "ckpt.after_rename:1"),
     "ppo": ("step.after_optim:6", "ckpt.after_rename:1", "publish.before:1"),
+    "pipeline": ("ckpt.after_rename:3", "step.after_optim:1", "batch.sealed:2", "step.after_optim:1"),
 }
 """One place in the middle of a job at least, and one around what the next process begins from. Two adapters make two
-steps each in a job: at the seventh step one has learnt already, and the other has not."""
+steps each in a job: at the seventh step one has learnt already, and the other has not. A pipeline is killed at the
+border of its stages, in the first step of the second one, and in its second epoch, which needs that stage's optimizer.
+"""
 PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file" in method) != ("export.mid", True)]
 """Rows of a file are no episodes that could be exported."""
 

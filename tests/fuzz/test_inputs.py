@@ -13,11 +13,13 @@ from tests.unit.adapters import test_openai_answers as answers
 from tests.unit.dialects import test_tool_calls as tool_calls
 from tests.unit.evaluation import test_row_limits as rows
 from tests.unit.evaluation import test_schemas as schemas
+from tests.unit.evaluation import test_trace_formats as traces
 
 PROPERTIES = [
     answers.test_no_mutated_answer_raises_anything_else,
     rows.test_any_bytes_are_rows_or_a_typed_error,
     schemas.test_any_answer_to_any_schema_has_a_typed_outcome,
+    traces.test_a_damaged_export_gives_usable_rows_or_a_typed_error,
     tool_calls.test_any_reply_is_text_or_calls_that_can_be_written_and_read_again,
 ]
 

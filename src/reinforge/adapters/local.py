@@ -13,16 +13,29 @@ from pydantic import Field
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.adapters.training import JobRunner, StepsSkipped
+from reinforge.algorithms.staged import StagedAlgorithm
+from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
+from reinforge.engine.model.vocabulary import FAMILY, find_token_difference, read_vocabulary
 from reinforge.engine.packages import check_packages, import_engine
 from reinforge.engine.policies import NamedPolicies
-from reinforge.errors import BackendError, ConfigError, OutOfMemory, Problem, ReinforgeError, StorageError
+from reinforge.errors import (
+    BackendError,
+    BackendUnavailable,
+    ConfigError,
+    OutOfMemory,
+    Problem,
+    ReinforgeError,
+    StorageError,
+)
 from reinforge.files import find_damage, write_folder
-from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapter
+from reinforge.interfaces import Algorithm, Builder, PolicyServer, Teacher, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.local_llm import LocalLLM
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from reinforge.types.sample import LossSpec
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
@@ -43,7 +56,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
 
 @dataclass(slots=True)
 class _Job:
-    """One job of this process; `machine_error` is set if it failed for lack of memory or storage."""
+    """One job of this process; `machine_error` is set if memory, storage or a teacher's endpoint was missing."""
 
     ref: TrainingJobRef
     status: TrainingJobStatus
@@ -76,6 +89,7 @@ class LocalAdapter(TrainerAdapter):
     """
 
     serves_policy = True
+    trains_stages = True
     adapter_config: LocalAdapterConfig
 
     def __init__(
@@ -116,6 +130,10 @@ class LocalAdapter(TrainerAdapter):
             raise ConfigError(problems)
         engine_class = import_engine()  # imports torch, which nothing before needs
         policy = self._policy_config(run_config)
+        stages = {
+            stage.name: (stage.complete_policy(policy), self._get_loss(stage.first))
+            for stage in list_stages(run_config)
+        }
         self.engine = await run_in_daemon_thread(
             lambda: engine_class.load(
                 policy,
@@ -127,9 +145,23 @@ class LocalAdapter(TrainerAdapter):
                 critic=self.algorithm.needs.values,
                 adapters=self.adapters if len(self.adapters) > 1 else (),  # a single one is the policy itself
                 loss=self.algorithm.loss,
+                stages=stages,
             ),
             "engine-load",
         )
+        self._runner.loop = asyncio.get_running_loop()
+
+    async def prepare_training(self) -> None:
+        """Loads or reaches the teachers, and compares their tokens with the policy's.
+
+        Raises:
+            ConfigError: A teacher has other tokens.
+        """
+        for path, teacher in self._find_teachers(self.run_config):
+            try:
+                await teacher.prepare(self._require_engine().tokenizer)
+            except ConfigError as error:
+                raise ConfigError([replace(problem, path=path) for problem in error.problems]) from error
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
         """Returns the problems of model and settings that show before the model is loaded; needs no torch."""
@@ -139,6 +171,9 @@ class LocalAdapter(TrainerAdapter):
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
         problems += [replace(problem, path=where) for problem in check_packages(lora=has_adapters(policy))]
+        if self.adapter_config.fine_tune_from_scratch and run_config.pipeline:
+            message = "each stage of a pipeline trains the model of the one before, so no job can start from the first"
+            problems.append(Problem(f"{where}.fine_tune_from_scratch", message, "remove it"))
         if self.adapter_config.fine_tune_from_scratch and not self.algorithm.offline:
             message = f"{type(self.algorithm).__name__} needs samples from the weights that a job starts with"
             fix = "remove it, or use an algorithm that imitates samples or compares pairs, such as expert_iteration"
@@ -150,7 +185,32 @@ class LocalAdapter(TrainerAdapter):
         if (Path(policy.model) / HOSTED_MODEL).is_file():
             message = f"{policy.model} refers to a model of a remote service, so its weights are not available here"
             return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai"), *problems]
-        return [*check_policy(policy), *problems]
+        return [*check_policy(policy), *problems, *self._check_teachers(run_config)]
+
+    def _find_teachers(self, run_config: FinetuneConfig) -> list[tuple[str, Teacher]]:
+        """Returns the teacher of each stage that has one, with the path of the setting that names it."""
+        stages = list_stages(run_config)
+        places = {each.path if each.settings.algorithm is not None else "finetuning": each.first for each in stages}
+        places = places or {"finetuning": 0}
+        found = [(f"{path}.algorithm.teacher", self.algorithm.for_epoch(first)) for path, first in places.items()]
+        return [(path, algorithm.teacher) for path, algorithm in found if algorithm.teacher is not None]
+
+    def _check_teachers(self, run_config: FinetuneConfig) -> list[Problem]:
+        """Returns the problem of each teacher in this process whose files show that it has other tokens."""
+        problems = []
+        for path, teacher in self._find_teachers(run_config):
+            if isinstance(teacher, LocalLLM):
+                own, other = (read_vocabulary(each) for each in (self._policy_config(run_config), teacher.policy))
+                difference = find_token_difference(own, other) if own is not None and other is not None else None
+                if difference is not None:
+                    message = f"the teacher {teacher.model_name} has another tokenizer than the policy: {difference}"
+                    problems.append(Problem(path, message, FAMILY))
+        return problems
+
+    def _get_loss(self, epoch: int) -> LossSpec:
+        """Returns the loss of the stage of an epoch, by which its default learning rate is chosen."""
+        algorithm = self.algorithm
+        return algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else algorithm.loss
 
     def _policy_config(self, run_config: FinetuneConfig) -> PolicyConfig:
         return run_config.policy.model_copy(update={"model": self.model or run_config.policy.model})
@@ -194,6 +254,7 @@ class LocalAdapter(TrainerAdapter):
 
         Raises:
             OutOfMemory, StorageError: The machine ran out of memory or storage; the job may succeed on another one.
+            BackendUnavailable: The teacher's endpoint does not answer.
         """
         job = self._job(ref)
         await job.done.wait()
@@ -215,6 +276,10 @@ class LocalAdapter(TrainerAdapter):
         await self._serve(
             version, lambda engine, name: engine.load_weights(_get_adapter_folder(folder, engine, name), name)
         )
+        engine = self._require_engine()
+        first = engine.missing_reference
+        if first is not None and find_damage(place := _find_checkpoint(folder, first)) is None:
+            await run_in_daemon_thread(lambda: engine.load_reference(place, first), "engine-reference")
         return True
 
     async def cleanup(self) -> None:
@@ -284,7 +349,8 @@ class LocalAdapter(TrainerAdapter):
                 raise
             except Exception as error:  # noqa: BLE001  any error becomes the job's status, with its reason
                 text = str(error) if isinstance(error, ReinforgeError) else f"{type(error).__name__}: {error}"
-                job.machine_error = error if isinstance(error, StorageError | OutOfMemory) else None
+                if isinstance(error, StorageError | OutOfMemory | BackendUnavailable):
+                    job.machine_error = error
                 metadata = error.metadata if isinstance(error, StepsSkipped) else {}
                 job.set_status(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **metadata})
             else:
@@ -300,6 +366,12 @@ def _save_job(engine: Engine, folder: Path) -> None:
 def _write(engine: Engine, folder: Path, version: int) -> None:
     for name in engine.policies:
         engine.write(_get_adapter_folder(folder, engine, name), version, name)
+
+
+def _find_checkpoint(folder: Path, version: int) -> Path:
+    """Returns the checkpoint of another version beside one: `step-000005`, 2 -> `step-000002`."""
+    stem, _, digits = folder.name.rpartition("-")
+    return folder.with_name(f"{stem}-{version:0{len(digits)}d}")
 
 
 def _get_adapter_folder(folder: Path, engine: Engine, name: str) -> Path:

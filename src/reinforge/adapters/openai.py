@@ -20,6 +20,7 @@ from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.adapters.openai_model import BACKEND, HOSTED_MODEL, HostedModel
 from reinforge.adapters.openai_rows import TrainingFile, build_preference_file, build_supervised_file
 from reinforge.adapters.openai_settings import METHODS, find_model_problems, find_unsupported_settings
+from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.preference import Preference
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
@@ -206,7 +207,7 @@ class OpenAIAdapter(TrainerAdapter):
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
-        if isinstance(algorithm, Preference):
+        if isinstance(algorithm, DPO):
             hyperparameters["beta"] = algorithm.config.beta
         return hyperparameters
 

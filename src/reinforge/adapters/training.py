@@ -5,6 +5,7 @@ groups of     prover  verifier  prover   =>  adapter prover: groups 0, 2;  adapt
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reinforge.algorithms.samples import count_tokens_of_other_choices, count_untrainable_tokens, weight_by_agent
+from reinforge.config.pipeline import find_stage
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import JobFailed
-from reinforge.interfaces import Algorithm
+from reinforge.interfaces import Algorithm, Teacher
 from reinforge.types.sample import FloatArray, TrainingSample, UpdateReport, are_finite
 from reinforge.types.seeding import stable_random
 from reinforge.types.supports import MAX_SUPPORT
@@ -109,10 +111,14 @@ class JobRunner:
     Args:
         algorithm: Assigns advantages and names the loss.
         from_scratch: Start each job from the weights that the engine was loaded with.
+
+    Attributes:
+        loop: The event loop on which a teacher answers; jobs run in other threads. None: there is no teacher.
     """
 
     def __init__(self, algorithm: Algorithm, *, from_scratch: bool = False):
         self.algorithm, self.from_scratch = algorithm, from_scratch
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._num_skipped_in_a_row: Counter[str] = Counter()
 
     def run(
@@ -195,14 +201,20 @@ class JobRunner:
         if not samples:
             raise NoTrainingSignal(f"nothing to train: {type(algorithm).__name__} uses none of its trajectories")
         weight_by_agent(samples)
+        stage = find_stage(config, batch.epoch)
+        if stage is not None:
+            engine.use_stage(stage.name, batch.adapter)
         engine.score(samples, algorithm.needs, batch.adapter, defer=not self.from_scratch)
+        if algorithm.teacher is not None:
+            self._score_with_teacher(algorithm.teacher, samples)
         for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):
             sample.advantages = advantages
         if not any(np.any(sample.advantages) for sample in samples):
             raise NoTrainingSignal("nothing to learn: all advantages are zero")
         if not any(sample.weight > 0 for sample in samples):
             raise NoTrainingSignal("nothing to learn: all sample weights are zero (overlong_filtering, agent_weights)")
-        start, end = compute_progress(batch.epoch, config.num_epochs)
+        first, num_epochs = (0, config.num_epochs) if stage is None else (stage.first, stage.settings.num_epochs)
+        start, end = compute_progress(batch.epoch - first, num_epochs)
         if self.from_scratch:
             engine.reset(batch.adapter)
         probes = _choose_probes(engine, batch, config.seed, sampled_by_current=not self.from_scratch)
@@ -217,6 +229,20 @@ class JobRunner:
         skipped = find_episode_ids(batch.groups, samples, report.skipped_samples)
         self._check_skipped_steps(batch.name, report, skipped, config.limits.max_skipped_steps)
         return AdapterResult(report, skipped, *_measure_logprob_gain(engine, batch, probes))
+
+    def _score_with_teacher(self, teacher: Teacher, samples: Sequence[TrainingSample]) -> None:
+        """Sets the teacher's log-probs as those of the reference; it answers on the run's event loop.
+
+        Raises:
+            JobFailed: The run has no event loop, or a log-prob is not a number.
+        """
+        if self.loop is None:
+            raise JobFailed("a teacher needs the event loop of the run: initialize the trainer adapter first")
+        rows = asyncio.run_coroutine_threadsafe(teacher.score_samples(samples), self.loop).result()
+        for sample, logprobs in zip(samples, rows, strict=True):
+            if not np.isfinite(logprobs).all():
+                raise JobFailed(f"the teacher {teacher.model_name} returned log-probs that are not finite")
+            sample.ref_logprobs = logprobs
 
     def _check_skipped_steps(self, name: str, report: UpdateReport, skipped: list[str], limit: int) -> None:
         """Fails the job if all its steps were skipped, or `limit` in a row, counting those of earlier jobs.

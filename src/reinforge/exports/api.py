@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -37,7 +36,7 @@ from reinforge.trainer.api import Rows, build_dataset_block
 from reinforge.trainer.guard import LiveRun
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import load_run_config
-from reinforge.trainer.signals import run_interruptible
+from reinforge.trainer.signals import is_loop_running, run_interruptible
 
 DEFAULT_OUTPUT = Path(".reinforge/exports")
 
@@ -194,18 +193,10 @@ def export(
         registry=registry,
     )
     runs = Path(output_dir) if output_dir is not None else Path(FinetuneConfig().output_dir)
-    if not _is_loop_running():
+    if not is_loop_running():
         return export_run(str(run), runs, options)
     with ThreadPoolExecutor(1, "reinforge-export") as thread:  # in a notebook a loop runs here already
         return thread.submit(copy_context().run, export_run, str(run), runs, options).result()
-
-
-def _is_loop_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.request import ModelRequest
 from reinforge.types.trajectory import Outcome
+
+logger = logging.getLogger(__name__)
 
 CONFIRM = "confirm"
 ARM = "confirm_tuned"
@@ -117,7 +120,8 @@ async def judge(model: TrainedModel, artifact: Path, options: JudgeOptions) -> J
                 judgement = replace(judgement, parity=await compare(expected, logprobs, server, requests))
             if options.loaded is not None:
                 judgement = await _measure(judgement, model, reader, server, options)
-    except Exception as error:  # noqa: BLE001  a program of others may raise anything, and the artifact is what it is
+    except Exception as error:  # a program of others may raise anything, and the artifact is what it is
+        logger.warning("the exported model could not be judged", exc_info=True)
         reason = " ".join(str(error).split()) or type(error).__name__
         judgement = replace(judgement, note="; ".join(part for part in (judgement.note, reason) if part))
     finally:

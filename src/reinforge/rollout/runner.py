@@ -42,6 +42,10 @@ from reinforge.types.workflow import BoundWorkflow
 Score = Callable[[EpisodeRecord], Awaitable[None]]
 
 
+async def score_alone(record: EpisodeRecord) -> None:
+    """Completes an episode whose scores do not depend on others."""
+
+
 @dataclass(slots=True)
 class RunnerStatus:
     """The runner's progress, for the watchdog and the final summary.
@@ -138,7 +142,11 @@ class EpisodeRunner:
         )
 
     async def run(
-        self, episodes: Sequence[tuple[EpisodeKey, EvalInputItem]], score: Score, done: Callable[[EpisodeRecord], None]
+        self,
+        episodes: Sequence[tuple[EpisodeKey, EvalInputItem]],
+        score: Score,
+        done: Callable[[EpisodeRecord], None],
+        complete: Score = score_alone,
     ) -> list[EpisodeRecord]:
         """Runs and scores episodes and returns them in the given order.
 
@@ -146,6 +154,8 @@ class EpisodeRunner:
             episodes: The key and the example of each episode.
             score: Sets the record's scores and reward; may change the outcome to `judge_error`.
             done: Called once for each finished episode, in the order they finish.
+            complete: Completes the scores of an episode, missing ones too, once it no longer counts as in flight: it
+                may wait for other episodes of this call.
         """
 
         async def run_one(key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord:
@@ -155,6 +165,7 @@ class EpisodeRunner:
                     record = await self._run_with_retries(key, item, score)
                 finally:
                     self.status.num_running -= 1
+            await complete(record)
             self.status.num_finished += 1
             self.status.last_progress_s = time.monotonic()
             try:

@@ -24,7 +24,7 @@ from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config
-from reinforge.trainer.signals import build_interruption, run_interruptible
+from reinforge.trainer.signals import build_interruption, is_loop_running, run_interruptible
 
 LLM = "agent"
 REWARD = "reward"
@@ -68,7 +68,7 @@ def finetune(
             `{"id": "1", "question": ..., "answer": ...}`.
         reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
         model: A folder, a hub id, or `bundled:NAME`.
-        epochs: How often to collect and train.
+        epochs: How often to collect and train; with a `pipeline` in `settings`, its stages say it.
         num_generations: Episodes of each example in an epoch, compared by their rewards.
         examples_per_epoch: Training examples of an epoch; None: all.
         max_concurrency: Episodes that run at the same time.
@@ -137,6 +137,8 @@ def _merge_settings(finetuning: dict[str, Any], settings: Mapping[str, Any]) -> 
         if not isinstance(value, Mapping):
             fix = 'pass keys of the finetuning section, such as settings={"seed": 1}'
             raise ConfigError(Problem(path, f"expected a mapping, found {type(value).__name__}", fix))
+    if settings.get("pipeline"):
+        finetuning = {name: value for name, value in finetuning.items() if name != "num_epochs"}  # the stages have them
     return {**finetuning, **settings, "policy": {**finetuning["policy"], **policy}}
 
 
@@ -235,7 +237,7 @@ def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry |
 
     Ctrl-C stops the run in both cases; finished work stays in the run folder.
     """
-    if not _is_loop_running():
+    if not is_loop_running():
         return run_config(loaded, options, registry)
     started, ended = Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]](), Future[RunSummary]()
 
@@ -263,11 +265,3 @@ def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry |
         if isinstance(ended.exception(), asyncio.CancelledError):
             raise build_interruption(signal.SIGINT, options) from None
     return ended.result()
-
-
-def _is_loop_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

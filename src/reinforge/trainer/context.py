@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.schema import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
@@ -26,6 +26,9 @@ from reinforge.trainer.tally import EpisodeTally
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 
+if TYPE_CHECKING:
+    from reinforge.trainer.guards.watch import GuardWatch
+
 CLOCK_SLACK_S = 0.1
 """How much earlier than the run's clock the event loop's may end a wait."""
 
@@ -34,6 +37,10 @@ END = "END"
 
 TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"}
 """Stages that run episodes; the refills of an epoch belong to its first collection."""
+
+
+STAGES_OF_BASE = {"BASELINE", "CONFIRM_BASE"}
+"""Stages that run the base model on held-out examples."""
 
 
 @dataclass
@@ -58,9 +65,11 @@ class RunContext:
         policy: The policy that the agent calls, once loaded; None: the backend serves none.
         pending: Makes the last epoch durable if the run stops between two checkpoints.
         reward_metric: The evaluator that is the reward.
+        is_relative: True if the reward compares answers, so that the base model's own reward is constant.
         agent: The agent's function with its file and line.
         transcripts: Which dialogue transcripts to write.
         recalls: Phases whose episodes are reused from the journal.
+        guards: What warns and stops the run when training goes wrong; None: nothing does.
     """
 
     run_id: str
@@ -81,9 +90,11 @@ class RunContext:
     policy: PolicyServer | None = None
     pending: Callable[[], Awaitable[Any]] | None = None
     reward_metric: str = "reward"
+    is_relative: bool = False
     agent: str = "the agent"
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
     recalls: set[str] = field(default_factory=set)
+    guards: GuardWatch | None = None
     last_progress_s: float = field(default_factory=time.monotonic)
     _stage_since: float = field(default_factory=time.monotonic)
     _known: dict[str, str] = field(default_factory=dict)
@@ -148,20 +159,25 @@ class RunContext:
         Args:
             where: What that line begins with.
         """
+        if self.is_relative and self._tallied is not None and self._tallied[0] in STAGES_OF_BASE:
+            return None
         found = self.tally.describe_constant_reward(self.reward_metric, self.agent)
         if found is not None and not self._has_told_constant:
             self._has_told_constant = True
             self.progress.note(f"{where}: {found}")
         return found
 
-    def load_episodes(self, epoch: int, items: Mapping[str, EvalInputItem]) -> list[EpisodeRecord]:
-        """Returns the collected episodes of a finished epoch, in the order of their keys.
+    def load_episodes(
+        self, epoch: int, items: Mapping[str, EvalInputItem], phase: str = "collect"
+    ) -> list[EpisodeRecord]:
+        """Returns the recorded episodes of an epoch, in the order of their keys.
 
         Args:
-            epoch: From 0.
+            epoch: From 0; -1: of the base model.
             items: All examples by id.
+            phase: Why they ran.
         """
-        found = [json.loads(data) for _, data in sorted(self.journal.episode_texts("collect", epoch).items())]
+        found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
         return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
     def _has_current_weights(self, record: EpisodeRecord) -> bool:

@@ -15,7 +15,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
 from reinforge.evaluation.splits import SPLITS, split_examples
 from reinforge.files import replace_file, to_json
-from reinforge.interfaces import TrainerAdapter
+from reinforge.interfaces import GroupEvaluator, TrainerAdapter
 from reinforge.registry import Registry
 from reinforge.rollout.models.llms import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
@@ -23,8 +23,10 @@ from reinforge.runs.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
 from reinforge.runs.summary import format_unscored
+from reinforge.trainer.setup.attempts import Attempts
+from reinforge.trainer.setup.comparisons import find_compared_parts
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.prepare import Attempts, build_llms
+from reinforge.trainer.setup.prepare import build_llms
 from reinforge.trainer.setup.remote_workflow import find_remote_problems
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
@@ -120,6 +122,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         model = _replace_model(builder, options.model)
         split = options.split or ("select" if config.enabled else ALL)
         evaluation, adapter = await prepare_evaluation(builder, split, options.progress, limit=options.limit)
+        _refuse_base_reference(builder, evaluation)
         if adapter is not None:
             options.progress.stage(None, "LOAD", None)
             await adapter.initialize(config)
@@ -206,7 +209,7 @@ async def prepare_evaluation(
     if not builder.config.eval.evaluators:
         attempt.add([Problem("eval.evaluators", "no evaluator is configured", "add one")])
     workflow: Any = await attempt(builder.get_workflow) if builder.config.workflow is not None else None
-    items = await attempt(partial(_load_examples, builder, split, limit))
+    items = await attempt(partial(load_examples, builder, split, limit))
     if workflow is not None and items:
         attempt.add(workflow.example_problems(items))
     evaluators = {}
@@ -223,11 +226,36 @@ async def prepare_evaluation(
         reward_metric=config.reward_function.name if config.reward_function is not None else next(iter(evaluators)),
         outcomes=config.outcomes,
         listener=lambda record: progress.episode(record.outcome.value, record.reward, record.num_completion_tokens),
+        note=progress.note,
     )
     return evaluation, adapter
 
 
-async def _load_examples(builder: ComponentBuilder, split: str, limit: int | None) -> list[EvalInputItem]:
+def _refuse_base_reference(builder: ComponentBuilder, evaluation: DatasetEvaluation) -> None:
+    """Refuses a reward that compares with the base model's answers: there are none outside a run.
+
+    Raises:
+        ConfigError: It does.
+    """
+    for name in find_compared_parts(evaluation.reward_metric, evaluation.evaluators):
+        evaluator = evaluation.evaluators[name]
+        if isinstance(evaluator, GroupEvaluator) and evaluator.reference == "base":
+            message = "compares with the base model's answers, which only a run of `finetune` has"
+            fix = "set it to expected, or choose another metric: -o finetuning.reward_function.name NAME"
+            raise ConfigError(builder.locate(Problem(f"eval.evaluators.{name}.reference", message, fix)))
+
+
+async def load_examples(builder: ComponentBuilder, split: str, limit: int | None) -> list[EvalInputItem]:
+    """Returns the examples of a split, or all of them.
+
+    Args:
+        builder: Builds the dataset's loader.
+        split: `train`, `select`, `confirm` or `all`.
+        limit: How many, from the first; None: all.
+
+    Raises:
+        ConfigError: There is no dataset, or it cannot be read.
+    """
     dataset, config = builder.config.eval.general.dataset, builder.config.finetuning
     if dataset is None:
         raise ConfigError(

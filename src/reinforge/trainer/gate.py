@@ -10,16 +10,19 @@ interval); `tests/numerics/test_gate_simulation.py` checks that the whole select
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from reinforge.config.schema import GateConfig
 from reinforge.evaluation.changes import MetricChange, compare_reports, select_scored_in_both, summarize_arm
-from reinforge.evaluation.statistics import Improvement, compute_half_width, compute_paired_difference
+from reinforge.evaluation.statistics import (
+    MAX_P_VALUE,
+    Improvement,
+    compute_half_width,
+    compute_paired_difference,
+)
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
-MAX_P_VALUE = 0.05
-"""The sign-flip test must agree with the interval at this level (two-sided, like the interval's 95 %)."""
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
 WIDE = 0.1
 """Above this, the smallest improvement that can be shown comes with the advice how to lower it."""
@@ -73,6 +76,7 @@ def decide(
     base: EvaluationReport,
     tuned: EvaluationReport,
     weights: Mapping[str, float] | None = None,
+    clusters: Mapping[str, str] | None = None,
 ) -> Verdict:
     """Returns the verdict on the tuned model from fresh episodes of both arms on `confirm`.
 
@@ -86,20 +90,24 @@ def decide(
         base: Scores of the base model.
         tuned: Scores of the candidate.
         weights: Weight of each part of the metric; None: it is not `weighted`.
+        clusters: Example id -> its conversation or prompt (`find_clusters`); the examples of one are not independent.
     """
     metric = gate.metric or reward_metric
-    changes = compare_reports(base, tuned, weights or {})
+    changes = compare_reports(base, tuned, weights or {}, clusters)
     base_scores, tuned_scores = select_scored_in_both(metric, base, tuned)
     base_arm = summarize_arm(metric, base, base_scores, tuned)
     tuned_arm = summarize_arm(metric, tuned, tuned_scores, base)
-    if problem := _find_obstacle(gate, metric, base, tuned):
+    if problem := _find_obstacle(gate, metric, (base, tuned), clusters):
         improvement = (
-            compute_paired_difference(base_scores, tuned_scores, gate.margin) if len(base_scores) > 1 else None
+            compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=clusters)
+            if len(base_scores) > 1
+            else None
         )
         return Verdict(None, problem, improvement, base_arm, tuned_arm, changes=changes)
-    improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin)
-    guards = [_judge_guard(name, loss, gate, base, tuned) for name, loss in gate.guard_metrics.items()]
-    cleared, reason = _judge_improvement(gate, improvement, unchanged=base_scores == tuned_scores)
+    improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=clusters)
+    guards = [_judge_guard(name, loss, gate, (base, tuned), clusters) for name, loss in gate.guard_metrics.items()]
+    num_independent = _count_independent(base_scores, clusters)
+    cleared, reason = _judge_improvement(gate, improvement, num_independent, unchanged=base_scores == tuned_scores)
     failed_guards = [guard for guard in guards if guard.passed is False] or [g for g in guards if g.passed is None]
     promoted: bool | None = cleared
     if cleared and failed_guards:
@@ -108,7 +116,7 @@ def decide(
     return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards, changes)
 
 
-def describe_power(gate: GateConfig, num_examples: int) -> str:
+def describe_power(gate: GateConfig, num_examples: int, num_clusters: int | None = None) -> str:
     """Returns, before a run, how small an improvement its verdict can show; see `compute_half_width`.
 
     Example: 20 examples -> `20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 ...`.
@@ -116,19 +124,25 @@ def describe_power(gate: GateConfig, num_examples: int) -> str:
     Args:
         gate: The settings of the gate.
         num_examples: Number of `confirm` examples.
+        num_clusters: Number of conversations that they are of; None: each is its own.
     """
-    count = _count_examples(num_examples).replace(" ", " confirm ")
-    if num_examples < _MIN_PAIRS:
+    count, independent = _count_examples(num_examples).replace(" ", " confirm "), num_examples
+    if num_clusters is not None and num_clusters < num_examples:
+        count, independent = f"{count} of {num_clusters} conversations", num_clusters
+    if independent < _MIN_PAIRS:
         return f"{count}: fewer than {_MIN_PAIRS} can never show an improvement"
     samples = f", {gate.num_samples} episodes each," if gate.num_samples > 1 else ""
-    smallest = compute_half_width(num_examples, gate.num_samples) + max(0.0, gate.margin)
+    smallest = compute_half_width(independent, gate.num_samples) + max(0.0, gate.margin)
     margin = f", with the margin {gate.margin:g}" if gate.margin > 0 else ""
     wide = "; more examples or a larger finetuning.gate.num_samples can show less" if smallest > WIDE else ""
     return f"{count}{samples} cannot show less than ±{smallest:.2f} ({ASSUMPTION}{margin}){wide}"
 
 
-def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned: EvaluationReport) -> str:
+def _find_obstacle(
+    gate: GateConfig, metric: str, arms: tuple[EvaluationReport, EvaluationReport], clusters: Mapping[str, str] | None
+) -> str:
     """Returns why the two arms cannot be compared on a metric, or an empty string."""
+    base, tuned = arms
     for arm, report in (("base", base), ("tuned", tuned)):
         if report.error:
             return f"the evaluation of the {arm} model failed: {report.error}"
@@ -142,6 +156,9 @@ def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned:
     if num_pairs < 2:
         few = f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
         return few + because
+    if _count_independent(pairs, clusters) < 2:
+        of_one = f"the {num_pairs} examples are of one conversation (finetuning.splits.group_key), or have one prompt"
+        return f"{of_one}; at least 2 are needed"
     missing = (total - num_pairs) / total
     if missing > gate.max_missing:
         return (
@@ -151,7 +168,14 @@ def _find_obstacle(gate: GateConfig, metric: str, base: EvaluationReport, tuned:
     return ""
 
 
-def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged: bool) -> tuple[bool, str]:
+def _count_independent(ids: Iterable[str], clusters: Mapping[str, str] | None) -> int:
+    """Returns how many examples count: those of one cluster are one."""
+    return len({(clusters or {}).get(id_, f"example {id_}") for id_ in ids})
+
+
+def _judge_improvement(
+    gate: GateConfig, improvement: Improvement, num_independent: int, *, unchanged: bool
+) -> tuple[bool, str]:
     """Returns whether the improvement is significant, and one sentence with the reason."""
     low, high, pairs = improvement.ci_low, improvement.ci_high, _count_examples(improvement.num_pairs)
     mean = f"{improvement.mean_difference:+.3f}"
@@ -165,7 +189,8 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
             return False, f"the interval of the improvement {interval} includes 0 ({mean} on {pairs})"
         return False, f"the interval of the improvement {interval} does not lie above the margin {gate.margin:g}"
     if improvement.p_value > MAX_P_VALUE:
-        few = f"; fewer than {_MIN_PAIRS} examples can never reach that" if improvement.num_pairs < _MIN_PAIRS else ""
+        noun = "examples" if num_independent == improvement.num_pairs else "conversations"
+        few = f"; fewer than {_MIN_PAIRS} {noun} can never reach that" if num_independent < _MIN_PAIRS else ""
         return False, (
             f"the improvement {mean} may be due to chance: the sign-flip test over {pairs} gives "
             f"p = {improvement.p_value:.2g}, which must be at most {MAX_P_VALUE:g}{few}"
@@ -175,11 +200,15 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
 
 
 def _judge_guard(
-    metric: str, allowed: float, gate: GateConfig, base: EvaluationReport, tuned: EvaluationReport
+    metric: str,
+    allowed: float,
+    gate: GateConfig,
+    arms: tuple[EvaluationReport, EvaluationReport],
+    clusters: Mapping[str, str] | None,
 ) -> Guard:
-    if problem := _find_obstacle(gate, metric, base, tuned):
+    if problem := _find_obstacle(gate, metric, arms, clusters):
         return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
-    change = compute_paired_difference(*select_scored_in_both(metric, base, tuned))
+    change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=clusters)
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
         return Guard(metric, allowed, change, True, f"guard metric {metric} did not change on any example")
     interval = _format_ends(change.ci_low, change.ci_high)

@@ -25,6 +25,7 @@ from reinforge.algorithms.curriculum import (
     split_by_signal,
     subsample,
 )
+from reinforge.config.pipeline import find_stage, list_stages
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
@@ -113,7 +114,7 @@ class EpochTrainer(Trainer):
 
         Raises:
             JobFailed: A job failed or was cancelled, or too many epochs in a row had nothing to train on.
-            BudgetReached: A limit of time or tokens was reached.
+            BudgetReached: A limit of time or tokens was reached, or a guard stops the run.
         """
         self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
         first = await self._resume(self.context, num_epochs) if self.context is not None else 0
@@ -139,9 +140,13 @@ class EpochTrainer(Trainer):
         if self.context is not None:
             keep_last, pin_every = getattr(config, "keep_last", 2), getattr(config, "pin_every", None)
             metric = self.run_config.gate.metric
-            stages.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every)
+            ends = {stage.last for stage in list_stages(self.run_config)}
+            stages.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every, stage_ends=ends)
         self.log_progress(epoch, self._reward_history[-1].as_dict())
         await self._validate_if_due(epoch, num_epochs)
+        if self.context is not None and self.context.guards is not None:
+            is_last = epoch + 1 >= num_epochs
+            self.context.guards.check(self._reward_history, self._all_validations(), is_last=is_last)
 
     async def _commit(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Makes the epoch durable: now, or between checkpoints only if the run stops before the next job."""
@@ -225,7 +230,8 @@ class EpochTrainer(Trainer):
             self._selection = replace(self._selection, kept=[], skip_reason=reason)
             chosen = TrajectoryCollection(trajectories=[], run_id=run_id, epoch=epoch)
         self._reward_history.append(self._epoch_metrics(epoch, collection, chosen))
-        self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups)})
+        in_stage = {} if (name := self._name_stage(epoch)) is None else {"stage": name}
+        self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups), **in_stage})
         crash_point("batch.sealed")
         if not chosen.groups:
             return None
@@ -336,11 +342,13 @@ class EpochTrainer(Trainer):
         config, groups = self.curriculum_config, trajectory_collection.groups
         selection = split_by_signal(groups, config.min_reward_diff, self._compares_siblings(groups), self.has_signal)
         kept = selection.kept
-        self._example_filter.record_rewards(groups, kept)
+        tells_difficulty = self._tells_difficulty(groups, epoch)
+        if tells_difficulty:
+            self._example_filter.record_rewards(groups, kept)
         outside: list[TrajectoryGroup] = []
         state = self._curriculum_state
         share = compute_included_share(config, epoch) if config.enabled else 1.0
-        if config.enabled:
+        if config.enabled and tells_difficulty:
             num_skipped = len(self._example_filter.skipped)
             kept, outside = split_by_share(kept, share, hardest_first=config.sort_ascending, num_skipped=num_skipped)
             if share > state["current_percentile"]:
@@ -357,6 +365,10 @@ class EpochTrainer(Trainer):
         return TrajectoryCollection(
             trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
         )
+
+    def _tells_difficulty(self, groups: Sequence[TrajectoryGroup], epoch: int) -> bool:
+        """Returns False in a stage of a pipeline on rows, whose rewards do not say how hard an example is to solve."""
+        return find_stage(self.run_config, epoch) is None or bool(self.trajectory_builder.example_rewards(groups))
 
     async def _await(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         self._stage("AWAIT", epoch)
@@ -396,7 +408,8 @@ class EpochTrainer(Trainer):
     def _is_validation_due(self, epoch: int) -> bool:
         run = self.run_config.run_configuration
         interval = run.validation_interval if run is not None else 5
-        return (epoch + 1) % interval == 0
+        stage = find_stage(self.run_config, epoch)
+        return (epoch + 1) % interval == 0 or (stage is not None and epoch == stage.last)
 
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
         if self.context is not None and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
@@ -423,6 +436,7 @@ class EpochTrainer(Trainer):
         filtered = builder.example_rewards(chosen.groups)
         return EpochMetrics(
             epoch,
+            stage=self._name_stage(epoch),
             avg_reward=average,
             ci_low=low,
             ci_high=high,
@@ -439,7 +453,13 @@ class EpochTrainer(Trainer):
             curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
+            **(self.context.tally.summarize() if self.context is not None else {}),
         )
+
+    def _name_stage(self, epoch: int) -> str | None:
+        """Returns the stage of the pipeline that an epoch belongs to; None: the run has no pipeline."""
+        stage = find_stage(self.run_config, epoch)
+        return None if stage is None else stage.name
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Returns the histories and the status of every job; `total_epochs` counts the epochs that submitted one."""

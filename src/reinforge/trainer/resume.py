@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from reinforge.config.compare import Change, compare_configs
 from reinforge.config.dump import name_stand_in
 from reinforge.config.loaded_config import LoadedConfig
@@ -37,7 +39,8 @@ logger = logging.getLogger(__name__)
 LAST = "last"
 SETTINGS_OF_ONE_CALL = {"finetuning.limits.max_minutes", "finetuning.limits.max_tokens", "finetuning.output_dir"}
 SETTINGS_OF_ONE_CALL |= {f"finetuning.transcripts.{name}" for name in TranscriptsConfig.model_fields}
-"""Settings that may differ between the calls of one run, since they do not change what it computes."""
+SETTINGS_OF_ONE_CALL |= {"finetuning.guards", "finetuning.trackers"}
+"""Settings that may differ between the calls of one run, since they do not change what it computes: keys and blocks."""
 
 NUM_EPOCHS = "finetuning.num_epochs"
 
@@ -161,9 +164,13 @@ def refuse_changes(
     if not config.is_file():  # the run stopped during startup
         return []
     if read_config(journal.folder):
-        differing = compare_configs(config.read_text(encoding="utf-8"), text)
-        kept = (each for each in differing if each.path not in SETTINGS_OF_ONE_CALL and not _adds_epochs(each))
+        before = config.read_text(encoding="utf-8")
+        differing, old_stages, stages = compare_configs(before, text), _list_stages(before), _list_stages(text)
+        last = stages[-1] if stages else None
+        kept = (each for each in differing if not _is_of_one_call(each.path) and not _adds_epochs(each, last))
         found = [str(change) for change in kept]
+        if old_stages != stages and set(old_stages) == set(stages):
+            found.append(f"the order of finetuning.pipeline: {', '.join(old_stages)} -> {', '.join(stages)}")
     else:
         found = ["config.yml in the run folder is damaged: it cannot be compared with yours"]
     fix = f"leave out FILE and -o to resume it unchanged, or pass {ALLOW}"
@@ -179,10 +186,26 @@ def refuse_changes(
     return found
 
 
-def _adds_epochs(change: Change) -> bool:
-    """True if a change is a larger number of epochs: the run continues to more of them."""
+def _list_stages(text: str) -> list[str]:
+    """Returns the stages of the pipeline in a resolved configuration, in their order; none without a pipeline."""
+    return list((yaml.safe_load(text).get("finetuning") or {}).get("pipeline") or {})
+
+
+def _is_of_one_call(path: str) -> bool:
+    """True if a key, or a block that holds it, may differ between the calls of one run."""
+    return any(path == each or path.startswith(f"{each}.") for each in SETTINGS_OF_ONE_CALL)
+
+
+def _adds_epochs(change: Change, last_stage: str | None) -> bool:
+    """True if a change is a larger number of epochs, of the run or its last stage: the run continues to more of them.
+
+    Args:
+        change: The change.
+        last_stage: The last stage of the pipeline; None: there is no pipeline.
+    """
     numbers = isinstance(change.old, int) and isinstance(change.new, int)
-    return change.path == NUM_EPOCHS and numbers and change.new > change.old
+    paths = (NUM_EPOCHS, f"finetuning.pipeline.{last_stage}.num_epochs")
+    return change.path in paths and numbers and change.new > change.old
 
 
 def read_provenance(facts: Mapping[str, Any]) -> Provenance | None:

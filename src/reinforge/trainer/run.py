@@ -7,7 +7,7 @@ import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
@@ -24,11 +24,11 @@ from reinforge.errors import (
     describe_error,
 )
 from reinforge.evaluation.changes import compare_summaries, find_one_sided_gain
-from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.splits import find_clusters
 from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.checkpoints import copy_model
+from reinforge.runs.guard_events import list_guard_events
 from reinforge.runs.journal import RunJournal, upgrade_journal
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
 from reinforge.runs.journal_repair import repair_journal
@@ -53,6 +53,7 @@ from reinforge.trainer.options import RunOptions
 from reinforge.trainer.ownership import seal_run
 from reinforge.trainer.provenance import Provenance, collect_provenance
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
+from reinforge.trainer.setup.binding import bind_parts
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.dtype import settle_dtype
@@ -65,9 +66,10 @@ from reinforge.trainer.setup.prepare import (
 )
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
+from reinforge.trainer.setup.watching import finish_trackers, start_guards, start_trackers
 from reinforge.trainer.signals import describe_kept_work, run_interruptible
 from reinforge.trainer.watchdog import log_to_folder, watch_progress
-from reinforge.types.evaluation import EvalOutputItem, EvaluationReport, MetricSummary
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
 from reinforge.types.job import TrainingJobStatus
 from reinforge.version import __version__
 
@@ -169,6 +171,7 @@ class _Run:
         self.dtype: DtypeChoice | None = None
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
         self.summary.smoke, self.summary.can_resume = options.smoke, not options.smoke
+        self.summary.stages = {name: stage.num_epochs for name, stage in self.config.pipeline.items()}
 
     async def run(self) -> RunSummary:
         """Runs every stage; however the run ends, its folder then holds a summary with the reason."""
@@ -203,6 +206,7 @@ class _Run:
                     self._write_files()
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
+                finish_trackers(self.context, self.summary)
                 self.context.progress.close()
                 self.context.journal.close()
         return self.summary
@@ -219,13 +223,16 @@ class _Run:
             if self.options.resume is None:
                 context.journal.set_facts(dtype=str(self.dtype))
         context.progress.start(context.run_id, context.folder, config.num_epochs, settings)
-        runner = await self._bind_parts()
+        runner = await bind_parts(self.loaded, self.parts, self.context)
         context.begin_stage("LOAD")
         await trainer.initialize(config)
+        await self.parts.adapter.prepare_training()
         context.policy = self.parts.adapter.policy()
         self._require_policy()
         if self.options.resume is None or not await self._resume():
             await self._record_base()
+        start_guards(self.parts, context)
+        start_trackers(self.loaded, self.parts, context)
         async with watch_progress(context, runner):
             with limit_garbage_collection(enabled=FastPaths.switch(config.policy.fast_paths).garbage_collection):
                 known = context.validations[:1]
@@ -285,6 +292,7 @@ class _Run:
             run_id=context.run_id,
             config_sha256=self.summary.config_sha256,
             data_sha256=data,
+            clusters=self._find_clusters("select", "confirm"),
             project_root=str(root),
             seal=seal_run(context.folder, root),
             provenance=made_of.as_dict(),
@@ -355,33 +363,6 @@ class _Run:
         context.journal.end_session(f"{summary.status}: {summary.reason}")
         context.journal.flush()
         return f"{summary.reason}\n{text}"
-
-    async def _bind_parts(self) -> EpisodeRunner:
-        """Gives the builder its evaluation, and the trainer its builder and adapter."""
-        parts, config = self.parts, self.config
-        runner = EpisodeRunner.from_config(self.loaded.config, parts.workflow, parts.llms)
-        parts.trajectory_builder.evaluation = DatasetEvaluation(
-            runner,
-            parts.splits,
-            parts.evaluators,
-            reward_metric=parts.reward_metric,
-            outcomes=config.outcomes,
-            compute_reward=self._compute_reward if parts.trajectory_builder.is_resumable else None,
-            listener=self.context.record_episode,
-            num_samples={"confirm": config.gate.num_samples},
-            held_out_evaluators=parts.held_out_evaluators,
-            recall=self.context.recall,
-            load_episodes=self.context.load_episodes,
-        )
-        runner.limit = self.context.limit_episodes
-        self.trainer.context = self.context  # type: ignore[attr-defined]  # a user's trainer may ignore it
-        await self.trainer.bind_components(parts.trajectory_builder, parts.adapter)
-        return runner
-
-    async def _compute_reward(self, score: EvalOutputItem, meta: dict[str, Any]) -> float | None:
-        """Returns the builder's reward of a score; a builder that drives its own collection calls it itself."""
-        meta = {**meta, "trainer_run_id": self.context.run_id}
-        return await self.parts.trajectory_builder.compute_reward(score, meta)
 
     async def _record_base(self) -> None:
         """Saves the weights before any training."""
@@ -454,7 +435,8 @@ class _Run:
             return
         before = await self._evaluate_arm(base, "confirm_base")
         after = await self._evaluate_arm(best, "confirm_tuned")
-        verdict = decide(config.gate, self.parts.reward_metric, before, after, self.parts.part_weights)
+        clusters = self._find_clusters("confirm")
+        verdict = decide(config.gate, self.parts.reward_metric, before, after, self.parts.part_weights, clusters)
         summary.evaluators = verdict.changes
         if verdict.improvement is not None and verdict.improvement.mean_difference > 0:
             warning = find_one_sided_gain(verdict.changes)
@@ -465,6 +447,11 @@ class _Run:
         context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
         if verdict.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
+
+    def _find_clusters(self, *splits: str) -> dict[str, str]:
+        """Returns example id -> its conversation or prompt, of those that share it with others."""
+        items = [item for split in splits for item in self.parts.splits.get(split, ())]
+        return find_clusters(items, self.config.splits.group_key)
 
     async def _evaluate_arm(self, row: ValidationRow, phase: str) -> EvaluationReport:
         """Evaluates one arm on `confirm` with fresh episodes; both arms run with the same environment seeds."""
@@ -498,6 +485,7 @@ class _Run:
         summary.missing_reason = context.missing.find_commonest()
         summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}
         summary.policy_versions = context.policy_versions
+        summary.guards = list_guard_events(context.journal.stages())
         history: list[EpochMetrics] = getattr(self.trainer, "_reward_history", [])
         write_summary(context.folder / "summary.json", summary)
         self._write_page()

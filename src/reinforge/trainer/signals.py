@@ -37,6 +37,15 @@ def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
             close_loop(loop)
 
 
+def is_loop_running() -> bool:
+    """Returns True if an event loop runs on this thread, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def build_interruption(received: signal.Signals, options: RunOptions) -> Interrupted:
     """Returns the error of a run that a signal stopped; says where its work is kept and how to resume it."""
     interrupted = Interrupted(received.name, 128 + received)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -68,18 +68,27 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int) -> Validat
     return row
 
 
-def drop_checkpoints(context: RunContext, gate_metric: str | None, *, keep_last: int, pin_every: int | None) -> None:
-    """Removes all checkpoints except the base, the best, the newest and the pinned ones.
+def drop_checkpoints(
+    context: RunContext,
+    gate_metric: str | None,
+    *,
+    keep_last: int,
+    pin_every: int | None,
+    stage_ends: Collection[int] = (),
+) -> None:
+    """Removes all checkpoints except the base, the best, the newest, the pinned ones and those between two stages.
 
     Args:
         context: The run.
         gate_metric: The metric that chooses the best checkpoint; None: the reward.
         keep_last: How many of the newest to keep.
         pin_every: Keep every version that this divides.
+        stage_ends: The last epochs of the stages of a pipeline; the model after one is the reference of the next stage.
     """
     names = context.checkpoints.names()
     best = choose_best_validation(context.validations, gate_metric)
     kept = {*names[:1], *names[-keep_last:], *([best.checkpoint] if best is not None and best.checkpoint else [])}
+    kept |= {row.checkpoint for row in context.validations if row.epoch in stage_ends and row.checkpoint}
     if pin_every is not None:
         kept |= {name for name in names if int(name.rpartition("-")[2]) % pin_every == 0}
     for name in context.checkpoints.remove_except(kept):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure, shorten_line
 from reinforge.types.episode import EpisodeRecord
@@ -24,6 +26,10 @@ class EpisodeTally:
         num_none: Those of them that returned None.
         missing: Reasons of the episodes that the environment failed.
         failures: Reasons of the episodes that the policy failed.
+        rewards: Rewards of the scored episodes.
+        num_completion_tokens: Their sampled tokens.
+        num_clipped: Those of them with a reply that was cut off at `max_tokens`.
+        scores: Evaluator -> scores of the scored episodes.
     """
 
     num_scored: int = 0
@@ -32,7 +38,10 @@ class EpisodeTally:
     num_none: int = 0
     missing: ReasonCounts = field(default_factory=ReasonCounts)
     failures: ReasonCounts = field(default_factory=ReasonCounts)
-    _rewards: set[float] = field(default_factory=set)
+    rewards: list[float] = field(default_factory=list)
+    num_completion_tokens: int = 0
+    num_clipped: int = 0
+    scores: dict[str, list[float]] = field(default_factory=dict)
     _first: EpisodeRecord | None = None
 
     def add(self, record: EpisodeRecord) -> None:
@@ -41,8 +50,7 @@ class EpisodeTally:
             self.missing.add(describe_failure(record))
         elif record.reward is not None:
             self.num_scored += 1
-            if len(self._rewards) < 2:
-                self._rewards.add(record.reward)
+            self._measure(record, record.reward)
             if record.outcome.is_policy_failure:
                 self.num_failed += 1
                 self.failures.add(describe_failure(record))
@@ -51,6 +59,32 @@ class EpisodeTally:
         if record.outcome in (Outcome.OK, Outcome.JUDGE_ERROR):
             self.num_finished += 1
             self.num_none += record.item.output_obj is None
+
+    def _measure(self, record: EpisodeRecord, reward: float) -> None:
+        self.rewards.append(reward)
+        self.num_completion_tokens += record.num_completion_tokens
+        self.num_clipped += any(reply.finish_reason == "length" for call in record.calls for reply in call.choices)
+        for name, item in record.scores.items():
+            score = item.as_reward()
+            if score is not None:
+                self.scores.setdefault(name, []).append(score)
+
+    def summarize(self) -> dict[str, Any]:
+        """Returns the fields of `EpochMetrics` that follow from the episodes; empty: none is scored.
+
+        Example: rewards 0, 1 with 10 and 30 sampled tokens -> reward_std 0.5, completion_tokens 20. The sums do not
+        depend on the order in which the episodes finished.
+        """
+        if not self.rewards:
+            return {}
+        count = len(self.rewards)
+        mean = math.fsum(self.rewards) / count
+        return {
+            "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in self.rewards) / count),
+            "completion_tokens": self.num_completion_tokens / count,
+            "clipped_share": self.num_clipped / count,
+            "scores": {name: math.fsum(values) / len(values) for name, values in sorted(self.scores.items())},
+        }
 
     def describe_none_outputs(self, agent: str) -> str | None:
         """Returns that the agent has returned nothing but None; None: it returned something.
@@ -69,9 +103,9 @@ class EpisodeTally:
             metric: The evaluator that is the reward.
             agent: The agent's function with its file and line.
         """
-        if self.num_scored < MIN_EPISODES or len(self._rewards) != 1:
+        if self.num_scored < MIN_EPISODES or len(set(self.rewards)) != 1:
             return None
-        (reward,) = self._rewards
+        reward = self.rewards[0]
         if self._first is None:
             reason = self.failures.find_commonest()
             return f"all {self.num_scored:,} episodes failed by the policy's own fault (reward {reward:g}): {reason}"

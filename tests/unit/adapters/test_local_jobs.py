@@ -7,7 +7,13 @@ import pytest
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.grpo import GRPO
+from reinforge.algorithms.kto import KTO
+from reinforge.algorithms.malt import MALT, MALTConfig
+from reinforge.algorithms.orpo import ORPO
+from reinforge.algorithms.sapo import SAPO
 from reinforge.algorithms.sft import SFT
+from reinforge.algorithms.simpo import SimPO
+from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EngineError
 from reinforge.rollout.episode import build_episode_item
@@ -76,6 +82,22 @@ async def test_a_jobs_weights_can_go_to_a_folder_while_the_old_ones_serve(tiny_m
         assert (await jobs.policy.fingerprint(), jobs.policy.version) == (before, 2)
 
 
+@pytest.mark.parametrize(("algorithm", "keeps"), [(KTO(), True), (ORPO(), False), (SimPO(), False), (SAPO(), False)])
+async def test_only_an_algorithm_that_compares_with_a_reference_keeps_one(tiny_model_dir, algorithm, keeps):
+    async with Jobs(tiny_model_dir, algorithm=algorithm) as jobs:
+        assert (jobs.adapter.engine.reference is not None) == keeps
+
+
+async def test_mismatched_replies_are_scored_by_the_reference_too(tiny_model_dir):
+    """At the reference the baseline of KTO is 0; afterwards it is what the policy moved by on other replies."""
+    async with Jobs(tiny_model_dir, algorithm=KTO(), batch={"steps_per_job": 1}) as jobs:
+        first = await jobs.run("a", "yes", "yes no")
+        assert (first.status, first.metadata["kl_baseline"]) == (COMPLETED, pytest.approx(0, abs=1e-5))
+        assert first.metadata["loss"] == pytest.approx(0.5, abs=1e-5), "sigma(0) of each"
+        second = await jobs.run("b", "yes", "yes no")
+        assert second.metadata["kl_baseline"] > 0.1
+
+
 async def test_a_job_whose_folder_exists_is_complete(tiny_model_dir, tmp_path):
     async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
         await jobs.run("a", "yes")
@@ -130,3 +152,19 @@ def test_from_scratch_is_refused_for_algorithms_that_need_current_samples(tiny_m
     [problem] = jobs.adapter.validate(jobs.config)
     assert problem.message == "GRPO needs samples from the weights that a job starts with"
     assert not Jobs(tiny_model_dir, from_scratch=True).adapter.validate(jobs.config)
+
+
+async def test_the_default_learning_rate_of_a_stage_is_that_of_its_algorithm_itself(tiny_model_dir):
+    """MALT begins with epochs of expert iteration, whose default is 20 times as high."""
+    malt, adamw = MALT(MALTConfig(num_initial_ei_epochs=1)), {"name": "adamw"}
+    alone = LocalAdapter(LocalAdapterConfig(), malt)
+    await alone.initialize(run_config(tiny_model_dir, optimizer=adamw))
+    staged = LocalAdapter(LocalAdapterConfig(), StagedAlgorithm([(0, SFT()), (1, malt)]))
+    stages = FinetuneConfig(pipeline={"sft": {}, "malt": {"num_epochs": 2}}).pipeline
+    await staged.initialize(run_config(tiny_model_dir, optimizer=adamw).model_copy(update={"pipeline": stages}))
+    learner = staged.engine.learner
+    staged.engine.begin_job()
+    staged.engine.use_stage("malt")
+    assert learner.config.optimizer.learning_rate == alone.engine.learner.config.optimizer.learning_rate
+    await staged.cleanup()
+    await alone.cleanup()

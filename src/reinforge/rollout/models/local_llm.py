@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from reinforge.config.schema import FinetuneConfig, LLMConfig, PolicyConfig
 from reinforge.dialects.tool_calls import parse_reply, prepare_request
+from reinforge.engine.model.vocabulary import FAMILY, find_token_difference
 from reinforge.engine.packages import check_packages, import_engine
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, EngineError, Problem
 from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.request import ModelReply, ModelRequest
-from reinforge.types.sample import FloatArray
+from reinforge.types.sample import FloatArray, TrainingSample
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
@@ -27,7 +28,11 @@ class LocalLLMConfig(LLMConfig, name="local"):
 
     renamed_keys: ClassVar[dict[str, str]] = PolicyConfig.renamed_keys
 
-    model: str = Field(min_length=1, description="Folder, hub id, or bundled:NAME for a bundled model.")
+    model: str = Field(
+        min_length=1,
+        description="Folder (such as RUN/model of another run), hub id, GGUF file, pip:PACKAGE, or bundled:NAME for a "
+        "bundled model.",
+    )
     tokenizer: str | None = Field(default=None, description="Folder or hub id; null: the model's.")
     chat_template: str | None = Field(default=None, description="Jinja text or a file; null: the tokenizer's.")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of the weights.")
@@ -67,6 +72,36 @@ class LocalLLM:
         """Returns the log-prob of each token given those before it, at temperature 1: `[T]` per sequence, first 0."""
         return await (await self._load_engine()).policy.score(token_ids)
 
+    async def prepare(self, tokenizer: Any) -> None:
+        """Loads the model, as a teacher, and compares its tokens with those of the policy's tokenizer.
+
+        Raises:
+            ConfigError: It has other tokens.
+        """
+        engine = await self._load_engine()
+        difference = find_token_difference(tokenizer.get_vocab(), engine.tokenizer.get_vocab())
+        if difference is not None:
+            message = f"the teacher {self.model_name} has another tokenizer than the policy: {difference}"
+            raise ConfigError(Problem("finetuning.algorithm.teacher", message, FAMILY))
+
+    async def score_samples(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere.
+
+        They are at the temperature of each token, over the tokens that it was sampled from.
+
+        Raises:
+            EngineError: A sample does not fit the context, or has a token that the model does not have.
+        """
+        engine = await self._load_engine()
+        limit, size = engine.policy.max_model_len, engine.model.module.get_input_embeddings().num_embeddings
+        for sample in samples:
+            if len(sample) > limit:
+                message = f"an episode has {len(sample)} tokens, but the context of {self.model_name} has {limit}"
+                raise EngineError(f"{message}; lower finetuning.policy.max_model_len to {limit}")
+            if (token := int(sample.token_ids.max())) >= size:
+                raise EngineError(f"{self.model_name} has {size} tokens, so it cannot score token {token}")
+        return await run_in_daemon_thread(lambda: engine.logprobs(samples), "llm-score")
+
     async def close(self) -> None:
         """Frees the model."""
         if self._engine is not None:
@@ -79,7 +114,7 @@ class LocalLLM:
                 engine_class, run = import_engine(), self.run  # imports torch
                 self._engine = await run_in_daemon_thread(
                     lambda: engine_class.load(
-                        self.policy, seed=run.seed, device=run.device, deterministic=run.deterministic
+                        self.policy, seed=run.seed, device=run.device, deterministic=run.deterministic, frozen=True
                     ),
                     "llm-load",
                 )

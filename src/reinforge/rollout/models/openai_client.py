@@ -8,10 +8,12 @@ anything else                                see `openai_http`
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import SecretStr
@@ -20,11 +22,34 @@ from reinforge.errors import BackendError, InvalidCall
 from reinforge.rollout.models.openai_answers import ChatAnswer, describe_json, parse_answer, read_logprobs
 from reinforge.rollout.models.openai_config import OpenAILLMConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, UnexpectedAnswer, extract_error_message
+from reinforge.rollout.models.prompt_scoring import (
+    PROBE,
+    ScoredPrompt,
+    fill_in_logprobs,
+    refuse_other_texts,
+    score_prompt,
+)
 from reinforge.types.request import Message, ModelReply, ModelRequest
+from reinforge.types.sample import FloatArray, TrainingSample
 
 PATH = "/chat/completions"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelUsage:
+    """What a model has been asked for, by agents and judges alike.
+
+    Attributes:
+        num_calls: Calls that were answered.
+        num_prompt_tokens: Tokens of their prompts, as the endpoint counts them.
+        num_completion_tokens: Tokens of its replies, likewise.
+    """
+
+    num_calls: int = 0
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
 
 
 class OpenAIChat:
@@ -37,6 +62,9 @@ class OpenAIChat:
         endpoint: Connections to share with other models; None: its own.
         verify_model_name: Reject replies from a model with another name; a dated version (`gpt-x-2025-01-01` for
             `gpt-x`) is accepted.
+
+    Attributes:
+        usage: Every call so far.
     """
 
     is_policy = False
@@ -54,6 +82,7 @@ class OpenAIChat:
         self.config, self.url, self.verify_model_name = config, url, verify_model_name
         self._endpoint = endpoint or OpenAIEndpoint(config, url, key)
         self._warned = False
+        self.usage = ModelUsage()
 
     @property
     def model_name(self) -> str:
@@ -90,9 +119,36 @@ class OpenAIChat:
         needs_logprobs = bool(body.get("logprobs"))
         text = await self._endpoint.call("POST", PATH, body=body)
         replies = self._parse_replies(text, n, needs_logprobs=needs_logprobs)
+        self.usage.num_calls += 1
+        self.usage.num_prompt_tokens += replies[0].num_prompt_tokens
+        self.usage.num_completion_tokens += replies[0].num_completion_tokens
         if needs_logprobs and replies[0].logprobs is None:
             self._warn_of_no_logprobs()
         return replies
+
+    async def prepare(self, tokenizer: Any) -> None:
+        """Checks, as a teacher, that the endpoint scores given tokens and names them as the policy's tokenizer does.
+
+        Raises:
+            ConfigError: It has other tokens.
+            BackendUnavailable: Every attempt failed.
+            BackendError: It does not score given tokens.
+        """
+        token_ids = tokenizer.encode(PROBE, add_special_tokens=False)
+        refuse_other_texts(self.model_name, tokenizer, token_ids, await self._score(token_ids))
+
+    async def score_samples(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere; see `prompt_scoring`.
+
+        Raises:
+            BackendUnavailable: Every attempt failed.
+            BackendError: The endpoint rejected a request, or gives no log-prob of a token.
+        """
+        scored = await asyncio.gather(*(self._score(sample.token_ids.tolist()) for sample in samples))
+        return [fill_in_logprobs(*pair, self.model_name) for pair in zip(samples, scored, strict=True)]
+
+    async def _score(self, token_ids: Sequence[int]) -> ScoredPrompt:
+        return await score_prompt(self._endpoint, {"model": self.model_name, **self.config.extra_body}, token_ids)
 
     def _warn_of_no_logprobs(self) -> None:
         """Tells the user once that the endpoint ignores `logprobs`."""
