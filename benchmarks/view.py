@@ -88,7 +88,7 @@ async def measure(output_dir: Path, num_episodes: int) -> None:
             path = f"/runs/big/rows?order={order}&offset=50000&limit=100"
             print(f"100 rows, order {order:<12} {await ask(path):8.1f} ms, again {await ask(path):.1f} ms")
         print(f"filter by example            {await ask('/runs/big/rows?example=00077&limit=100'):8.1f} ms")
-        print(f"one episode                  {await ask('/runs/big/episode?key=collect/3/0/example-00007/2'):8.1f} ms")
+        print(f"one episode                  {await ask('/runs/big/episode?key=collect/0/0/example-00007/2'):8.1f} ms")
         print(f"page of the run              {await ask('/runs/big'):8.1f} ms, again {await ask('/runs/big'):.1f} ms")
         print(f"list of runs                 {await ask('/'):8.1f} ms")
 

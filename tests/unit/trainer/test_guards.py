@@ -243,3 +243,19 @@ def test_the_journal_shows_the_events_in_the_history_of_the_run(play: Any) -> No
     assert [row.stage for row in run.journal.stages()] == [STAGE, STAGE]
     texts = [text for _, text in build_timeline(read_record(run.journal.folder), is_running=False)]
     assert texts == ["epoch 2: guard mismatch warned, guard mismatch stopped the run"]
+
+
+def test_a_gap_and_a_length_are_measured_within_a_stage_of_a_pipeline() -> None:
+    epochs = [
+        EpochMetrics(0, None, completion_tokens=4, stage="sft"),
+        EpochMetrics(1, 0.6, completion_tokens=10, stage="grpo"),
+        EpochMetrics(2, 0.9, completion_tokens=20, stage="grpo"),
+    ]
+    validations = [ValidationRow(-1, 0.1), ValidationRow(0, 0.6), ValidationRow(2, 0.6)]
+    history = measures.History(epochs, validations)
+    gap = measures.measure_train_select_gap(history, 0.2)
+    assert gap is not None
+    assert (gap.value, gap.is_beyond) == (pytest.approx(0.3), True)
+    growth = measures.measure_length_growth(history, 3)
+    assert growth is not None
+    assert growth.value == pytest.approx(2.0)

@@ -13,8 +13,6 @@ logger = logging.getLogger(__name__)
 TOKENIZER = "tokenizer.json"
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for a part of a character."""
-MAX_JOINED = 8
-"""Most tokens that one character may be spread over."""
 
 
 class TokenTexts:
@@ -62,11 +60,13 @@ class TokenTexts:
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         if any(not 0 <= token < size for token in token_ids):
             return None
-        pieces, start, before = [], 0, ""
-        for end in range(1, len(token_ids) + 1):
-            text = self._tokenizer.decode(list(token_ids[:end]), skip_special_tokens=False)
-            if text.endswith(UNFINISHED) and end - start < MAX_JOINED and end < len(token_ids):
-                continue
-            pieces.append((text[len(before) :] if text.startswith(before) else text, end - start))
-            start, before = end, text
-        return pieces
+        from tokenizers.decoders import DecodeStream
+
+        stream, pieces, count = DecodeStream(skip_special_tokens=False), [], 0
+        for token in token_ids:
+            count += 1
+            text = stream.step(self._tokenizer, token)
+            if text is not None:
+                pieces.append((text, count))
+                count = 0
+        return [*pieces, (UNFINISHED, count)] if count else pieces

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from reinforge.config.guards import GuardLimits, GuardsConfig
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
@@ -53,6 +54,17 @@ class History:
         return self.epochs[-1]
 
     @property
+    def stage_epochs(self) -> list[EpochMetrics]:
+        """The metrics of the last epoch's stage in a pipeline, whose examples may be its own; else of all epochs."""
+        return list(takewhile(lambda row: row.stage == self.last.stage, reversed(self.epochs)))[::-1]
+
+    @property
+    def stage_baseline(self) -> ValidationRow | None:
+        """The last validation before that stage; without a pipeline, the one before training."""
+        start = self.stage_epochs[0].epoch
+        return next((row for row in reversed(self.validations) if row.epoch < start), None)
+
+    @property
     def baseline(self) -> ValidationRow | None:
         """The validation before training."""
         return next((row for row in self.validations if row.epoch == BASELINE), None)
@@ -73,13 +85,13 @@ Measure = Callable[[History, float], Measurement | None]
 
 
 def measure_train_select_gap(history: History, limit: float) -> Measurement | None:
-    """Returns how much more the training reward has risen than that on `select`.
+    """Returns how much more the training reward has risen than that on `select`, within a stage of a pipeline.
 
     Training 0.2 -> 0.8, select 0.3 -> 0.4: (0.8 - 0.2) - (0.4 - 0.3) = 0.5. It is beyond the limit only if it is above
     0 at the near ends of both 95 % intervals too.
     """
-    first = next((row for row in history.epochs if row.avg_reward is not None), None)
-    base, select, train = history.baseline, history.validation, history.last
+    first = next((row for row in history.stage_epochs if row.avg_reward is not None), None)
+    base, select, train = history.stage_baseline, history.validation, history.last
     if first is None or base is None or select is None or history.is_relative:
         return None
     if first.avg_reward is None or train.avg_reward is None or base.avg_reward is None or select.avg_reward is None:
@@ -127,8 +139,8 @@ def measure_held_out_drop(history: History, limit: float) -> Measurement | None:
 
 
 def measure_length_growth(history: History, limit: float) -> Measurement | None:
-    """Returns the mean number of sampled tokens of an episode as a multiple of that of the first epoch."""
-    first = next((row.completion_tokens for row in history.epochs if row.completion_tokens), None)
+    """Returns the mean number of sampled tokens of an episode as a multiple of that of the stage's first epoch."""
+    first = next((row.completion_tokens for row in history.stage_epochs if row.completion_tokens), None)
     now, share = history.last.completion_tokens, history.last.clipped_share
     if first is None or now is None:
         return None
