@@ -245,7 +245,7 @@ def call(*arguments):
 def change_a_stage(run):
     db = sqlite3.connect(run / "run.sqlite")
     with db:
-        db.execute("UPDATE stages SET data = replace(data, '32', '33') WHERE id = 2")
+        db.execute("UPDATE stages SET data = replace(data, '32', '33') WHERE id = 3")
     db.close()
 
 
@@ -268,7 +268,7 @@ def overwrite_the_header(run):
 @pytest.mark.parametrize(
     ("damage", "said", "note"),
     [
-        (change_a_stage, "stages 2: its checksum differs", "without 1 damaged rows"),
+        (change_a_stage, "stages 3: its checksum differs", "without 1 damaged rows"),
         (
             lose_the_log,
             r"it ends before checkpoints/step-000002: its write-ahead log (run.sqlite-wal) is gone",

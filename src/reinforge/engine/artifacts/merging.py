@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ def load_merged(folder: Path) -> nn.Module:
         module = load_module(base.location, torch.float32, base.revision)
     from peft import PeftModel
 
-    with boundary(EngineError, f"cannot merge the adapters of {folder} into {base}"), hide_progress_bars():
+    with (
+        boundary(EngineError, f"cannot merge the adapters of {folder} into {base}"),
+        hide_progress_bars(),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT asks transformers by the old name
         adapted = PeftModel.from_pretrained(module, str(folder), local_files_only=True)
         merged: nn.Module = adapted.merge_and_unload(safe_merge=True)
     return merged
