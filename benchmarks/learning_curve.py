@@ -34,16 +34,17 @@ PART = 2
 """Epochs per printed row."""
 
 
-def train(folder: Path, name: str, seed: int, dtype: str, epochs: int) -> list[float]:
+def train(folder: Path, name: str, seed: int, dtype: str, args: argparse.Namespace) -> list[float]:
     """Runs one training without a verdict and returns the mean reward of each epoch."""
     if not (folder / name / "summary.json").exists():
         settings = {
             "eval.general.dataset.num_confirm": 1,
             "finetuning.output_dir": folder,
-            "finetuning.num_epochs": epochs,
+            "trajectory_builders.groups.examples_per_epoch": args.examples,
+            "finetuning.num_epochs": args.epochs,
             "finetuning.seed": seed,
             "finetuning.policy.dtype": dtype,
-            "finetuning.run_configuration.validation_interval": epochs,
+            "finetuning.run_configuration.validation_interval": args.epochs,
         }
         overrides = [(path, str(value)) for path, value in settings.items()]
         run_config(load_config(WORD_PROBLEMS, overrides=overrides), RunOptions(name, SilentProgress()))
@@ -72,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--examples", type=int, default=16, help="problems of an epoch, each answered eight times")
     parser.add_argument("--folder", type=Path, help="folder of the runs; default: a temporary one")
     args = parser.parse_args()
     print(describe())
@@ -80,7 +82,7 @@ def main() -> None:
         curves: dict[str, list[list[float]]] = {dtype: [] for dtype in DTYPES}
         for seed in args.seeds:
             for dtype in DTYPES:
-                curves[dtype].append(train(folder, f"{dtype}-{seed}", seed, dtype, args.epochs))
+                curves[dtype].append(train(folder, f"{dtype}-{seed}", seed, dtype, args))
         show(curves, args.epochs)
 
 

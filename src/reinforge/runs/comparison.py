@@ -322,7 +322,22 @@ def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
             "Some examples share a conversation (finetuning.splits.group_key) or a prompt. An unpaired comparison "
             "treats them as independent, so its interval is too narrow."
         )
+    if changed := _find_changed_code(found):
+        notes.append(
+            f"The code differs in {', '.join(changed)}. Scores of an evaluator that changed cannot be compared."
+        )
     return notes
+
+
+def _find_changed_code(found: RunComparison) -> list[str]:
+    """Returns the Python files and functions of the user that both runs recorded, and that differ."""
+    recorded: list[dict[str, str]] = []
+    for run in (found.first, found.second):
+        provenance = (run.record.facts.get("provenance") if run.record is not None else None) or {}
+        files = {path: digest for path, digest in provenance.get("files", {}).items() if path.endswith(".py")}
+        recorded.append({**files, **provenance.get("functions", {})})
+    first, second = recorded
+    return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
 
 
 def _read_clusters(found: RunComparison) -> dict[str, str]:

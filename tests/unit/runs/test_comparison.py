@@ -248,6 +248,18 @@ def test_runs_that_are_scored_differently_say_so(made):
     assert any(note.startswith("The two runs are scored differently: eval.evaluators.reward") for note in found.notes)
 
 
+def test_code_that_differs_is_named(made, tmp_path):
+    for name, digest in (("short", "1"), ("long", "2")):
+        shutil.copytree(made / name, tmp_path / name)
+        journal = RunJournal.open(tmp_path / name)
+        files = {"reward.py": digest, "agent.py": "0", "tiny/config.json": digest}
+        journal.set_facts(provenance={"files": files, "functions": {"__main__.score": digest}, "versions": {}})
+        journal.close()
+    found = compare_runs(tmp_path / "short", tmp_path / "long")
+    expected = "The code differs in __main__.score, reward.py. Scores of an evaluator that changed cannot be compared."
+    assert found.notes == [expected]
+
+
 def test_without_a_verdict_the_last_validations_are_compared(made):
     found = compare(made, "short", "flat")
     assert found.split == "select"
