@@ -31,7 +31,7 @@ async def test_view_prints_an_address_that_opens_and_ends_with_ctrl_c(tmp_path):
         with urllib.request.build_opener(jar).open(address) as answer:
             assert b'href="/runs/r"' in answer.read()
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(100) == 130
         assert process.stderr.read() == ""
     finally:
         process.kill()
