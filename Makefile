@@ -45,6 +45,7 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --timeout 1800
 
 fault: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "ray>=2.59,<3"
 	$(BIN)/python -m pytest $(FAULTS) --timeout 3000
 
 # looks for inputs that break a promise: MINUTES in all, each test in turn

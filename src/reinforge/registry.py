@@ -53,6 +53,7 @@ BUILTIN_MODULES = (
     "reinforge.evaluation.datasets",
     "reinforge.evaluation.evaluators",
     "reinforge.adapters.local",
+    "reinforge.adapters.ray",
     "reinforge.adapters.openai",
     "reinforge.adapters.openpipe_art",
     "reinforge.adapters.nemo_customizer",

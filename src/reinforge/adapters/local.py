@@ -40,8 +40,7 @@ from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
-
-BACKEND = "local"
+    from reinforge.engine.memory_use import MemoryUse
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
@@ -90,6 +89,7 @@ class LocalAdapter(TrainerAdapter):
 
     serves_policy = True
     trains_stages = True
+    backend = "local"
     adapter_config: LocalAdapterConfig
 
     def __init__(
@@ -128,28 +128,29 @@ class LocalAdapter(TrainerAdapter):
             return
         if problems := self.validate(run_config):
             raise ConfigError(problems)
-        engine_class = import_engine()  # imports torch, which nothing before needs
         policy = self._policy_config(run_config)
         stages = {
             stage.name: (stage.complete_policy(policy), self._get_loss(stage.first))
             for stage in list_stages(run_config)
         }
-        self.engine = await run_in_daemon_thread(
-            lambda: engine_class.load(
-                policy,
-                seed=run_config.seed,
-                device=run_config.device,
-                deterministic=run_config.deterministic,
-                keep_reference=self.algorithm.needs.ref_logprobs,
-                keep_initial=self.adapter_config.fine_tune_from_scratch or self.job_folder is not None,
-                critic=self.algorithm.needs.values,
-                adapters=self.adapters if len(self.adapters) > 1 else (),  # a single one is the policy itself
-                loss=self.algorithm.loss,
-                stages=stages,
-            ),
-            "engine-load",
-        )
+        load = self._prepare_loading(run_config)
+        settings = {
+            "seed": run_config.seed,
+            "device": run_config.device,
+            "deterministic": run_config.deterministic,
+            "keep_reference": self.algorithm.needs.ref_logprobs,
+            "keep_initial": self.adapter_config.fine_tune_from_scratch or self.job_folder is not None,
+            "critic": self.algorithm.needs.values,
+            "adapters": self.adapters if len(self.adapters) > 1 else (),  # a single one is the policy itself
+            "loss": self.algorithm.loss,
+            "stages": stages,
+        }
+        self.engine = await run_in_daemon_thread(lambda: load(policy, **settings), "engine-load")
         self._runner.loop = asyncio.get_running_loop()
+
+    def _prepare_loading(self, run_config: FinetuneConfig) -> Callable[..., Engine]:
+        """Returns what takes the arguments of `Engine.load` and returns the engine."""
+        return import_engine().load  # imports torch, which nothing before needs
 
     async def prepare_training(self) -> None:
         """Loads or reaches the teachers, and compares their tokens with the policy's.
@@ -230,10 +231,10 @@ class LocalAdapter(TrainerAdapter):
         key = trajectories.resolve_job_key()
         if key not in self._jobs:
             ref = TrainingJobRef(
-                run_id=trajectories.run_id, backend=BACKEND, metadata={"job_key": key, "epoch": trajectories.epoch}
+                run_id=trajectories.run_id, backend=self.backend, metadata={"job_key": key, "epoch": trajectories.epoch}
             )
             status = TrainingJobStatus(
-                run_id=ref.run_id, backend=BACKEND, status=TrainingStatusEnum.PENDING, progress=0.0
+                run_id=ref.run_id, backend=self.backend, status=TrainingStatusEnum.PENDING, progress=0.0
             )
             job = self._jobs[key] = _Job(ref, status, asyncio.Event())
             folder = self.job_folder(key) if self.job_folder is not None else None
@@ -294,7 +295,7 @@ class LocalAdapter(TrainerAdapter):
     def _job(self, ref: TrainingJobRef) -> _Job:
         key = (ref.metadata or {}).get("job_key", "")
         if key not in self._jobs:
-            raise BackendError(f'the local backend has no job with the key "{key}"')
+            raise BackendError(f'the {self.backend} backend has no job with the key "{key}"')
         return self._jobs[key]
 
     def _require_engine(self) -> Engine:
@@ -341,9 +342,7 @@ class LocalAdapter(TrainerAdapter):
             try:
                 engine = self._require_engine()
                 save = None if folder is None else partial(_save_job, engine, folder)
-                metadata = await run_in_daemon_thread(
-                    lambda: self._runner.run(engine, trajectories, self.run_config, save), "engine-job"
-                )
+                metadata = await run_in_daemon_thread(lambda: self._train(engine, trajectories, save), "engine-job")
             except asyncio.CancelledError:
                 job.set_status(TrainingStatusEnum.CANCELED, "the run was stopped")
                 raise
@@ -355,6 +354,20 @@ class LocalAdapter(TrainerAdapter):
                 job.set_status(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **metadata})
             else:
                 job.set_status(TrainingStatusEnum.COMPLETED, "trained", metadata)
+
+    def _train(
+        self, engine: Engine, trajectories: TrajectoryCollection, save: Callable[[], None] | None
+    ) -> dict[str, Any]:
+        """Trains on a collection and returns the job's metrics."""
+        return self._runner.run(engine, trajectories, self.run_config, save)
+
+    def measure_memory(self) -> MemoryUse | None:
+        """Returns the memory that the model uses in this process; None: it is in no process of this machine."""
+        if self.engine is None:
+            return None
+        from reinforge.engine.memory_use import measure_memory  # imports torch, which is loaded by now
+
+        return measure_memory(self.engine.model.device)
 
 
 def _save_job(engine: Engine, folder: Path) -> None:

@@ -38,6 +38,7 @@ from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_to
 from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample
+from reinforge.engine.training.data_parallel import DataParallel
 from reinforge.engine.training.job import EngineJob
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs
@@ -86,6 +87,7 @@ class Engine:
         critic: bool = False,
         deterministic: bool = False,
         stages: Mapping[str, PolicyConfig] | None = None,
+        replica: int = 0,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self._stages = dict(stages or {})
@@ -99,7 +101,7 @@ class Engine:
             model,
             ends,
             max_num_seqs=config.max_num_seqs,
-            seed=stable_seed(seed, "sampler"),
+            seed=stable_seed(seed, "sampler", replica) if replica else stable_seed(seed, "sampler"),
             deliver=deliver_replies,
             adapters=adapters,
             prefix_cache_bytes=config.kv_cache_mb * 2**20,
@@ -159,6 +161,7 @@ class Engine:
         loss: LossSpec | None = None,
         stages: Mapping[str, tuple[PolicyConfig, LossSpec]] | None = None,
         frozen: bool = False,
+        replica: int = 0,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -176,6 +179,8 @@ class Engine:
                 loss.
             frozen: Leave torch's global generator as it is: dropout of another engine draws from it, at a position that
                 a resumed run has restored.
+            replica: Number of this engine among those that hold the same weights; each has its own random stream for
+                requests without a seed.
 
         Raises:
             ConfigError: The configuration is not valid for this model or machine.
@@ -203,7 +208,17 @@ class Engine:
             deterministic=deterministic,
             adapters=names,
             stages=fill_in_stages(stages or {}, config, model),
+            replica=replica,
         )
+
+    def join_peers(self, peers: DataParallel | None) -> None:
+        """Shares every optimizer step from now on with other processes, which make the same calls.
+
+        Args:
+            peers: The processes; None: this one trains alone.
+        """
+        for learner in self._learners.values():
+            learner.peers = peers
 
     @property
     def learner(self) -> Learner:
@@ -247,6 +262,11 @@ class Engine:
         for name in job.adapters:
             self.policies[name].close_admission()
         self._job = job
+
+    @property
+    def has_job(self) -> bool:
+        """True if `rollback` has something to undo: a job has begun since the last version was published."""
+        return self._job is not None and (self._job.is_open or self._job.is_changed)
 
     @property
     def _open_job(self) -> EngineJob | None:
@@ -457,7 +477,7 @@ class Engine:
             EngineError: No job has begun since the last version was published.
         """
         job = self._job
-        if job is None or not (job.is_open or job.is_changed):
+        if job is None or not self.has_job:
             raise EngineError("rollback: no job has begun since the last version was published")
         if job.is_changed:
             self._call(job.restore)

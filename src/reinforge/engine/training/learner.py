@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
 
@@ -24,6 +24,7 @@ from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.model.value_head import CRITIC_PREFIX, ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, group_pairs
+from reinforge.engine.training.data_parallel import DataParallel, MetricSums
 from reinforge.engine.training.kl_baseline import estimate_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
@@ -49,25 +50,6 @@ class JobProgress:
     epoch: int = 0
 
 
-@dataclass(slots=True)
-class MetricSums:
-    """Sums of metrics over the trained tokens or the samples of a step."""
-
-    totals: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
-        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, `[B]`, or one number."""
-        for name, values in metrics.items():
-            selected = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
-            self.totals[name] = self.totals.get(name, 0.0) + selected.sum().item()
-            self.counts[name] = self.counts.get(name, 0) + selected.numel()
-
-    def means(self) -> dict[str, float]:
-        """Returns the mean of each metric over the tokens or samples that have it."""
-        return {name: total / self.counts[name] for name, total in self.totals.items()}
-
-
 class Learner(ScheduledOptimizer):
     """Computes gradients of one model and makes optimizer steps with them.
 
@@ -83,6 +65,7 @@ class Learner(ScheduledOptimizer):
         stage_version: Version of the weights that the stage began with; None: no stage has begun.
         micro_batch_tokens: Tokens per micro-batch; halved when memory runs out.
         stopping: Set from any thread to stop an update at the next micro-batch, with an error.
+        peers: The processes that share each step, of which this one computes its part; None: it computes all.
     """
 
     def __init__(
@@ -101,6 +84,7 @@ class Learner(ScheduledOptimizer):
         self.stage: str | None = None
         self.stage_version: int | None = None
         self.stopping = threading.Event()
+        self.peers: DataParallel | None = None
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks, self.critic = masks, critic
         self._checkpointed_layers = find_checkpointable_layers(model) if config.activation_checkpointing else None
@@ -209,16 +193,52 @@ class Learner(ScheduledOptimizer):
             entropy_grad: The loss reads `batch.entropies` with gradient.
             measure_mismatch: The samples come from the current weights: also report how far sampler and learner differ.
         """
+        own = list(samples) if self.peers is None else self.peers.choose_share(samples)
+        try:
+            if self.peers is None:
+                sums = self._compute_gradients(samples, own, loss, entropy_grad, measure_mismatch)
+            else:
+                with self.peers.report_failure():
+                    sums = self._compute_gradients(samples, own, loss, entropy_grad, measure_mismatch)
+                sums = self.peers.combine(sums)
+            if sums is None:
+                return None
+            if self.peers is not None:
+                self.sum_gradients(self.peers.add)
+            metrics = self.optimizer_step(progress)
+            return None if metrics is None else {"loss": sums.loss, **metrics, **sums.means()}
+        finally:
+            self.clear_gradients()
+
+    def _compute_gradients(
+        self,
+        samples: Sequence[TrainingSample],
+        own: Sequence[TrainingSample],
+        loss: Loss,
+        entropy_grad: bool,
+        measure_mismatch: bool,
+    ) -> MetricSums | None:
+        """Accumulates the gradients of this process's samples, in smaller micro-batches if memory runs out.
+
+        Args:
+            samples: All samples of the step, by whose weights the loss is normalized.
+            own: Those that this process computes.
+            loss: The loss.
+            entropy_grad: It reads entropies with gradient.
+            measure_mismatch: Also sum how far sampler and learner differ.
+
+        Returns:
+            The sums of the metrics; None if a number is not finite.
+        """
         while True:
             try:
                 layers = self._checkpointed_layers
                 with nullcontext() if layers is None else checkpoint_activations(layers):
-                    return self._try_step(samples, loss, progress, entropy_grad, measure_mismatch)
+                    return self._try_gradients(samples, own, loss, entropy_grad, measure_mismatch)
             except (MemoryError, RuntimeError) as cause:
-                if not is_out_of_memory(cause) or not self._halve_micro_batches(samples):
-                    raise
-            finally:
                 self.clear_gradients()
+                if not is_out_of_memory(cause) or not self._halve_micro_batches(own):
+                    raise
 
     def _halve_micro_batches(self, samples: Sequence[TrainingSample]) -> bool:
         """Halves the micro-batches, which changes no gradient; False if each holds a single sample already."""
@@ -234,32 +254,32 @@ class Learner(ScheduledOptimizer):
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
         return make_micro_batches(samples, self.micro_batch_tokens, share=self.masks is not None)
 
-    def _try_step(
+    def _try_gradients(
         self,
         samples: Sequence[TrainingSample],
+        own: Sequence[TrainingSample],
         loss: Loss,
-        progress: float,
         entropy_grad: bool,
         measure_mismatch: bool,
-    ) -> dict[str, float] | None:
+    ) -> MetricSums | None:
         if not are_finite(samples):
             log_skipped_step("the advantages or the log-probs of a sample are")
             return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
-        step_loss, sums = 0.0, MetricSums()
+        sums = MetricSums()
         kl_baseline = estimate_kl(self.model, samples, self.micro_batch_tokens, self.masks)
         if kl_baseline is not None and not math.isfinite(kl_baseline):
             log_skipped_step("the KL baseline is")
             return None
-        for indices in self._micro_batches(samples):
+        for indices in self._micro_batches(own):
             if self.stopping.is_set():
                 raise EngineError("the engine is closed")
-            batch = collate([samples[i] for i in indices], self.model.device)
+            batch = collate([own[i] for i in indices], self.model.device)
             logprobs_BT, batch.entropies = token_logprobs(
                 self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
             )
-            _set_deferred_logprobs([samples[i] for i in indices], batch, logprobs_BT)
+            _set_deferred_logprobs([own[i] for i in indices], batch, logprobs_BT)
             batch.kl_baseline = kl_baseline
             output = as_loss_output(loss(batch, logprobs_BT))
             part = scale_loss(output, batch, token_weight, sample_weight)
@@ -269,12 +289,11 @@ class Learner(ScheduledOptimizer):
             part.backward()
             self.take_gradients()
             crash_point("step.after_backward")
-            step_loss += part.item()
+            sums.loss += part.item()
             sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
             if measure_mismatch:
                 sums.add(*_compute_mismatch(batch, logprobs_BT.detach()))
-        metrics = self.optimizer_step(progress)
-        return None if metrics is None else {"loss": step_loss, **metrics, **sums.means()}
+        return sums
 
 
 def _set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_BT: Tensor) -> None:

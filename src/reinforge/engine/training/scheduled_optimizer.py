@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from reinforge.engine.training.optimizers import (
 )
 
 logger = logging.getLogger(__name__)
+
+BUCKET_NUMBERS = 2**24
+"""Numbers of one message between processes: 64 MiB in float32, so that no second copy of all gradients is made."""
 
 
 class ScheduledOptimizer:
@@ -84,6 +87,21 @@ class ScheduledOptimizer:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
+    def sum_gradients(self, add: Callable[[Tensor], None]) -> None:
+        """Adds the gradients that other processes have accumulated; one that no process has stays absent.
+
+        Args:
+            add: Replaces a flat tensor by its sum over all processes, which call it with equal sizes.
+        """
+        for bucket in _make_buckets((*self._policy_parameters, *self._critic_parameters)):
+            parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket]
+            present = torch.tensor([float(p.grad is not None) for p in bucket], device=parts[0].device)
+            flat = torch.cat([present.to(parts[0].dtype), *parts])
+            add(flat)
+            present, *sums = flat.split([len(bucket), *map(len, parts)])
+            for parameter, count, total in zip(bucket, present.tolist(), sums, strict=True):
+                parameter.grad = total.view_as(parameter).clone() if count else None
+
     def clear_gradients(self) -> None:
         """Clears all gradients."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -123,6 +141,19 @@ class ScheduledOptimizer:
         self.num_steps = num_steps
         self.masters.restore(state)
         restore_optimizer_state(self.optimizer, self._settings, self.masters.optimized, state)
+
+
+def _make_buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Returns the parameters in order, in parts of one dtype and at most `BUCKET_NUMBERS` numbers where possible."""
+    buckets: list[list[Tensor]] = []
+    size = 0
+    for parameter in parameters:
+        size += parameter.numel()
+        if not buckets or size > BUCKET_NUMBERS or buckets[-1][0].dtype != parameter.dtype:
+            buckets.append([])
+            size = parameter.numel()
+        buckets[-1].append(parameter)
+    return buckets
 
 
 def log_skipped_step(what: str) -> None:

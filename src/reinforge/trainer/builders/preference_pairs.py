@@ -117,8 +117,8 @@ class DPOTrajectoryBuilder(GroupTrajectoryBuilder):
             message = "is false, but a single candidate has nothing to be compared with"
             problems.append(Problem("require_multiple_candidates", message, "leave it out"))
         adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
-        if adapter is not None and adapter.static_type == "local":
-            message = "makes pairs of texts, but `_type: local` trains on sampled tokens"
+        if adapter is not None and adapter.static_type in ("local", "ray"):
+            message = f"makes pairs of texts, but `_type: {adapter.static_type}` trains on sampled tokens"
             fix = (
                 "use the trajectory builder `_type: tree` with `algorithm: {_type: dpo}`, or a service that takes pairs"
             )

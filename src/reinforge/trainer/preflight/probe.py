@@ -246,11 +246,7 @@ class _Prober:
 
     def _measure_memory(self) -> MemoryUse | None:
         adapter = self.parts.adapter
-        if not isinstance(adapter, LocalAdapter) or adapter.engine is None:
-            return None
-        from reinforge.engine.memory_use import measure_memory  # imports torch, which is loaded by now
-
-        return measure_memory(adapter.engine.model.device)
+        return adapter.measure_memory() if isinstance(adapter, LocalAdapter) else None
 
     async def _save_base(self) -> float:
         """Writes the checkpoint of the base model, as a run does first; returns the seconds."""

@@ -1,0 +1,157 @@
+"""Starts Ray on this machine, or connects to a running cluster; both demand a token."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from reinforge.engine.installed import is_installed
+from reinforge.errors import BackendUnavailable, Problem, boundary
+
+INSTALL = 'pip install "reinforge[ray]" (in a checkout: pip install -e ".[ray]")'
+TOKEN_SETTINGS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Shared memory of a cluster on this machine, which holds the samples of one job and the files of a checkpoint."""
+
+_TOKEN = secrets.token_hex(32)
+"""Of the clusters that this process starts, one after the other; Ray reads it once per process."""
+
+
+def check_ray(address: str | None) -> list[Problem]:
+    """Returns why Ray cannot be used: it is not installed, or the cluster would be reached without a token."""
+    if not is_installed("ray"):
+        return [Problem("", "`_type: ray` needs the package ray, which is not installed", f"install it: {INSTALL}")]
+    if address is not None and not _is_loopback(address) and not _has_token():
+        message = f"{address} is not on this machine, and a Ray cluster without a token runs the code of anyone"
+        fix = (
+            "start every node of the cluster with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN (or "
+            "RAY_AUTH_TOKEN_PATH), and set both for this command too"
+        )
+        return [Problem("address", message, fix)]
+    return []
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _has_token() -> bool:
+    is_demanded = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    is_set = any(os.environ.get(name) for name in TOKEN_SETTINGS)
+    return is_demanded and (is_set or (Path.home() / ".ray" / "auth_token").is_file())
+
+
+@contextmanager
+def _set_variables(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class RayConnection:
+    """This process's connection to Ray. Without an address, a cluster starts on this machine and ends with the process.
+
+    The token of such a cluster is made up here and is not left in the environment, so that no agent's process inherits
+    it. Its processes end with the thread that started them, which therefore lives until `close`.
+
+    Args:
+        address: Host and port of a running cluster; None: one on this machine.
+        num_workers: How many workers must fit.
+        resources: What each needs.
+
+    Raises:
+        BackendUnavailable: The cluster does not answer, or is too small.
+    """
+
+    def __init__(self, address: str | None, num_workers: int, resources: Mapping[str, float]):
+        self._closing = threading.Event()
+        started: Future[None] = Future()
+        arguments = (address, num_workers, resources, started)
+        self._thread = threading.Thread(target=self._live, args=arguments, name="ray-connection", daemon=True)
+        self._thread.start()
+        started.result()
+
+    def _live(
+        self, address: str | None, num_workers: int, resources: Mapping[str, float], started: Future[None]
+    ) -> None:
+        try:
+            is_own = _connect(address, num_workers, resources)
+            try:
+                _require_room(num_workers, resources)
+                started.set_result(None)
+                self._closing.wait()
+            finally:
+                if is_own:
+                    import ray
+
+                    ray.shutdown()
+        except BaseException as error:  # noqa: BLE001  it is raised in the thread that waits
+            if not started.done():
+                started.set_exception(error)
+
+    def close(self) -> None:
+        """Disconnects, which ends a cluster that was started here."""
+        self._closing.set()
+        self._thread.join()
+
+
+def _connect(address: str | None, num_workers: int, resources: Mapping[str, float]) -> bool:
+    """Returns True if it connected this process, False if it was connected before."""
+    variables = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if address is None:
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+    with (
+        _set_variables(variables),
+        boundary(BackendUnavailable, f"cannot reach Ray{f' at {address}' if address else ''}"),
+    ):
+        import ray  # which reads RAY_AUTH_MODE when it is imported
+
+        if ray.is_initialized():
+            return False
+        logging.getLogger("ray").setLevel(logging.ERROR)  # a worker that ends is in our own log
+        ray.init(**_choose_options(address, num_workers, resources))
+        return True
+
+
+def _require_room(num_workers: int, resources: Mapping[str, float]) -> None:
+    import ray
+
+    total = ray.cluster_resources()
+    for name, each in resources.items():
+        if total.get(name, 0) < each * num_workers:
+            raise BackendUnavailable(
+                f"the cluster has {total.get(name, 0):g} {name}, but num_workers ({num_workers}) x "
+                f"resources_per_worker ({each:g}) is {each * num_workers:g}: lower one of them, or add nodes"
+            )
+
+
+def _choose_options(address: str | None, num_workers: int, resources: Mapping[str, float]) -> dict[str, Any]:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    if address is not None:
+        return options | {"address": address}
+    return options | {
+        "num_cpus": max(1, math.ceil(num_workers * resources.get("CPU", 1))),
+        "resources": {name: each * num_workers for name, each in resources.items() if name not in ("CPU", "GPU")},
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }

@@ -1,0 +1,192 @@
+"""Several processes that make the same optimizer steps, each on its share of the samples.
+
+    families of a step   a a a a   b b   c c   =>   process 0: a a a a,  process 1: b b c c
+    gradients            sum over the processes, then each makes the same step
+
+The loss is normalized by the whole step, so a sum of gradients is what one process would have computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from reinforge.engine.training.collate import get_prefix, group_pairs
+from reinforge.errors import EngineError
+from reinforge.types.sample import TrainingSample
+
+LOOPBACK = "127.0.0.1"
+MAX_WAIT = timedelta(minutes=30)
+"""How long a process waits for the others in one exchange. One that dies closes its connections, which ends the wait at
+once; this limit is for a machine that vanishes without a word."""
+
+
+class PeerFailed(EngineError):
+    """Another process failed in a step that it shares with this one; its own error says why."""
+
+
+@dataclass(slots=True)
+class MetricSums:
+    """The loss of a step, and sums of metrics over its trained tokens or samples."""
+
+    loss: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
+        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, `[B]`, or one number."""
+        for name, values in metrics.items():
+            selected = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
+            self._add(name, selected.sum().item(), selected.numel())
+
+    def merge(self, other: MetricSums) -> None:
+        """Adds the sums of another part of the step."""
+        self.loss += other.loss
+        for name, total in other.totals.items():
+            self._add(name, total, other.counts[name])
+
+    def means(self) -> dict[str, float]:
+        """Returns the mean of each metric over the tokens or samples that have it."""
+        return {name: total / self.counts[name] for name, total in self.totals.items()}
+
+    def _add(self, name: str, total: float, count: int) -> None:
+        self.totals[name] = self.totals.get(name, 0.0) + total
+        self.counts[name] = self.counts.get(name, 0) + count
+
+
+def listen(host: str) -> socket.socket:
+    """Returns a socket of the first process, at whose address the others meet; it listens on that address only."""
+    return socket.create_server((host, 0))
+
+
+class DataParallel:
+    """This process among those that train together, connected by `torch.distributed`.
+
+    Only one may exist in a process.
+
+    Args:
+        rank: Number of this process, from 0.
+        size: Number of processes.
+        address: Host and port at which the first process listens.
+        listener: The socket of the first process; None in the others.
+
+    Raises:
+        EngineError: The others cannot be reached.
+    """
+
+    def __init__(self, rank: int, size: int, address: tuple[str, int], listener: socket.socket | None = None):
+        self.rank, self.size = rank, size
+        host, port = address
+        if host == LOOPBACK and sys.platform == "linux":
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # by default it listens where the host's name leads
+        try:
+            self._store = distributed.TCPStore(
+                host,
+                port,
+                size,
+                is_master=listener is not None,
+                timeout=MAX_WAIT,
+                wait_for_workers=False,
+                master_listen_fd=None if listener is None else listener.detach(),
+            )
+            distributed.init_process_group("gloo", store=self._store, rank=rank, world_size=size, timeout=MAX_WAIT)
+        except RuntimeError as error:
+            raise EngineError(f"process {rank} of {size} cannot reach the others at {host}:{port}: {error}") from error
+
+    def choose_share(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Returns the samples that this process computes, perhaps none."""
+        return [samples[i] for i in divide_samples(samples, self.size)[self.rank]]
+
+    def add(self, numbers: Tensor) -> None:
+        """Replaces a tensor by its sum over all processes, which is bit by bit the same in each."""
+        host = numbers.cpu()
+        self._exchange(lambda: distributed.all_reduce(host))
+        if host is not numbers:
+            numbers.copy_(host)
+
+    def combine(self, sums: MetricSums | None) -> MetricSums | None:
+        """Returns the sums over all processes; None if any has none, because a number is not finite.
+
+        Raises:
+            PeerFailed: Another process failed before its turn.
+        """
+        parts = self._gather({} if sums is None else asdict(sums))
+        if any(part is None for part in parts):
+            failed = ", ".join(str(rank) for rank, part in enumerate(parts) if part is None)
+            raise PeerFailed(f"process {failed} of {self.size} failed in this step")
+        if not all(parts):
+            return None
+        total = MetricSums()
+        for part in parts:
+            total.merge(MetricSums(**part or {}))
+        return total
+
+    @contextmanager
+    def report_failure(self) -> Iterator[None]:
+        """Tells the others if this process fails before `combine`, since they would wait for it."""
+        try:
+            yield
+        except BaseException:
+            with suppress(PeerFailed):  # the first error is the one that explains
+                self._gather(None)
+            raise
+
+    def close(self) -> None:
+        """Disconnects, also from processes that are gone."""
+        distributed.destroy_process_group()
+
+    def _gather(self, value: object) -> list[dict[str, Any] | None]:
+        """Returns the value of every process, in order; as JSON, since nothing here may run what arrives."""
+        text = json.dumps(value).encode()
+        length = torch.tensor([len(text)])
+        self._exchange(lambda: distributed.all_reduce(length, op=distributed.ReduceOp.MAX))
+        own = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        self._exchange(lambda: distributed.all_gather(rows, own))
+        return [json.loads(row.numpy().tobytes()) for row in rows]
+
+    def _exchange(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            raise PeerFailed(f"another process is gone: {error}") from error
+
+
+def divide_samples(samples: Sequence[TrainingSample], count: int) -> list[list[int]]:
+    """Returns the indices of the samples that each of `count` processes computes, with about equal tokens.
+
+    Samples that share their prefix stay together, which is computed once; so do the two samples of a pair. The families
+    are dealt out from the largest on, each to the process with the fewest tokens.
+
+    Example: families of 10, 6, 5 and 2 tokens for two processes -> 10 + 2 and 6 + 5
+    """
+    families: dict[tuple[object, ...], list[int]] = {}
+    for number, unit in enumerate(group_pairs(samples)):
+        prefixes = {get_prefix(samples[i]) for i in unit}
+        key: tuple[object, ...] = ("family", *prefixes) if len(prefixes) == 1 else ("pair", number)
+        families.setdefault(key, []).extend(unit)
+    costs = [(_count_tokens(samples, members), members) for members in families.values()]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for cost, members in sorted(costs, key=lambda each: (-each[0], each[1])):
+        least = totals.index(min(totals))
+        shares[least] += members
+        totals[least] += cost
+    return [sorted(share) for share in shares]
+
+
+def _count_tokens(samples: Sequence[TrainingSample], members: Sequence[int]) -> int:
+    """Returns the tokens that a family costs: its prefix once, and the rest of each member."""
+    lengths = sum(len(samples[i]) for i in members)
+    prefixes = {get_prefix(samples[i]) for i in members}
+    return lengths - (len(members) - 1) * len(prefixes.pop()) if len(prefixes) == 1 else lengths

@@ -1,0 +1,58 @@
+"""What the Ray adapter refuses before it starts anything."""
+
+import pytest
+
+from reinforge.adapters import ray_cluster
+from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
+from reinforge.adapters.ray_cluster import check_ray
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.schema import FinetuneConfig
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch, tmp_path):
+    for name in ("RAY_AUTH_MODE", *ray_cluster.TOKEN_SETTINGS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ray_cluster, "is_installed", lambda name: True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_workers": 0}, "greater than or equal to 1"),
+        ({"num_workers": 2, "min_workers": 3}, r"min_workers \(3\) is more than num_workers \(2\)"),
+        ({"resources_per_worker": {"CPU": 0}}, "expected numbers above 0, found CPU: 0"),
+    ],
+)
+def test_settings_that_cannot_work(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RayAdapterConfig(**fields)
+
+
+def test_a_missing_package_is_refused_with_the_command_that_installs_it(monkeypatch, tiny_model_dir):
+    monkeypatch.setattr(ray_cluster, "is_installed", lambda name: name != "ray")
+    adapter = RayAdapter(RayAdapterConfig(), GRPO(GRPOConfig()), str(tiny_model_dir))
+    problems = adapter.validate(FinetuneConfig(device="cpu", trainer_adapter="cluster"))
+    assert [(each.path, "ray, which is not installed" in each.message) for each in problems] == [
+        ("trainer_adapters.cluster", True)
+    ]
+    assert 'pip install "reinforge[ray]"' in problems[0].fix
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "[::1]:6379", None])
+def test_a_cluster_on_this_machine_needs_no_token(address):
+    assert check_ray(address) == []
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head.cluster:6379", "ray://10.0.0.1:10001", "auto"])
+def test_a_cluster_elsewhere_must_demand_a_token(monkeypatch, address):
+    problem = check_ray(address)[0]
+    assert "runs the code of anyone" in problem.message
+    assert "RAY_AUTH_MODE=token" in problem.fix
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    assert check_ray(address), "a token that is not demanded protects nothing"
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert check_ray(address) == []
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    assert check_ray(address), "a mode without a token"
