@@ -22,7 +22,14 @@ from tests.scripted_run import ScriptedRun
 async def test_view_prints_an_address_that_opens_and_ends_with_ctrl_c(tmp_path):
     await ScriptedRun(tmp_path).run()
     command = [sys.executable, "-m", "reinforge", "view", "--output_dir", str(tmp_path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     try:
         assert process.stdout.readline() == f"Runs in {tmp_path}, until you press Ctrl-C:\n"
         address = process.stdout.readline().strip()
@@ -31,7 +38,7 @@ async def test_view_prints_an_address_that_opens_and_ends_with_ctrl_c(tmp_path):
         with urllib.request.build_opener(jar).open(address) as answer:
             assert b'href="/runs/r"' in answer.read()
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(100) == 130
+        assert process.wait(30) == 130
         assert process.stderr.read() == ""
     finally:
         process.kill()
