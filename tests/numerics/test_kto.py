@@ -13,7 +13,7 @@ from reinforge.engine.losses.base import find_loss
 from reinforge.engine.losses.preference import kto
 from reinforge.engine.training import learner as learner_module
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.kl_baseline import estimate_kl
+from reinforge.engine.training.kl_baseline import estimate_kl, sum_kl
 from reinforge.engine.training.learner import JobProgress
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.errors import ConfigError, EngineError
@@ -187,9 +187,9 @@ def test_every_step_of_a_job_estimates_its_own_baseline(tiny_model_dir, monkeypa
 
     def count(model, chosen, *arguments):
         sizes.append(len(chosen))
-        return estimate_kl(model, chosen, *arguments)
+        return sum_kl(model, chosen, *arguments)
 
-    monkeypatch.setattr(learner_module, "estimate_kl", count)
+    monkeypatch.setattr(learner_module, "sum_kl", count)
     learner.update(samples, KTO().loss, JobProgress(0, 1))
     assert len(sizes) == 3
     assert sum(sizes) == len(samples)

@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from reinforge.adapters.openai_model import HOSTED_MODEL
+from reinforge.adapters.ray_worker import PeerSettings
+from reinforge.adapters.torchrun import check_sharding, check_torchrun, find_place
 from reinforge.adapters.training import JobRunner, StepsSkipped
+from reinforge.adapters.vllm_config import VLLMSamplerConfig
+from reinforge.adapters.vllm_guard import check_sampler
+from reinforge.adapters.vllm_sampler import VLLMSampler
 from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
@@ -36,6 +41,7 @@ from reinforge.rollout.models.llms import find_adapters
 from reinforge.rollout.models.local_llm import LocalLLM
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.sample import LossSpec
+from reinforge.types.sharding import Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
@@ -46,10 +52,29 @@ if TYPE_CHECKING:
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Trains in this process; model, optimizer and batches are configured in `finetuning.policy`."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # the key of a sampler must not end up in a message
+
     fine_tune_from_scratch: bool = Field(
         default=False,
         description="Start each job from the run's first weights instead of the previous job's; for algorithms that "
         "imitate samples or compare pairs, such as expert_iteration and malt.",
+    )
+    sampler: VLLMSamplerConfig | None = Field(
+        default=None,
+        description="`_type: vllm`: a vLLM server samples the replies, and gets the weights after each job. Null: the "
+        "embedded sampler, in this process.",
+    )
+    sharding: Sharding = Field(
+        default="auto",
+        description="How several processes (of torchrun, or of `_type: ray`) hold the model while they train. "
+        "replicate: each a whole copy. full: weights, gradients and optimizer state are divided among them. auto: full "
+        "only if one of them has too little memory for the whole.",
+    )
+    peer_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="How long one of several processes waits for the others before it takes them as gone; longer than "
+        "the slowest needs for its part of an optimizer step.",
     )
 
 
@@ -82,6 +107,7 @@ class LocalAdapter(TrainerAdapter):
         adapters: Names of the LoRA adapters that are trained separately, as in `llms`; none: one policy.
         job_folder: Returns the folder for a job's weights, by job key. They are served once `restore` loads them, and
             a job whose folder exists is complete. None: new weights are served from the next `publish` on.
+        project_root: Where relative paths of the configuration start.
 
     Attributes:
         algorithm: May be replaced between jobs; the first one decides what the engine keeps in memory.
@@ -89,6 +115,7 @@ class LocalAdapter(TrainerAdapter):
 
     serves_policy = True
     trains_stages = True
+    serves_during_jobs = True
     backend = "local"
     adapter_config: LocalAdapterConfig
 
@@ -99,10 +126,13 @@ class LocalAdapter(TrainerAdapter):
         model: str | None = None,
         adapters: Sequence[str] = (),
         job_folder: Callable[[str], Path] | None = None,
+        project_root: Path = Path(),
     ):
         super().__init__(adapter_config)
         self.model, self.adapters, self.job_folder = model, tuple(adapters), job_folder
+        self.project_root = project_root
         self.engine: Engine | None = None
+        self._sampler: VLLMSampler | None = None
         self._runner = JobRunner(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
         self._jobs: dict[str, _Job] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -144,13 +174,39 @@ class LocalAdapter(TrainerAdapter):
             "adapters": self.adapters if len(self.adapters) > 1 else (),  # a single one is the policy itself
             "loss": self.algorithm.loss,
             "stages": stages,
+            "serves_during_jobs": run_config.limits.max_staleness > 0 and self._sampler_config is None,
         }
         self.engine = await run_in_daemon_thread(lambda: load(policy, **settings), "engine-load")
         self._runner.loop = asyncio.get_running_loop()
+        if self._sampler_config is not None:
+            await self._start_sampler(self._sampler_config, run_config)
+
+    @property
+    def _sampler_config(self) -> VLLMSamplerConfig | None:
+        return getattr(self.adapter_config, "sampler", None)  # of this class's configuration alone
+
+    async def _start_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> None:
+        """Lets another program sample from now on."""
+        engine = self._require_engine()
+        engine.samples_elsewhere = True
+        self._sampler = VLLMSampler(config, engine, self.adapters, self.project_root)
+        try:
+            await self._sampler.start(run_config.seed)
+        except BaseException as error:
+            await asyncio.shield(self.cleanup())
+            if isinstance(error, ConfigError):
+                raise ConfigError(self._place_problems(error.problems, run_config)) from error
+            raise
 
     def _prepare_loading(self, run_config: FinetuneConfig) -> Callable[..., Engine]:
         """Returns what takes the arguments of `Engine.load` and returns the engine."""
-        return import_engine().load  # imports torch, which nothing before needs
+        if (place := find_place()) is None:
+            return import_engine().load  # imports torch, which nothing before needs
+        from reinforge.adapters.torchrun_group import TorchrunGroup, find_workers
+
+        config = self.adapter_config
+        peers = PeerSettings(config.sharding, config.peer_timeout_s)
+        return cast("Callable[..., Engine]", partial(TorchrunGroup.load, find_workers(place), peers))
 
     async def prepare_training(self) -> None:
         """Loads or reaches the teachers, and compares their tokens with the policy's.
@@ -172,6 +228,13 @@ class LocalAdapter(TrainerAdapter):
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
         problems += [replace(problem, path=where) for problem in check_packages(lora=has_adapters(policy))]
+        problems += check_torchrun(
+            self.backend,
+            where,
+            max_staleness=run_config.limits.max_staleness,
+            has_sampler=getattr(self.adapter_config, "sampler", None) is not None,
+        )
+        problems += check_sharding(self.adapter_config.sharding, run_config, self.adapters, where)
         if self.adapter_config.fine_tune_from_scratch and run_config.pipeline:
             message = "each stage of a pipeline trains the model of the one before, so no job can start from the first"
             problems.append(Problem(f"{where}.fine_tune_from_scratch", message, "remove it"))
@@ -180,6 +243,8 @@ class LocalAdapter(TrainerAdapter):
             fix = "remove it, or use an algorithm that imitates samples or compares pairs, such as expert_iteration"
             where = f"trainer_adapters.{run_config.trainer_adapter}.fine_tune_from_scratch"
             problems.append(Problem(where, message, fix))
+        if self._sampler_config is not None:
+            problems += self._check_sampler(self._sampler_config, run_config)
         if policy.model is None:
             fix = "name a folder, a hub id or bundled:NAME"
             return [Problem("finetuning.policy.model", "no model is named", fix), *problems]
@@ -187,6 +252,17 @@ class LocalAdapter(TrainerAdapter):
             message = f"{policy.model} refers to a model of a remote service, so its weights are not available here"
             return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai"), *problems]
         return [*check_policy(policy), *problems, *self._check_teachers(run_config)]
+
+    def _check_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> list[Problem]:
+        return self._place_problems(check_sampler(config, run_config, self.project_root), run_config)
+
+    def _place_problems(self, problems: Sequence[Problem], run_config: FinetuneConfig) -> list[Problem]:
+        """Returns the problems of a sampler with their whole paths."""
+        where = f"trainer_adapters.{run_config.trainer_adapter}." if run_config.trainer_adapter else ""
+        return [
+            replace(problem, path=f"{where}{problem.path}") if problem.path.startswith("sampler") else problem
+            for problem in problems
+        ]
 
     def _find_teachers(self, run_config: FinetuneConfig) -> list[tuple[str, Teacher]]:
         """Returns the teacher of each stage that has one, with the path of the setting that names it."""
@@ -218,6 +294,8 @@ class LocalAdapter(TrainerAdapter):
 
     def policy(self) -> PolicyServer | None:
         """Returns the policy that shares its weights with the learner, by name if it has names; None before loading."""
+        if self._sampler is not None:
+            return self._sampler.policy
         if self.engine is None or not self.adapters:
             return self.engine.policy if self.engine is not None else None
         return NamedPolicies(dict(zip(self.adapters, self.engine.policies.values(), strict=True)))
@@ -288,6 +366,9 @@ class LocalAdapter(TrainerAdapter):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._sampler is not None:
+            sampler, self._sampler = self._sampler, None
+            await sampler.close()
         if self.engine is not None:
             engine, self.engine = self.engine, None
             await run_in_daemon_thread(engine.close, "engine-close")
@@ -359,7 +440,8 @@ class LocalAdapter(TrainerAdapter):
         self, engine: Engine, trajectories: TrajectoryCollection, save: Callable[[], None] | None
     ) -> dict[str, Any]:
         """Trains on a collection and returns the job's metrics."""
-        return self._runner.run(engine, trajectories, self.run_config, save)
+        policy = self.policy() if self.run_config.limits.max_staleness else None
+        return self._runner.run(engine, trajectories, self.run_config, save, None if policy is None else policy.version)
 
     def measure_memory(self) -> MemoryUse | None:
         """Returns the memory that the model uses in this process; None: it is in no process of this machine."""
@@ -396,7 +478,13 @@ def _get_adapter_folder(folder: Path, engine: Engine, name: str) -> Path:
 async def local_adapter(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
     """Yields the local adapter and releases its model at the end."""
     adapters = list(dict.fromkeys(find_adapters(builder.config.llms).values()))
-    adapter = LocalAdapter(config, await builder.get_algorithm(), await builder.get_model_path(), adapters)
+    adapter = LocalAdapter(
+        config,
+        await builder.get_algorithm(),
+        await builder.get_model_path(),
+        adapters,
+        project_root=builder.project_root,
+    )
     try:
         yield adapter
     finally:

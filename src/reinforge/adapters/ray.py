@@ -6,18 +6,21 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.adapters.ray_cluster import RayConnection, check_ray
+from reinforge.adapters.ray_worker import PeerSettings
 from reinforge.config.schema import FinetuneConfig, TrainerAdapterConfig
-from reinforge.errors import Problem
+from reinforge.errors import BackendUnavailable, Problem
 from reinforge.interfaces import Algorithm, Builder
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
+from reinforge.types.sharding import Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from reinforge.engine import Engine
 
 logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 5
+"""Attempts at one job, each of which a worker's end has undone: perhaps it is the job that ends them."""
+T = TypeVar("T")
 
 
 class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
@@ -36,7 +43,14 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
     min_workers: int = Field(
         default=1,
         ge=1,
-        description="How many must be left when some end; with fewer the run stops, and can be resumed.",
+        description="How many there must be to start, and for each job. One that ends is replaced once there is room "
+        "for another; with fewer than this the run waits for it, then stops and can be resumed.",
+    )
+    placement_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="How long Ray may take to find a place for a worker that must be there; loading the model does not "
+        "count.",
     )
     resources_per_worker: dict[str, float] = Field(
         default_factory=lambda: {"CPU": 1.0},
@@ -48,6 +62,8 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
         "set: a cluster starts on this machine and ends with the run.",
     )
     fine_tune_from_scratch: bool = LocalAdapterConfig.model_fields["fine_tune_from_scratch"]  # type: ignore[assignment]
+    sharding: Sharding = LocalAdapterConfig.model_fields["sharding"]  # type: ignore[assignment]
+    peer_timeout_s: float = LocalAdapterConfig.model_fields["peer_timeout_s"]  # type: ignore[assignment]
 
     @field_validator("resources_per_worker")
     @classmethod
@@ -67,7 +83,7 @@ class RayAdapter(LocalAdapter):
     """Runs jobs like the local adapter, on an engine that is made of Ray workers.
 
     A worker that ends costs no reply and no job: its replies are sampled again by another worker, and a job is undone
-    and run again on those that are left.
+    and run again on those that are left. It is replaced when there is room for another one.
     """
 
     backend = "ray"
@@ -96,7 +112,7 @@ class RayAdapter(LocalAdapter):
     def _load(self, *arguments: Any, **settings: Any) -> WorkerGroup:
         config = self.adapter_config
         resources = {"CPU": 1.0, **config.resources_per_worker}
-        self._connection = RayConnection(config.address, config.num_workers, resources)
+        self._connection = RayConnection(config.address, config.num_workers, resources, config.min_workers)
         from reinforge.adapters.ray_workers import WorkerGroup  # imports ray, which the connection must do first
 
         return WorkerGroup.load(
@@ -104,22 +120,49 @@ class RayAdapter(LocalAdapter):
             num_workers=config.num_workers,
             min_workers=config.min_workers,
             resources=resources,
+            placement_timeout_s=config.placement_timeout_s,
+            peers=PeerSettings(config.sharding, config.peer_timeout_s),
             **settings,
         )
 
     def _train(
         self, engine: Engine, trajectories: TrajectoryCollection, save: Callable[[], None] | None
     ) -> dict[str, Any]:
-        from reinforge.adapters.ray_workers import WorkerGroup, WorkerLost
+        return self._retry(lambda: super(RayAdapter, self)._train(engine, trajectories, save))
 
-        group = cast("WorkerGroup", engine)
-        assert isinstance(group, WorkerGroup)
-        while True:
+    def _retry(self, work: Callable[[], T]) -> T:
+        """Returns what a job returns, after running it again where workers end.
+
+        Raises:
+            BackendUnavailable: Workers end in every attempt, or too few are left.
+        """
+        from reinforge.adapters.ray_members import WorkerLost
+
+        for _ in range(MAX_ATTEMPTS):
             try:
-                return super()._train(engine, trajectories, save)
+                return work()
             except WorkerLost as loss:
                 logger.warning("the job is undone and runs again, since %s", loss)
-                group.recover()
+                self._group.recover()
+        raise BackendUnavailable(
+            f"workers ended in each of {MAX_ATTEMPTS} attempts at one job, so it is given up; if they ran out of "
+            "memory, lower finetuning.policy.batch.micro_batch_tokens or policy.max_num_seqs, and resume the run"
+        )
+
+    @property
+    def _group(self) -> WorkerGroup:
+        return cast("WorkerGroup", self._require_engine())
+
+    async def save(self, folder: Path, version: int) -> bool:
+        """Writes a checkpoint, from which replacements start if no worker is left."""
+        is_saved = await super().save(folder, version)
+        self._group.checkpoints = folder.parent
+        return is_saved
+
+    async def restore(self, folder: Path, version: int) -> bool:
+        """Loads a checkpoint's weights on every worker and serves them as `version`."""
+        self._group.checkpoints = folder.parent
+        return await super().restore(folder, version)
 
     def measure_memory(self) -> None:
         """Returns None: the model is in other processes."""

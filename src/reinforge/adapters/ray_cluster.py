@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +22,10 @@ TOKEN_SETTINGS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a cluster on this machine, which holds the samples of one job and the files of a checkpoint."""
 
-_TOKEN = secrets.token_hex(32)
+ROUNDING = 1e-6
+"""0.3 GPU hold three workers of 0.1 each."""
+
+TOKEN = secrets.token_hex(32)
 """Of the clusters that this process starts, one after the other; Ray reads it once per process."""
 
 
@@ -75,16 +78,24 @@ class RayConnection:
 
     Args:
         address: Host and port of a running cluster; None: one on this machine.
-        num_workers: How many workers must fit.
+        num_workers: How many workers a cluster on this machine is made for.
         resources: What each needs.
+        min_workers: How many must fit on the nodes; None: all.
 
     Raises:
         BackendUnavailable: The cluster does not answer, or is too small.
     """
 
-    def __init__(self, address: str | None, num_workers: int, resources: Mapping[str, float]):
+    def __init__(
+        self,
+        address: str | None,
+        num_workers: int,
+        resources: Mapping[str, float],
+        min_workers: int | None = None,
+    ):
         self._closing = threading.Event()
         started: Future[None] = Future()
+        self._needed = num_workers if min_workers is None else min_workers
         arguments = (address, num_workers, resources, started)
         self._thread = threading.Thread(target=self._live, args=arguments, name="ray-connection", daemon=True)
         self._thread.start()
@@ -96,7 +107,7 @@ class RayConnection:
         try:
             is_own = _connect(address, num_workers, resources)
             try:
-                _require_room(num_workers, resources)
+                _require_room(self._needed, resources)
                 started.set_result(None)
                 self._closing.wait()
             finally:
@@ -118,7 +129,7 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
     """Returns True if it connected this process, False if it was connected before."""
     variables = {"RAY_USAGE_STATS_ENABLED": "0"}
     if address is None:
-        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     with (
         _set_variables(variables),
         boundary(BackendUnavailable, f"cannot reach Ray{f' at {address}' if address else ''}"),
@@ -132,16 +143,54 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
         return True
 
 
-def _require_room(num_workers: int, resources: Mapping[str, float]) -> None:
+def count_places(resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]] | None = None) -> int:
+    """Returns how many workers fit on the nodes, each whole on one of them.
+
+    Example: 2 CPU for each worker, nodes of 4 and 3 CPU -> 2 + 1
+
+    Args:
+        resources: What each worker needs.
+        nodes: What each node has; None: the nodes of the cluster that are alive.
+    """
+    nodes = [each for _, each in _list_nodes()] if nodes is None else nodes
+    places = (min(node.get(name, 0.0) / each for name, each in resources.items()) for node in nodes)
+    return sum(math.floor(each + ROUNDING) for each in places)
+
+
+def describe_room() -> str:
+    """Returns what each node has and what is free in all: `127.0.0.1 has CPU 2, GPU 1; of all that, CPU 1 is free`."""
     import ray
 
-    total = ray.cluster_resources()
-    for name, each in resources.items():
-        if total.get(name, 0) < each * num_workers:
-            raise BackendUnavailable(
-                f"the cluster has {total.get(name, 0):g} {name}, but num_workers ({num_workers}) x "
-                f"resources_per_worker ({each:g}) is {each * num_workers:g}: lower one of them, or add nodes"
-            )
+    nodes = [f"{host} has {_format_resources(resources)}" for host, resources in _list_nodes()]
+    free = _format_resources({name: each for name, each in ray.available_resources().items() if _is_chosen(name)})
+    return f"{'; '.join(nodes) or 'no node is alive'}; free in all: {free}"
+
+
+def _require_room(needed: int, resources: Mapping[str, float]) -> None:
+    places = count_places(resources)
+    if places < needed:
+        raise BackendUnavailable(
+            f"Ray has room for {places} workers with {_format_resources(resources)} each (resources_per_worker), and "
+            f"{needed} must run (min_workers): {describe_room()}. Lower resources_per_worker or min_workers, or add "
+            "nodes"
+        )
+
+
+def _list_nodes() -> list[tuple[str, dict[str, float]]]:
+    """Returns the address and the resources of each living node."""
+    import ray
+
+    return [(each["NodeManagerAddress"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+
+
+def _format_resources(resources: Mapping[str, float]) -> str:
+    chosen = [f"{name} {each:g}" for name, each in sorted(resources.items()) if _is_chosen(name)]
+    return ", ".join(chosen) or "nothing"
+
+
+def _is_chosen(name: str) -> bool:
+    """True for a resource that somebody asks for, False for memory and for the marks of nodes."""
+    return name not in ("memory", "object_store_memory") and not name.startswith(("node:", "accelerator_type:"))
 
 
 def _choose_options(address: str | None, num_workers: int, resources: Mapping[str, float]) -> dict[str, Any]:
@@ -149,6 +198,7 @@ def _choose_options(address: str | None, num_workers: int, resources: Mapping[st
     if address is not None:
         return options | {"address": address}
     return options | {
+        "address": "local",  # also where RAY_ADDRESS names another cluster
         "num_cpus": max(1, math.ceil(num_workers * resources.get("CPU", 1))),
         "resources": {name: each * num_workers for name, each in resources.items() if name not in ("CPU", "GPU")},
         "object_store_memory": OBJECT_STORE_BYTES,

@@ -8,7 +8,6 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from reinforge.errors import BackendUnavailable
 from reinforge.types.request import ModelRequest
 
 MAX_CONVERSATIONS = 65_536
@@ -37,15 +36,14 @@ class Router:
         self._loads: Counter[int] = Counter(dict.fromkeys(workers, 0))
         self._places: OrderedDict[str, int] = OrderedDict()
 
-    def acquire(self, key: str) -> int:
+    def acquire(self, key: str) -> int | None:
         """Returns the worker for one reply of a conversation and counts it as busy with it until `release`.
 
-        Raises:
-            BackendUnavailable: No worker is left.
+        None: no worker is left.
         """
         with self._lock:
             if not self._loads:
-                raise BackendUnavailable("no worker is left that could sample; reinforge resumes the run with new ones")
+                return None
             worker = self._places.get(key)
             if worker is None:
                 worker = min(self._loads, key=lambda each: (self._loads[each], each))
@@ -61,6 +59,11 @@ class Router:
         with self._lock:
             if worker in self._loads:
                 self._loads[worker] -= 1
+
+    def add(self, worker: int) -> None:
+        """Lets a worker take part, which has nothing to do yet."""
+        with self._lock:
+            self._loads.setdefault(worker, 0)
 
     def remove(self, worker: int) -> None:
         """Takes a worker out; its conversations go elsewhere with their next turn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reinforge.adapters.project_losses import import_module, unpack_loss
+from reinforge.adapters.ray_versions import list_versions
 from reinforge.engine.packages import import_engine
 from reinforge.errors import EngineError
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+from reinforge.types.sharding import Sharding
 
 if TYPE_CHECKING:
     from reinforge.config.schema import PolicyConfig
@@ -30,6 +34,19 @@ class PolicyDescription:
     history: str
     tolerance: float
     max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """How a worker trains with the others.
+
+    Attributes:
+        sharding: How they hold the model.
+        peer_timeout_s: How long one waits for the others in one exchange.
+    """
+
+    sharding: Sharding = "replicate"
+    peer_timeout_s: float = 600.0
 
 
 @dataclass(slots=True)
@@ -55,6 +72,7 @@ class EngineWorker:
         self._engine: Engine | None = None
         self._listener: socket.socket | None = None
         self._peers: Any = None
+        self._peer_settings = PeerSettings()
 
     @property
     def engine(self) -> Engine:
@@ -68,7 +86,14 @@ class EngineWorker:
         return self._engine
 
     async def load(self, policy: PolicyConfig, settings: Mapping[str, Any]) -> dict[str, PolicyDescription]:
-        """Loads the model and returns a description of each policy, by name."""
+        """Loads the model and returns a description of each policy, by name.
+
+        Args:
+            policy: The model and its training.
+            settings: Further arguments of `Engine.load`, and perhaps `peers`, the `PeerSettings`.
+        """
+        settings = dict(settings)
+        self._peer_settings = settings.pop("peers", self._peer_settings)
         engine_class = import_engine()
         self._engine = await asyncio.to_thread(engine_class.load, policy, **settings, replica=self.number)
         return {
@@ -78,11 +103,12 @@ class EngineWorker:
             for name, each in self._engine.policies.items()
         }
 
-    async def describe_process(self) -> tuple[str, int, str]:
-        """Returns the node, the process id, and the address at which other workers reach this one."""
+    async def describe_process(self) -> tuple[str, int, str, dict[str, str]]:
+        """Returns the node, the process id, the address at which other workers reach it, and what it computes with."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), os.getpid(), ray.util.get_node_ip_address()
+        node = ray.get_runtime_context().get_node_id()
+        return node, os.getpid(), ray.util.get_node_ip_address(), list_versions()
 
     # Sampling.
 
@@ -111,8 +137,12 @@ class EngineWorker:
         self._listener = listen(host)
         return int(self._listener.getsockname()[1])
 
-    async def join(self, rank: int, size: int, address: tuple[str, int]) -> None:
-        """Shares every optimizer step from now on with `size - 1` others; with none, it trains alone."""
+    async def join(self, rank: int, size: int, address: tuple[str, int]) -> Sharding:
+        """Shares every optimizer step from now on with `size - 1` others; with none, it trains alone.
+
+        Returns:
+            Whether the workers hold the model each (`replicate`) or divide it (`full`).
+        """
         from reinforge.engine.training.data_parallel import DataParallel
 
         if self._peers is not None:
@@ -121,12 +151,30 @@ class EngineWorker:
         self.rank, self.size = rank, size
         if size > 1:
             listener, self._listener = self._listener, None
-            self._peers = await asyncio.to_thread(DataParallel, rank, size, address, listener if rank == 0 else None)
-        self.engine.join_peers(self._peers)
+            self._peers = await asyncio.to_thread(
+                DataParallel,
+                rank,
+                size,
+                address,
+                listener if rank == 0 else None,
+                device_type=self.engine.model.device.type,
+                timeout_s=self._peer_settings.peer_timeout_s,
+            )
+        return await asyncio.to_thread(self._share_steps)
+
+    def _share_steps(self) -> Sharding:
+        if self._peers is None:
+            return self.engine.join_peers(None)
+        hosts = [each["host"] for each in self._peers.collect({"host": platform.node()})]
+        return self.engine.join_peers(self._peers, self._peer_settings.sharding, hosts.count(platform.node()))
 
     async def call(self, method: str, *arguments: Any, **settings: Any) -> Any:
         """Calls a method of the engine."""
         return await asyncio.to_thread(getattr(self.engine, method), *arguments, **settings)
+
+    async def import_losses(self, module: str, search_path: Sequence[str]) -> None:
+        """Imports a module of the project, which registers losses."""
+        await asyncio.to_thread(import_module, module, search_path)
 
     async def undo(self) -> None:
         """Restores the weights from before a job that has begun; nothing happens if none has."""
@@ -160,9 +208,21 @@ class EngineWorker:
         return share, [samples[index] for index in share]
 
     async def update(
-        self, samples: Sequence[TrainingSample], loss: LossSpec, settings: Mapping[str, Any]
+        self,
+        samples: Sequence[TrainingSample],
+        loss: LossSpec,
+        settings: Mapping[str, Any],
+        packed_loss: bytes | None = None,
     ) -> tuple[UpdateReport, str]:
-        """Trains on the samples together with the others; returns the report and the fingerprint of the weights."""
+        """Trains on the samples together with the others; returns the report and the fingerprint of the weights.
+
+        Args:
+            samples: All samples of the job.
+            loss: The loss.
+            settings: Further arguments of `Engine.update`.
+            packed_loss: The function of a loss that only the driver has imported.
+        """
+        loss = unpack_loss(loss, packed_loss)
         report = await asyncio.to_thread(self.engine.update, samples, loss, **settings)
         return report, await asyncio.to_thread(self.engine.fingerprint, settings.get("adapter"))
 
@@ -194,6 +254,13 @@ class EngineWorker:
         with tempfile.TemporaryDirectory() as name:
             write_files(Path(name), files)
             await asyncio.to_thread(use, Path(name))
+
+    def close(self) -> None:
+        """Releases the model."""
+        if self._engine is not None:
+            self._engine.close()
+        if self._peers is not None:
+            self._peers.close()
 
     async def missing_reference(self) -> int | None:
         """Returns the version of the reference that the current stage lacks."""

@@ -5,72 +5,56 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from reinforge.adapters.engine_group import EngineGroup, require_equal
+from reinforge.adapters.project_losses import pack_loss
+from reinforge.adapters.ray_cluster import count_places, describe_room
+from reinforge.adapters.ray_members import GroupSize, Members, WeightsLost, WorkerLost
 from reinforge.adapters.ray_policy import RoutedPolicy
-from reinforge.adapters.ray_router import Router
-from reinforge.adapters.ray_worker import EngineWorker, Scores, read_files, write_files
+from reinforge.adapters.ray_recruits import Newcomer, Recruiter, WorkerHandle, WorkerPlan, find_cause
+from reinforge.adapters.ray_worker import read_files, write_files
 from reinforge.config.schema import PolicyConfig
-from reinforge.errors import BackendError, BackendUnavailable, ReinforgeError
-from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.files import find_damage
+from reinforge.types.sample import LossSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_CALLS = 16_384
-"""Calls that may wait in one worker at a time: replies are requested one by one."""
-LOOPBACK = "127.0.0.1"
-PEER_FAILED = "PeerFailed"
-"""Name of the error of a worker that only failed because another did."""
+MAX_ATTEMPTS = 3
+"""Workers that may end while they sample one reply: perhaps it is the reply that ends them."""
+PLACEMENT_TIMEOUT_S = 120.0
 
 
-class WorkerLost(BackendUnavailable):
-    """A worker ended during a job; the job can run again on the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHandle:
-    """One worker, as the driver sees it.
-
-    Attributes:
-        number: Its number, from 0, which never changes.
-        actor: The Ray actor.
-        is_near: True if it is on the driver's node, and so reads and writes the run folder itself.
-        pid: Its process.
-        host: The address at which other workers reach it.
-    """
-
-    number: int
-    actor: Any
-    is_near: bool
-    pid: int
-    host: str
-
-
-class WorkerGroup:
+class WorkerGroup(EngineGroup):
     """Engines in Ray actors that hold the same weights. Calls block, like those of `Engine`, except the policies'.
 
+    A worker that ends is replaced: the new one loads the model while the others go on, and takes part from the next job
+    on, with the weights and the optimizer state of another one.
+
     Args:
-        workers: The workers, whose engines are loaded.
+        recruiter: Starts workers.
+        size: How many there are.
         descriptions: What `EngineWorker.load` returned.
-        policy: The policy's settings, for the tokenizer.
-        min_workers: How many must be left.
+        config: The policy's settings, for the tokenizer.
 
     Attributes:
         policies: The policy of each adapter by name.
+        members: The living workers.
+        checkpoints: The folder with the checkpoints of the run, for a replacement when no worker is left; None: there
+            is none yet.
     """
 
-    def __init__(
-        self, workers: Sequence[WorkerHandle], descriptions: Mapping[str, Any], policy: PolicyConfig, min_workers: int
-    ):
-        self._workers = {worker.number: worker for worker in workers}
-        self._config, self._min_workers = policy, min_workers
-        self._members: tuple[int, ...] = ()
+    def __init__(self, recruiter: Recruiter, size: GroupSize, descriptions: Mapping[str, Any], config: PolicyConfig):
+        self._config = config
         self._tokenizer: Any = None
-        self.router = Router(self._workers)
+        self._published: dict[str, tuple[int, str]] = {}
+        self._ended: dict[str, int] = {}  # versions of jobs that have ended and are not published yet
+        self.checkpoints: Path | None = None
+        self.members = Members(recruiter, size, self._bring_up_to_date)
         self.policies = {name: RoutedPolicy(self, name, each) for name, each in descriptions.items()}
         self.policy = next(iter(self.policies.values()))
 
@@ -82,53 +66,47 @@ class WorkerGroup:
         num_workers: int,
         min_workers: int,
         resources: Mapping[str, float],
+        placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
         **settings: Any,
     ) -> WorkerGroup:
         """Starts the workers and loads the model in each.
 
+        Those for which there is no room yet take part from the first job on that begins after they have started.
+
         Args:
             policy: The model and its training.
-            num_workers: How many.
-            min_workers: How many must be left while the run goes on.
+            num_workers: How many there shall be.
+            min_workers: How many there must be.
             resources: What each needs, by Ray's names.
+            placement_timeout_s: How long Ray may take to place those that must be there.
             settings: Further arguments of `Engine.load`.
 
         Raises:
-            BackendUnavailable: A worker ended while it loaded.
-            BackendError: They did not load the same weights.
+            BackendUnavailable: A worker ended while it loaded, or Ray has no room.
+            BackendError: They did not load the same weights, or a node has other versions.
         """
-        rest = {name: value for name, value in resources.items() if name not in ("CPU", "GPU")}
-        actor_class = ray.remote(EngineWorker).options(
-            num_cpus=resources.get("CPU", 1),
-            num_gpus=resources.get("GPU", 0),
-            resources=rest,
-            max_concurrency=MAX_CALLS,
-            max_restarts=0,
-            scheduling_strategy="SPREAD",
-        )
-        actors = [actor_class.remote(number) for number in range(num_workers)]
+        size = GroupSize(num_workers, min_workers, placement_timeout_s)
+        recruiter = Recruiter(WorkerPlan(policy, settings, resources))
         try:
-            processes = ray.get([actor.describe_process.remote() for actor in actors])
-            descriptions = ray.get([actor.load.remote(policy, settings) for actor in actors])
-        except ray.exceptions.RayTaskError as error:
-            raise _find_cause(error) from None
-        except ray.exceptions.RayActorError as error:
-            raise BackendUnavailable(f"a worker ended while it loaded the model: {error}") from error
-        here = ray.get_runtime_context().get_node_id()
-        workers = [
-            WorkerHandle(number, actor, node == here, pid, host)
-            for number, (actor, (node, pid, host)) in enumerate(zip(actors, processes, strict=True))
-        ]
-        group = cls(workers, descriptions[0], policy, min_workers)
-        group.regroup()
-        for name in group.policies:
-            group.compare_fingerprints(name)
+            newcomers = _start_workers(recruiter, size, resources)
+        except BaseException:
+            recruiter.close()
+            raise
+        group = cls(recruiter, size, newcomers[0].policies, policy)
+        try:
+            group.members.add(each.worker for each in newcomers)
+            group.members.connect()
+            for name in group.policies:
+                group.compare_fingerprints(name)
+        except BaseException:
+            group.close()
+            raise
         return group
 
     @property
     def workers(self) -> list[WorkerHandle]:
         """The living workers, by number."""
-        return [self._workers[number] for number in sorted(self._workers)]
+        return self.members.workers
 
     @property
     def tokenizer(self) -> Any:
@@ -139,35 +117,8 @@ class WorkerGroup:
             self._tokenizer = load_tokenizer(self._config)
         return self._tokenizer
 
-    def lose(self, worker: WorkerHandle) -> None:
-        """Takes out a worker whose process has ended."""
-        if self._workers.pop(worker.number, None) is not None:
-            self.router.remove(worker.number)
-            logger.warning(
-                "worker %d (process %d) ended; %d of the workers are left", worker.number, worker.pid, len(self.workers)
-            )
-
-    def regroup(self) -> None:
-        """Connects the living workers for training, in the order of their numbers.
-
-        Raises:
-            BackendUnavailable: Too few are left.
-            WorkerLost: One ended meanwhile.
-        """
-        workers = self.workers
-        if len(workers) < max(1, self._min_workers):
-            raise BackendUnavailable(
-                f"only {len(workers)} workers are left, and min_workers is {self._min_workers}; resume the run with "
-                "`reinforge resume`, which starts all of them again"
-            )
-        host = LOOPBACK if all(each.is_near for each in workers) else workers[0].host
-        port = self._collect([(workers[0], workers[0].actor.listen.remote(host))])[0]
-        calls = [(each, each.actor.join.remote(rank, len(workers), (host, port))) for rank, each in enumerate(workers)]
-        self._collect(calls)
-        self._members = tuple(each.number for each in workers)
-
     def recover(self) -> None:
-        """Undoes an open job on the workers that are left, and connects them anew, however many end meanwhile.
+        """Undoes an open job, and connects the workers that are left or came back, however many end meanwhile.
 
         Raises:
             BackendUnavailable: Too few are left.
@@ -175,40 +126,67 @@ class WorkerGroup:
         while True:
             try:
                 self.rollback()
-                self.regroup()
+                self.members.fill_up()
+                self.members.connect()
             except WorkerLost:
                 continue
             return
 
-    def _collect(self, calls: Sequence[tuple[WorkerHandle, Any]], *, strict: bool = True) -> list[Any]:
-        """Waits for all calls and returns their results.
+    def _bring_up_to_date(self, worker: WorkerHandle) -> None:
+        """Gives a new worker the weights, the optimizer state and the versions of the others.
 
-        Args:
-            calls: Workers, and what they were asked.
-            strict: Fail if one ended; otherwise the results are those of the others.
+        They come from another worker; if none is left, from the checkpoint of the current version.
 
         Raises:
-            WorkerLost: One ended.
+            WeightsLost: No worker is left, and no checkpoint has that version.
+            BackendError: The worker has other weights then.
         """
-        results, errors, lost = [], list[BaseException](), list[WorkerHandle]()
-        for worker, call in calls:
-            try:
-                results.append(ray.get(call))
-            except ray.exceptions.RayTaskError as error:
-                errors.append(_find_cause(error))
-            except ray.exceptions.RayActorError:
-                lost.append(worker)
-                self.lose(worker)
-        if lost and (strict or not results):
-            numbers = ", ".join(str(each.number) for each in lost)
-            raise WorkerLost(f"worker {numbers} ended")
-        if errors:
-            raise next((each for each in errors if type(each).__name__ != PEER_FAILED), errors[0])
-        return results
+        for name, policy in self.policies.items():
+            version = max(policy.version, self._ended.get(name, 0))
+            expected = self._send_weights(worker, name, version)
+            ray.get(worker.actor.publish.remote(name, version))
+            found = ray.get(worker.actor.call.remote("fingerprint", name))
+            if expected is not None:
+                require_equal({"the others": expected, str(worker): found})
 
-    def _call_all(self, method: str, *arguments: Any, strict: bool = True, **settings: Any) -> list[Any]:
-        calls = [(each, each.actor.call.remote(method, *arguments, **settings)) for each in self.workers]
-        return self._collect(calls, strict=strict)
+    def _send_weights(self, worker: WorkerHandle, name: str, version: int) -> str | None:
+        """Loads the current weights into a new worker; returns the fingerprint that it must have, if it is known."""
+        peer = next(iter(self.workers), None)
+        if peer is not None:
+            files = peer.actor.write.remote(version, name, None)  # goes from there to the new worker, not through here
+            ray.get(worker.actor.load_weights.remote(None, files, name))
+            self._send_reference(worker)
+            return str(ray.get(peer.actor.call.remote("fingerprint", name)))
+        known_version, known = self._published.get(name, (None, None))
+        folder = self._find_checkpoint(version)
+        if folder is not None:
+            place = folder / name if len(self.policies) > 1 else folder
+            self._send_files(worker, place, lambda *where: worker.actor.load_weights.remote(*where, name))
+            self._send_reference(worker)
+        elif version != 0:  # which is what it has loaded
+            raise WeightsLost(
+                f"all workers have ended, and the weights of version {version} are in no checkpoint yet; resume the "
+                "run with --resume"
+            )
+        return known if known_version == version else None
+
+    def _send_reference(self, worker: WorkerHandle) -> None:
+        """Loads the reference of the current stage, which no worker can send, from its checkpoint."""
+        version: int | None = ray.get(worker.actor.missing_reference.remote())
+        if version is None:
+            return
+        folder = self._find_checkpoint(version)
+        if folder is None:
+            raise BackendError(f"the reference of the stage, version {version}, is in no checkpoint")
+        self._send_files(worker, folder, lambda *where: worker.actor.load_reference.remote(*where, version))
+
+    def _send_files(self, worker: WorkerHandle, folder: Path, call: Callable[..., Any]) -> None:
+        ray.get(call(_local(worker, folder), {} if worker.is_near else read_files(folder)))
+
+    def _find_checkpoint(self, version: int) -> Path | None:
+        """Returns the undamaged checkpoint of a version: `step-000003` of version 3."""
+        found = [] if self.checkpoints is None else sorted(self.checkpoints.glob(f"*-{version:06d}"))
+        return next((each for each in found if find_damage(each) is None), None)
 
     # What its policies call.
 
@@ -220,11 +198,15 @@ class WorkerGroup:
             call: Asks an actor.
 
         Raises:
-            BackendUnavailable: No worker is left.
+            BackendUnavailable: No worker is left and none comes, or several ended in turn while they answered.
         """
-        while True:
-            number = self.router.acquire(key)
-            worker = self._workers.get(number)
+        num_lost = 0
+        while num_lost < MAX_ATTEMPTS:
+            number = self.members.router.acquire(key)
+            if number is None:
+                await asyncio.to_thread(self.members.fill_up, 1)
+                continue
+            worker = self.members.find(number)
             if worker is None:  # it ended between the two lines
                 continue
             answer = call(worker.actor)
@@ -234,86 +216,78 @@ class WorkerGroup:
                 ray.cancel(answer)
                 raise
             except ray.exceptions.RayTaskError as error:
-                raise _find_cause(error) from None
+                raise find_cause(error) from None
             except ray.exceptions.RayActorError:
-                self.lose(worker)
+                num_lost += 1
+                self.members.lose(worker)
             finally:
-                self.router.release(number)
+                self.members.router.release(number)
+        raise BackendUnavailable(f"{num_lost} workers ended, one after the other, while they answered one request")
 
     def publish(self, name: str, version: int) -> None:
         """Opens admission on every worker."""
-        self.router.forget()
-        self._collect([(each, each.actor.publish.remote(name, version)) for each in self.workers], strict=False)
+        self.members.router.forget()
+        self._ended.pop(name, None)
+        calls = [(each, each.actor.publish.remote(name, version)) for each in self.workers]
+        self.members.collect(calls, strict=False)
 
     # What a training job calls of an engine.
 
     def begin_job(self, *adapters: str) -> None:
-        """Closes admission everywhere and waits until no reply is in flight."""
-        if tuple(self._workers) != self._members:
-            self.regroup()
-        self._call_all("begin_job", *adapters)
-
-    def end_job(self) -> None:
-        """Ends the job everywhere."""
-        self._call_all("end_job", strict=False)
-
-    def rollback(self) -> None:
-        """Restores the weights from before `begin_job` everywhere."""
-        if workers := self.workers:
-            self._collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
-
-    def use_stage(self, stage: str, adapter: str | None = None) -> None:
-        """Trains by the settings of a stage from now on."""
-        self._call_all("use_stage", stage, adapter)
-
-    def reset(self, adapter: str | None = None) -> None:
-        """Restores the weights that were loaded."""
-        self._call_all("reset", adapter)
-
-    def score(
-        self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, *, defer: bool = False
-    ) -> None:
-        """Sets what the algorithm needs on each sample; each worker scores its share.
-
-        Args:
-            samples: The samples.
-            needs: What to compute.
-            adapter: The adapter to score with.
-            defer: Has no effect: another worker may train a sample than the one that would compute it.
-        """
-        if not (needs.old_logprobs or needs.ref_logprobs or needs.values):
-            return
-        scores: dict[int, Scores] = self._merge("score", samples, needs, adapter)
-        for index, sample in enumerate(samples):
-            found = scores[index]
-            sample.old_logprobs, sample.values = found.old_logprobs, found.values
-            sample.ref_logprobs, sample.defers_old_logprobs = found.ref_logprobs, False
-            if sample.mismatched is not None:
-                sample.mismatched.ref_logprobs = found.mismatched_ref_logprobs
-
-    def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None = None) -> list[FloatArray]:
-        """Returns log p of each sample's trained tokens; each worker scores its share."""
-        rows = self._merge("logprobs", samples, adapter) if samples else {}
-        return [rows[index] for index in range(len(samples))]
-
-    def _merge(self, method: str, samples: Sequence[TrainingSample], *arguments: Any) -> dict[int, Any]:
-        shared = ray.put(list(samples))  # once per node
-        calls = [(each, getattr(each.actor, method).remote(shared, *arguments)) for each in self.workers]
-        parts: list[dict[int, Any]] = self._collect(calls)
-        return {index: value for part in parts for index, value in part.items()}
-
-    def update(self, samples: Sequence[TrainingSample], loss: LossSpec, **settings: Any) -> UpdateReport:
-        """Trains on the samples, each worker on its share of every step.
+        """Closes admission everywhere and waits until no reply is in flight; replacements that are ready take part.
 
         Raises:
-            BackendError: The workers have not all ended with the same weights.
+            BackendUnavailable: Too few workers are left.
+            WorkerLost: One ended meanwhile.
+        """
+        self.members.fill_up()
+        if not self.members.is_connected:
+            self.members.connect()
+        self.call_connected("call", "begin_job", *adapters)
+
+    def end_job(self) -> None:
+        """Ends the job everywhere.
+
+        Raises:
+            WorkerLost: None is left of those that trained.
+        """
+        calls = [(each, each.actor.call.remote("end_job")) for each in self.members.list_connected(strict=False)]
+        self.members.collect(calls, strict=False)
+        self._ended = {name: each.version + 1 for name, each in self.policies.items()}
+
+    def rollback(self) -> None:
+        """Restores the weights from before `begin_job` everywhere, if no worker was lost that has a part of them."""
+        if self.members.has_lost_shards:
+            return
+        if workers := self.workers:
+            try:
+                self._undo(workers)
+            except WorkerLost as loss:
+                if self.members.sharding != "full":
+                    raise
+                logger.warning("the job cannot be undone, since %s", loss)
+                self.members.lose_shards()
+
+    def _undo(self, workers: Sequence[WorkerHandle]) -> None:
+        self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
+
+    def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """Calls a method of `EngineWorker` on all workers that train together; returns what each returned, by its name.
+
+        Raises:
             WorkerLost: One ended.
         """
-        shared = ray.put(list(samples))
-        calls = [(each, each.actor.update.remote(shared, loss, settings)) for each in self.workers]
-        results: list[tuple[UpdateReport, str]] = self._collect(calls)
-        _require_equal([fingerprint for _, fingerprint in results], self._members)
-        return results[0][0]
+        workers = self.members.list_connected()
+        results = self.members.collect([(each, getattr(each.actor, method).remote(*arguments)) for each in workers])
+        return dict(zip(map(str, workers), results, strict=True))
+
+    def share(self, value: Any) -> Any:
+        """Puts a large argument where each node reads it once."""
+        return ray.put(value)
+
+    def pack_loss(self, loss: LossSpec) -> bytes | None:
+        """Returns the function of a loss of the project, which the workers have not imported."""
+        return pack_loss(loss)
 
     def compare_fingerprints(self, name: str) -> str:
         """Returns the fingerprint of the weights that every worker has.
@@ -321,18 +295,29 @@ class WorkerGroup:
         Raises:
             BackendError: They differ.
         """
-        found = self._call_all("fingerprint", name, strict=False)
-        _require_equal(found, tuple(each.number for each in self.workers))
+        found = self._compare(name)
+        self._published[name] = (self.policies[name].version, found)
+        return found
+
+    def _compare(self, name: str) -> str:
+        calls = [(each, each.actor.call.remote("fingerprint", name)) for each in self.workers]
+        found = self.members.collect(calls, strict=False)
+        left = [str(each) for each, _ in calls if self.members.find(each.number) is not None]
+        require_equal(dict(zip(left, found, strict=True)))
         return str(found[0])
 
     # Checkpoints.
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint's files, by the first worker."""
+        """Writes a checkpoint's files, by the first worker; where the model is divided, the others send their parts."""
         while workers := self.workers:
+            self.members.require_shards()
             first = workers[0]
+            calls = [(first, first.actor.write.remote(version, adapter, _local(first, folder)))]
+            if self.members.sharding == "full":
+                calls += [(each, each.actor.call.remote("gather_state", adapter)) for each in workers[1:]]
             try:
-                files = self._collect([(first, first.actor.write.remote(version, adapter, _local(first, folder)))])[0]
+                files = self.members.collect(calls)[0]
             except WorkerLost:
                 continue
             write_files(folder, files)
@@ -342,13 +327,13 @@ class WorkerGroup:
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         """Loads a checkpoint into every worker, within an open job."""
         self._load("load_weights", Path(folder), adapter)
-        self.compare_fingerprints(adapter or self.policy.name)
+        self._compare(adapter or self.policy.name)
 
     @property
     def missing_reference(self) -> int | None:
         """Version of the reference that the current stage needs and no worker has."""
         first = self.workers[0]
-        found: list[int | None] = self._collect([(first, first.actor.missing_reference.remote())])
+        found: list[int | None] = self.members.collect([(first, first.actor.missing_reference.remote())])
         return found[0]
 
     def load_reference(self, folder: str | Path, version: int) -> None:
@@ -359,29 +344,39 @@ class WorkerGroup:
         workers = self.workers
         files = ray.put({} if all(each.is_near for each in workers) else read_files(folder))
         calls = [(each, getattr(each.actor, method).remote(_local(each, folder), files, argument)) for each in workers]
-        self._collect(calls, strict=False)
+        self.members.collect(calls, strict=False)
 
     def close(self) -> None:
         """Ends the workers."""
-        for worker in self.workers:
-            ray.kill(worker.actor)
-        self._workers.clear()
+        self.members.close()
+
+
+def _start_workers(recruiter: Recruiter, size: GroupSize, resources: Mapping[str, float]) -> list[Newcomer]:
+    """Returns the workers that there is room for, with the model loaded.
+
+    Raises:
+        BackendUnavailable: Too few have a place.
+    """
+    recruiter.fill_up(size.num_workers)
+    places = min(size.num_workers, count_places(resources))
+    placed = recruiter.wait_for_places(places, size.placement_timeout_s)
+    if placed < size.min_workers:
+        raise BackendUnavailable(
+            f"in {size.placement_timeout_s:g} s (placement_timeout_s) Ray has started {placed} of the workers, and "
+            f"{size.min_workers} must run (min_workers): {describe_room()}; does another program use the rest?"
+        )
+    if placed < size.num_workers:
+        text = "%d of %d workers start, since there is no room for more; the others join once there is: %s"
+        logger.warning(text, placed, size.num_workers, describe_room())
+    newcomers, errors = recruiter.take(wait=True)
+    fatal = [each for each in errors if not isinstance(each, BackendUnavailable)]
+    if fatal or (errors and len(newcomers) < size.min_workers):
+        raise (fatal or errors)[0]
+    for error in errors:  # a node that ended, and that others can replace
+        logger.warning("the run starts without a worker: %s", error)
+    return newcomers
 
 
 def _local(worker: WorkerHandle, folder: Path) -> Path | None:
     """Returns the folder for a worker that can reach it; None for one on another node."""
     return folder.absolute() if worker.is_near else None
-
-
-def _require_equal(fingerprints: Sequence[str], numbers: Sequence[int]) -> None:
-    if len(set(fingerprints)) > 1:
-        found = ", ".join(f"worker {n}: {each}" for n, each in zip(numbers, fingerprints, strict=False))
-        raise BackendError(f"the workers do not have the same weights ({found}); the job is undone")
-
-
-def _find_cause(error: Any) -> BaseException:
-    """Returns what a worker raised, as this process would have raised it."""
-    cause = error.cause
-    if isinstance(cause, Exception):
-        return cause
-    return ReinforgeError(f"a worker failed: {error}")

@@ -127,6 +127,7 @@ class JobRunner:
         trajectories: TrajectoryCollection,
         config: FinetuneConfig,
         save: Callable[[], None] | None = None,
+        version: int | None = None,
     ) -> dict[str, Any]:
         """Trains on a collection and returns the job's metrics, with those of each of several adapters as `groups`.
 
@@ -138,6 +139,8 @@ class JobRunner:
             config: The run's configuration.
             save: Saves the new weights, after which the engine is rolled back to the old ones; None: the engine keeps
                 the new weights and serves them from the next `publish` on.
+            version: Version of the weights that the job starts from, if older ones may have sampled tokens; None: they
+                have not.
 
         Raises:
             JobFailed: There was no training signal, or too many steps were skipped.
@@ -147,6 +150,7 @@ class JobRunner:
         samples = {name: algorithm.build_samples(groups) for name, groups in groups_by_adapter.items()}
         if not any(samples.values()):
             raise JobFailed(self._explain_no_samples(trajectories))
+        staleness = {} if version is None else mark_stale(list(chain.from_iterable(samples.values())), version)
         results: dict[str, AdapterResult] = {}
         idle: dict[str, str] = {}
         engine.begin_job(*engine.policies)
@@ -176,6 +180,7 @@ class JobRunner:
             num_tokens_left_out=count_untrainable_tokens(trajectories.groups),
             num_tokens_of_other_choices=count_tokens_of_other_choices(trajectories.groups),
         )
+        metrics |= staleness
         if len(engine.policies) > 1:
             skipped = {name: {"num_updates": 0, "reason": idle.get(name, "no group")} for name in engine.policies}
             metrics["groups"] = {**skipped, **{name: result.as_dict() for name, result in results.items()}}
@@ -271,6 +276,25 @@ class JobRunner:
         )
 
 
+def mark_stale(samples: Sequence[TrainingSample], version: int) -> dict[str, float]:
+    """Sets `is_stale` of each sample; returns by how many versions the trained tokens are older: the mean and the most.
+
+    Example: version 3 and trained tokens of the versions 3, 3, 2 and 1 -> {"staleness": 0.75, "staleness_max": 2}.
+
+    Args:
+        samples: The samples of a job.
+        version: Version of the weights that it starts from.
+    """
+    ages = []
+    for sample in samples:
+        age = version - sample.policy_versions[sample.loss_mask]
+        age = age[sample.policy_versions[sample.loss_mask] >= 0]  # others were given, not sampled
+        sample.is_stale = bool((age > 0).any())
+        ages.append(age)
+    every = np.concatenate(ages) if ages else np.zeros(0, np.int64)
+    return {"staleness": float(every.mean()), "staleness_max": float(every.max())} if len(every) else {}
+
+
 def split_by_adapter(trajectories: TrajectoryCollection, names: Sequence[str]) -> dict[str, list[TrajectoryGroup]]:
     """Returns the groups that train each adapter, in the order of the names; adapters without groups are left out.
 
@@ -362,9 +386,9 @@ def _choose_probes(
     chosen = choose_probe_samples(samples, stable_random(seed, "direction", batch.epoch))
     if not are_finite(chosen):
         chosen = [sample for sample in chosen if are_finite([sample])]
-    if any(sample.defers_old_logprobs for sample in chosen):
-        return [(sample, None) for sample in chosen]
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
+    if any(sample.defers_old_logprobs for sample in chosen):
+        return [(s, None if s.defers_old_logprobs else row) for s, row in zip(chosen, before, strict=True)]
     if not sampled_by_current or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: given, not sampled
         before = engine.logprobs(chosen, batch.adapter)
     return list(zip(chosen, before, strict=True))

@@ -129,17 +129,12 @@ class ExampleFilter:
     Attributes:
         config: The curriculum; with None, or without the option, no example is skipped.
         mean_rewards: Mean reward of each example's last group, if that group had signal.
-        skipped: The examples that this epoch does not collect.
+        skipped: The examples that this epoch does not collect; the loop sets it.
     """
 
     config: CurriculumLearningConfig | None = None
     mean_rewards: dict[str, float] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
-
-    def choose_examples(self, ids: Sequence[str], epoch: int) -> list[str]:
-        """Returns the examples to collect in an epoch; the others become `skipped`."""
-        self.skipped = self.find_skipped(ids, epoch)
-        return [id_ for id_ in ids if id_ not in self.skipped]
 
     def find_skipped(self, ids: Sequence[str], epoch: int) -> set[str]:
         """Returns the examples whose group would be outside the epoch's share."""

@@ -23,7 +23,7 @@ TisCap = Annotated[
     Field(
         ge=1,
         description="Upper limit of the weight p_learner / p_sampler that a token gets where learner and sampler round "
-        "differently (bfloat16); null: no weights.",
+        "differently (bfloat16) or older weights sampled it (limits.max_staleness); null: no weights.",
     ),
 ]
 KlEstimator = Annotated[

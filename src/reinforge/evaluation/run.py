@@ -85,8 +85,7 @@ class DatasetEvaluation(EvaluationRunner):
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
         self._held_out = {str(item.id) for split in HELD_OUT for item in self.splits.get(split, [])}
-        self._calls: dict[str, ModelCall] = {}
-        self._calls_epoch = self.epoch
+        self._calls: dict[int, dict[str, ModelCall]] = {}
         self._num_evals: Counter[int] = Counter()
         self._failures = ScoreFailures(note)
         self._base_answers = BaseAnswers(lambda phase: self.load_episodes(BASELINE, self._items, phase))
@@ -110,10 +109,11 @@ class DatasetEvaluation(EvaluationRunner):
         finished |= {record.key: record for record in run}
         records = [finished[key] for key in keys]
         self._base_answers.add(records)
-        if self._calls_epoch != self.epoch:
-            self._calls, self._calls_epoch = {}, self.epoch
-        collected = [record for record in records if record.key.phase == "collect"]
-        self._calls |= {call.call_id: call for record in collected for call in record.calls}
+        self._calls = {epoch: calls for epoch, calls in self._calls.items() if epoch >= self.epoch}
+        for record in records:
+            if record.key.phase == "collect":
+                calls = self._calls.setdefault(record.key.epoch, {})
+                calls |= {call.call_id: call for call in record.calls}
         return records
 
     def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
@@ -121,8 +121,8 @@ class DatasetEvaluation(EvaluationRunner):
         return self.load_episodes(epoch, self._items, "collect")
 
     def find_call(self, call_id: str) -> ModelCall | None:
-        """Returns the model call of this epoch with this id, or None."""
-        return self._calls.get(call_id)
+        """Returns the model call of this epoch, or of one collected ahead, with this id, or None."""
+        return next((calls[call_id] for calls in self._calls.values() if call_id in calls), None)
 
     def _get_evaluators(self, example_id: str) -> dict[str, Evaluator]:
         return self.held_out_evaluators if example_id in self._held_out else self.evaluators

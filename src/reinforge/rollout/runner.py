@@ -6,6 +6,7 @@ A failed episode is recorded with its outcome and does not affect the others.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -25,12 +26,14 @@ from reinforge.errors import (
 )
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
-from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode
+from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
-from reinforge.rollout.isolation.containment import Abandoned, Blocked, run_contained
-from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow, run_in_worker
-from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.isolation.agent_call import call_agent
+from reinforge.rollout.isolation.containment import Abandoned, Blocked
+from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow
+from reinforge.rollout.isolation.worker_pool import SharedWorkerEnded
 from reinforge.rollout.recording import drop_unrecordable, fail_unrecordable
+from reinforge.rollout.slots import EpisodeSlots
 from reinforge.rollout.workflow import PolicyFailure, refuse_coroutine
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
@@ -38,6 +41,8 @@ from reinforge.types.request import SamplingParams
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import Outcome
 from reinforge.types.workflow import BoundWorkflow
+
+logger = logging.getLogger(__name__)
 
 Score = Callable[[EpisodeRecord], Awaitable[None]]
 
@@ -124,7 +129,7 @@ class EpisodeRunner:
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         self._warned: set[str] = set()
-        self._semaphore = asyncio.Semaphore(max_concurrency)
+        self._slots = EpisodeSlots(max_concurrency)
         self._main_llm = choose_llm(workflow, self.llms)
 
     @classmethod
@@ -157,14 +162,17 @@ class EpisodeRunner:
             complete: Completes the scores of an episode, missing ones too, once it no longer counts as in flight: it
                 may wait for other episodes of this call.
         """
+        num_held = 0
 
         async def run_one(key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord:
-            async with self._semaphore:
-                self.status.num_running += 1
-                try:
-                    record = await self._run_with_retries(key, item, score)
-                finally:
-                    self.status.num_running -= 1
+            nonlocal num_held
+            self.status.num_running += 1
+            try:
+                record = await self._run_with_retries(key, item, score)
+            finally:
+                self.status.num_running -= 1
+                num_held -= 1
+                self._slots.release()
             await complete(record)
             self.status.num_finished += 1
             self.status.last_progress_s = time.monotonic()
@@ -175,17 +183,47 @@ class EpisodeRunner:
                 done(record)
             return record
 
-        async with self.limit(), asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run_one(key, item)) for key, item in episodes]
+        tasks = []
+        try:
+            async with self.limit(), asyncio.TaskGroup() as group:
+                for key, item in episodes:  # one that has to wait for its turn is not even a task yet
+                    await self._slots.acquire(key)
+                    num_held += 1
+                    tasks.append(group.create_task(run_one(key, item)))
+        finally:
+            for _ in range(num_held):  # of tasks that were cancelled before they began
+                self._slots.release()
         return [task.result() for task in tasks]
 
     async def _run_with_retries(self, key: EpisodeKey, item: EvalInputItem, score: Score) -> EpisodeRecord:
+        num_ends = 0
         for attempt in range(self.outcomes.retries + 1):
-            record = await self._run_once(key, item, attempt)
+            record, num_ends = await self._run_attempt(key, item, attempt, num_ends)
             if not record.outcome.is_missing:
                 await score(record)  # retries a failed judge itself, without running the episode again
                 break
         return record
+
+    async def _run_attempt(
+        self, key: EpisodeKey, item: EvalInputItem, attempt: int, num_ends: int
+    ) -> tuple[EpisodeRecord, int]:
+        """Runs an attempt to its end: again, with the same seeds, if the worker ends that it shares with others.
+
+        Args:
+            key: The episode.
+            item: Its example.
+            attempt: Number of earlier attempts.
+            num_ends: How many shared workers have ended with this episode in them.
+
+        Returns:
+            The episode, and the number of such workers by now.
+        """
+        while True:
+            try:
+                return await self._run_once(key, item, attempt, num_ends), num_ends
+            except SharedWorkerEnded as end:
+                num_ends += 1
+                logger.warning("the episode %s runs again, since its worker ended: %s", key, end)
 
     def derive_environment_seed(self, key: EpisodeKey) -> int:
         """Returns the environment seed of an episode: equal for siblings, and for both models of a comparison."""
@@ -195,14 +233,16 @@ class EpisodeRunner:
         sibling = key.generation if phase == "evaluate" or not self.workflow.share_environment_seed else 0
         return stable_seed(self.run_seed, "world", phase, epoch, key.round, key.example_id, sibling)
 
-    async def _run_once(self, key: EpisodeKey, item: EvalInputItem, attempt: int) -> EpisodeRecord:
+    async def _run_once(self, key: EpisodeKey, item: EvalInputItem, attempt: int, num_ends: int = 0) -> EpisodeRecord:
         capture = Capture(seed=stable_seed(self.run_seed, "draws", str(key), attempt))
         record = EpisodeRecord(key, item, seed=self.derive_environment_seed(key), attempt=attempt)
         started = time.monotonic()
         try:
-            output = refuse_coroutine(await self._call_workflow(record, capture), self.workflow)
+            output = refuse_coroutine(await self._call_workflow(record, capture, num_ends), self.workflow)
             capture.match_output(output)
             record.item = item.copy_with_updates(output_obj=output)
+        except SharedWorkerEnded:
+            raise  # no attempt of this episode: another one may be to blame
         except TimeoutError as error:
             record.outcome, record.reason = self._classify_timeout(capture)
             if isinstance(error, Blocked):
@@ -275,42 +315,17 @@ class EpisodeRunner:
             epoch=record.key.epoch,
         )
 
-    async def _call_workflow(self, record: EpisodeRecord, capture: Capture) -> object:
-        context = self._build_context(record, capture)
-        arguments = (record.item, context.llm(self._main_llm), context)
-        if isinstance(self.workflow, IsolatedWorkflow):
-            names = {name: llm.model_name for name, llm in self.llms.items()}
-            episode = Episode(*arguments[:2], names, context, capture)
-            # a new process imports the agent first, which is not the episode's time
-            async with self.workflow.pool.lease() as worker, asyncio.timeout(self.limits.episode_timeout_s):
-                return await run_in_worker(worker, episode)
-        running = RunningEpisode(record.item, context)
-        if self.workflow.is_async:
-
-            async def call() -> object:
-                CURRENT_EPISODE.set(running)  # in a task of its own
-                return await self.workflow.function(*arguments)
-
-            try:
-                return await run_contained(call, self.limits.episode_timeout_s)
-            except Abandoned:
-                self.status.num_abandoned += 1
-                raise
-        finished = False
-
-        def work() -> object:
-            nonlocal finished
-            CURRENT_EPISODE.set(running)  # in a thread of its own
-            try:
-                return self.workflow.function(*arguments)
-            finally:
-                finished = True
-
+    async def _call_workflow(self, record: EpisodeRecord, capture: Capture, num_ends: int) -> object:
+        context, timeout_s = self._build_context(record, capture), self.limits.episode_timeout_s
+        llm = context.llm(self._main_llm)
         try:
-            async with asyncio.timeout(self.limits.episode_timeout_s):
-                return await run_in_daemon_thread(work, f"episode-{record.key}")
-        except TimeoutError:
-            self.status.num_abandoned += not finished
+            if isinstance(self.workflow, IsolatedWorkflow):
+                names = {name: each.model_name for name, each in self.llms.items()}
+                episode = Episode(record.item, llm, names, context, capture)
+                return await self.workflow.run_episode(episode, timeout_s, num_ends)
+            return await call_agent(self.workflow, record.item, llm, context, timeout_s)
+        except Abandoned:
+            self.status.num_abandoned += 1
             raise
 
 

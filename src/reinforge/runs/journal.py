@@ -31,7 +31,7 @@ from reinforge.runs.episode_json import dump_episode
 from reinforge.runs.journal_checksums import insert_row, update_rows
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
 from reinforge.runs.journal_schema import can_upgrade
-from reinforge.runs.journal_writer import JournalWriter
+from reinforge.runs.journal_writer import JournalWriter, note_damage
 from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -230,7 +230,8 @@ class RunJournal(JournalReader):
             db.execute(f"DELETE FROM jobs WHERE epoch > ?{ended}", (epoch,))
             if forget_episodes:
                 later = "epoch > ? OR (epoch = ? AND phase != 'collect') OR phase LIKE 'confirm%'"
-                db.execute(f"DELETE FROM episodes WHERE {later}", (epoch, epoch))
+                found = f"SELECT rowid FROM episodes WHERE {later}"  # the index alone answers it
+                db.execute(f"DELETE FROM episodes WHERE rowid IN ({found})", (epoch, epoch))
 
         self._writer.put(forget)
         self.flush()
@@ -254,6 +255,10 @@ class RunJournal(JournalReader):
     def _update_session(self, **changes: Any) -> None:
         newest = "id = (SELECT max(id) FROM sessions)"
         self._writer.put(lambda db: update_rows(db, "sessions", changes, newest))
+
+    def _note_damage(self) -> None:
+        """Makes the next resume check every row."""
+        note_damage(self.folder)
 
     def _insert(self, table: str, **values: Any) -> None:
         """Queues a row that replaces the one with the same key."""

@@ -141,13 +141,16 @@ class CheckedRow:
         return f"{self.table} {first.decode(errors='replace') if isinstance(first, bytearray) else first}"
 
 
-def check_rows(db: sqlite3.Connection, table: str, *, backwards: bool = False) -> Iterator[CheckedRow]:
+def check_rows(
+    db: sqlite3.Connection, table: str, *, backwards: bool = False, newest: int | None = None
+) -> Iterator[CheckedRow]:
     """Yields every row of a table with what is wrong with it.
 
     Args:
         db: A connection of its own; what it returns for text is changed.
         table: The table.
         backwards: From the last key on, which reaches the rows behind a page that cannot be read.
+        newest: Only so many rows, those that were written last; the table must have row ids. None: all.
 
     Raises:
         sqlite3.DatabaseError: A page cannot be read.
@@ -157,6 +160,8 @@ def check_rows(db: sqlite3.Connection, table: str, *, backwards: bool = False) -
     db.text_factory = bytearray  # text that is no longer UTF-8 must be readable too; a blob stays `bytes`
     names = list(read_columns()[table])
     order = f" ORDER BY {names[0]} DESC" if backwards else ""
+    if newest is not None:
+        order = f" ORDER BY rowid DESC LIMIT {newest}"
     sealed = "checksum" if has_checksums else "NULL"  # format 2 has the same columns apart from it
     for *row, checksum in db.execute(f"SELECT {', '.join(names)}, {sealed} FROM {table}{order}"):
         values = dict(zip(names, row, strict=True))

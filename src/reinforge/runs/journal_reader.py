@@ -31,6 +31,8 @@ from reinforge.runs.rows import (
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 
 JOURNAL = "run.sqlite"
+DAMAGE_MARK = ".damaged"
+"""File beside the journal of a run that has met damage in it: the next resume checks every row."""
 
 _IS_DIALOGUE = "json_type(data, '$.output.protocol') = 'text' AND json_type(data, '$.output.branches') = 'array'"
 
@@ -127,8 +129,14 @@ class JournalReader:
         return [EpochSnapshot(row["epoch"], row["version"], row["checkpoint"], row["data"]) for row in rows]
 
     def snapshot_rows(self) -> list[SnapshotRow]:
-        """Returns every snapshot without its state, the newest first."""
-        return [SnapshotRow(row.epoch, row.version, row.checkpoint) for row in self.snapshots()]
+        """Returns every snapshot without its state, which is not read, the newest first."""
+        rows = self._rows("SELECT epoch, version, checkpoint FROM snapshots ORDER BY epoch DESC")
+        return [SnapshotRow(*row) for row in rows]
+
+    def find_snapshot(self, epoch: int) -> EpochSnapshot | None:
+        """Returns the snapshot of an epoch with its state; None: there is none."""
+        found = self._read("snapshots", "WHERE epoch = ?", (epoch,))
+        return EpochSnapshot(epoch, found[0]["version"], found[0]["checkpoint"], found[0]["data"]) if found else None
 
     def count_episodes(self, phase: str | None = None, epoch: int | None = None) -> int:
         """Returns the number of recorded episodes, of a phase and an epoch if they are given."""
@@ -252,6 +260,7 @@ class JournalReader:
         for values, (*_, checksum) in zip(rows, found, strict=True):
             problem = find_problem(table, values, checksum)
             if problem is not None:
+                self._note_damage()
                 raise DamagedJournal(self.folder, f"{table} {values[names[0]]}: {problem}")
         if parse:
             for values in rows:
@@ -267,8 +276,12 @@ class JournalReader:
                 return _fetch_rows(self.database, query, parameters)
             except DATABASE_ERRORS as error:
                 if is_damage(error):
+                    self._note_damage()
                     raise DamagedJournal(self.folder, f"{type(error).__name__}: {error}") from error
                 raise
+
+    def _note_damage(self) -> None:
+        """Does nothing: who only reads a run changes nothing."""
 
 
 class DamagedJournal(StorageError):

@@ -5,6 +5,10 @@ metrics       what is missing, from training_metrics.jsonl      validations   fr
 snapshots     what is missing, from the checkpoints' own state
 
 A run resumes from the newest snapshot for which everything before it is there. The damaged file is kept.
+
+Before a resume every row is checked, but of a large journal only the newest episodes: a million take minutes to read,
+and the others are compared with their checksums when something reads them. If that finds damage, the run notes it in
+the file `.damaged` and stops, and the next resume checks every row.
 """
 
 from __future__ import annotations
@@ -33,17 +37,25 @@ from reinforge.files import (
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal import LOCK, describe_owner
 from reinforge.runs.journal_checksums import check_rows, insert_row, read_columns, register_checksum
-from reinforge.runs.journal_reader import DATABASE_ERRORS, JOURNAL, is_damage, open_for_reading
+from reinforge.runs.journal_reader import DAMAGE_MARK, DATABASE_ERRORS, JOURNAL, is_damage, open_for_reading
 from reinforge.runs.journal_schema import READABLE_FORMATS, SCHEMA_VERSION, create_or_upgrade, read_tables
 from reinforge.runs.rows import BASELINE
 
 REPAIR_NOTES = "repair_notes"
 """The fact that holds what a rebuilt journal has lost, for the run that resumes."""
 
+EPISODES = "episodes"
+"""The table that grows with the run; all others grow with its epochs."""
+
 UNUSED = "unused-"
 """Prefix of a checkpoint that is newer than what the journal still knows; its epochs are trained again."""
 
 MAX_PROBLEMS = 10
+
+MAX_WHOLE_BYTES = 128 * 2**20
+"""A larger journal is not read as a whole before each resume."""
+NEWEST_EPISODES = 20_000
+"""Episodes of a larger one that are checked then."""
 
 
 @dataclass
@@ -63,10 +75,14 @@ class JournalCheck:
     num_episodes: int = 0
 
 
-def check_journal(folder: Path) -> JournalCheck:
+def check_journal(folder: Path, *, newest: int | None = None) -> JournalCheck:
     """Returns what is wrong with the journal of a run; reads and checks every row.
 
     A journal of a format that cannot be read is only checked as a file.
+
+    Args:
+        folder: The run folder.
+        newest: Of the episodes, check only so many, those that were recorded last; None: all.
 
     Raises:
         StorageError: It cannot be reached, for example for lack of permission.
@@ -74,7 +90,7 @@ def check_journal(folder: Path) -> JournalCheck:
     found = JournalCheck()
     try:
         with open_for_reading(folder / JOURNAL) as db:
-            _check_database(db, found)
+            _check_database(db, found, newest)
     except DATABASE_ERRORS as error:
         if not is_damage(error):
             raise StorageError(f"cannot read {folder / JOURNAL}: {type(error).__name__}: {error}") from error
@@ -84,9 +100,9 @@ def check_journal(folder: Path) -> JournalCheck:
     return found
 
 
-def _check_database(db: sqlite3.Connection, found: JournalCheck) -> None:
-    broken = [str(line) for (line,) in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})") if line != "ok"]
-    found.problems += broken
+def _check_database(db: sqlite3.Connection, found: JournalCheck, newest: int | None) -> None:
+    for part in [str(MAX_PROBLEMS)] if newest is None else [name for name in read_columns() if name != EPISODES]:
+        found.problems += [str(line) for (line,) in db.execute(f"PRAGMA integrity_check({part})") if line != "ok"]
     [version] = db.execute("PRAGMA user_version").fetchone()
     expected = _read_expected_tables()
     if version != SCHEMA_VERSION and expected.items() <= read_tables(db).items():
@@ -98,14 +114,14 @@ def _check_database(db: sqlite3.Connection, found: JournalCheck) -> None:
     if version not in READABLE_FORMATS:
         return
     for table in read_columns():
-        for row in check_rows(db, table):
+        for row in check_rows(db, table, newest=newest if table == EPISODES else None):
             if row.problem is not None:
                 if len(found.problems) < MAX_PROBLEMS:
                     found.problems.append(f"{row.name}: {row.problem}")
                 continue
             found.num_rows += 1
             found.num_unsealed += row.checksum is None
-            found.num_episodes += table == "episodes"
+            found.num_episodes += table == EPISODES
 
 
 def _read_expected_tables() -> dict[str, str]:
@@ -148,16 +164,24 @@ def repair_journal(folder: Path) -> bool:
     except OSError as cause:
         raise StorageError(f"cannot lock {folder}: {cause}") from cause
     try:
-        found = check_journal(folder)
+        found = check_journal(folder, newest=_choose_extent(folder))
         if found.problems:
             if _read_format(folder) == 1:
                 message = f"{folder / JOURNAL} is damaged ({found.problems[0]}) and has format 1: start a new run"
                 raise StorageError(message)
             with storage_boundary(folder / JOURNAL):
                 _Repair(folder, found.problems).run()
+        (folder / DAMAGE_MARK).unlink(missing_ok=True)
         return bool(found.problems)
     finally:
         lock.release()
+
+
+def _choose_extent(folder: Path) -> int | None:
+    """Returns how many of the newest episodes are checked before a resume; None: all."""
+    database = folder / JOURNAL
+    is_large = database.is_file() and database.stat().st_size > MAX_WHOLE_BYTES
+    return NEWEST_EPISODES if is_large and not (folder / DAMAGE_MARK).exists() else None
 
 
 class _Repair:

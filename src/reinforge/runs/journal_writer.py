@@ -13,8 +13,9 @@ from typing import Any
 
 from reinforge.crash import crash_point
 from reinforge.errors import ConfigError
-from reinforge.files import open_private, storage_boundary
+from reinforge.files import PRIVATE_FILE, open_private, storage_boundary
 from reinforge.runs.journal_checksums import register_checksum
+from reinforge.runs.journal_reader import DAMAGE_MARK, DATABASE_ERRORS, is_damage
 from reinforge.runs.journal_schema import create_or_upgrade
 
 GROUP_COMMIT_S = 0.05
@@ -99,6 +100,8 @@ class JournalWriter:
                 db.close()
         except BaseException as error:  # noqa: BLE001  raised again in the owner's next call
             self._error = error
+            if isinstance(error, DATABASE_ERRORS) and is_damage(error):
+                note_damage(self.database.parent)
         finally:
             for event in waiting:
                 event.set()
@@ -139,3 +142,9 @@ class JournalWriter:
         if count >= GROUP_COMMIT_MAX:
             raise queue.Empty
         return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def note_damage(folder: Path) -> None:
+    """Makes the next resume of a run check every row of its journal."""
+    with contextlib.suppress(OSError):
+        (folder / DAMAGE_MARK).touch(PRIVATE_FILE)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reinforge.adapters.torchrun_worker import find_first_process
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.suggestions import suggest_arguments
@@ -94,6 +95,9 @@ def finetune(
     """
     if overwrite and resume is not None:
         raise ConfigError(Problem("overwrite", "cannot be combined with resume", "leave one of them out"))
+    if (serve := find_first_process()) is not None:  # torchrun has started this script several times
+        serve()
+        raise SystemExit(0)
     finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model)}}
     if algorithm is not None:
         finetuning["algorithm"] = {"_type": algorithm} if isinstance(algorithm, str) else dict(algorithm)

@@ -97,12 +97,12 @@ class RunContext:
     guards: GuardWatch | None = None
     last_progress_s: float = field(default_factory=time.monotonic)
     _stage_since: float = field(default_factory=time.monotonic)
-    _known: dict[str, str] = field(default_factory=dict)
-    _known_phase: tuple[str, int] | None = None
+    _known: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
+    _early: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.journal.folder)
-        self._tokens_before = 0
+        self._tokens_before = self._num_early_tokens = 0
         self._clocks: set[asyncio.Timeout] = set()
         self._has_told_constant = False
         self._tallied: tuple[str, int | None] | None = None
@@ -121,6 +121,17 @@ class RunContext:
             self._tallied, self.tally = (stage, epoch), EpisodeTally()
         if stage != END:
             self.progress.stage(epoch, stage, total)
+        if stage == "COLLECT" and epoch is not None:
+            for record in self._early.pop(epoch, ()):
+                self._num_early_tokens -= record.num_completion_tokens
+                self._count(record)
+
+    def expect_early(self, epoch: int) -> None:
+        """Counts the episodes of an epoch when its own collection begins as a stage: they run before its turn.
+
+        A snapshot of an earlier epoch then does not count them, and a run that resumes from it does.
+        """
+        self._early.setdefault(epoch, [])
 
     def end_stage(self, data: dict[str, Any]) -> None:
         """Records in the journal that the current stage has finished."""
@@ -140,10 +151,7 @@ class RunContext:
         """
         if key.phase not in self.recalls:
             return None
-        if self._known_phase != (key.phase, key.epoch):
-            self._known_phase = (key.phase, key.epoch)
-            self._known = self.journal.episode_texts(key.phase, key.epoch)
-        data = self._known.get(str(key))
+        data = self._load_known(key.phase, key.epoch).get(str(key))
         record = parse_episode(json.loads(data), item) if data is not None else None
         if record is None or record.outcome.is_missing or not self._has_current_weights(record):
             return None
@@ -180,11 +188,33 @@ class RunContext:
         found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
         return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
+    def _load_known(self, phase: str, epoch: int) -> dict[str, str]:
+        """Returns the episodes that an earlier process recorded, by key."""
+        if (phase, epoch) not in self._known:
+            while len(self._known) > self.limits.max_staleness:  # one per collection that runs at the same time
+                del self._known[next(iter(self._known))]
+            self._known[phase, epoch] = self.journal.episode_texts(phase, epoch)
+        return self._known[phase, epoch]
+
     def _has_current_weights(self, record: EpisodeRecord) -> bool:
+        """Returns True if the weights that sampled an episode may be those that sample it now."""
+        if self.policy is None:
+            return True
         versions = {reply.version for call in record.calls for reply in call.choices} - {None}
-        return self.policy is None or versions <= {self.policy.version}
+        newest = oldest = self.policy.version
+        if record.key.phase == "collect" and self.limits.max_staleness and self.stage_epoch is not None:
+            oldest += record.key.epoch - self.stage_epoch - self.limits.max_staleness
+            if self.resumed is not None and self.resumed.version is not None:
+                newest = min(newest, self.resumed.version)  # the weights of later versions died with their process
+        return all(version is not None and oldest <= version <= newest for version in versions)
 
     def _count(self, record: EpisodeRecord) -> None:
+        if record.key.phase == "collect" and record.key.epoch in self._early:
+            self._early[record.key.epoch].append(record)
+            self._num_early_tokens += record.num_completion_tokens
+            self.last_progress_s = time.monotonic()
+            self._end_at_token_limit()
+            return
         self.episodes[record.outcome.value] += 1
         self.tally.add(record)
         if record.outcome.is_missing:
@@ -192,12 +222,16 @@ class RunContext:
         completion = record.num_completion_tokens
         self.tokens["prompt"] += record.num_prompt_tokens
         self.tokens["completion"] += completion
+        self._end_at_token_limit()
+        self.last_progress_s = time.monotonic()
+        self.progress.episode(record.outcome.value, record.reward, completion)
+
+    def _end_at_token_limit(self) -> None:
+        """Ends the episodes in flight if the run has used its tokens."""
         if self._has_reached_tokens():
             for clock in self._clocks:
                 if not clock.expired():
                     clock.reschedule(0.0)
-        self.last_progress_s = time.monotonic()
-        self.progress.episode(record.outcome.value, record.reward, completion)
 
     def record_version(self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None) -> None:
         """Records a version of the weights; `num_updates` is None if the backend does not report optimizer steps."""
@@ -252,11 +286,14 @@ class RunContext:
         """
         minutes = (time.monotonic() - self.started_s) / 60
         if self._has_reached_tokens():
-            sampled = self.tokens["completion"] - self._tokens_before
+            sampled = self._count_sampled_tokens()
             raise BudgetReached(f"limits.max_tokens reached: {sampled} of {self.limits.max_tokens} sampled tokens")
         if self.limits.max_minutes is not None and minutes + slack_s / 60 >= self.limits.max_minutes:
             raise BudgetReached(f"limits.max_minutes reached: {minutes:.1f} of {self.limits.max_minutes:g} minutes")
 
     def _has_reached_tokens(self) -> bool:
         limit = self.limits.max_tokens
-        return limit is not None and self.tokens["completion"] - self._tokens_before >= limit
+        return limit is not None and self._count_sampled_tokens() >= limit
+
+    def _count_sampled_tokens(self) -> int:
+        return self.tokens["completion"] + self._num_early_tokens - self._tokens_before

@@ -41,6 +41,7 @@ from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import stages
 from reinforge.trainer.canary import Prompts, pick_prompts
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.overlap import EarlyCollections, ExampleChoice, build_meta, drop_stale, name_collection
 from reinforge.trainer.refusals import (
     build_empty_epochs_error,
     explain_empty_selection,
@@ -77,6 +78,7 @@ class EpochTrainer(Trainer):
     """
 
     is_resumable = True
+    collects_ahead = True
     trainer_config: EpochTrainerConfig
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
@@ -97,6 +99,8 @@ class EpochTrainer(Trainer):
         self._num_empty = 0
         self._num_missing, self._missing_reasons = 0, ReasonCounts()
         self._num_identical_epochs = 0
+        self._early = EarlyCollections(FinetuneConfig())
+        self._num_stale = 0
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Initializes both parts and checks that the backend can take a job.
@@ -106,6 +110,7 @@ class EpochTrainer(Trainer):
         """
         await super().initialize(run_config)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
+        self._early = EarlyCollections(run_config)
         if not await self.trainer_adapter.is_healthy():
             raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy, so training did not start")
 
@@ -118,19 +123,27 @@ class EpochTrainer(Trainer):
         """
         self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
         first = await self._resume(self.context, num_epochs) if self.context is not None else 0
-        for epoch in range(first, num_epochs):
-            if self.context is not None:
-                self.context.check_budget()
-            ref = await self.run_epoch(epoch, self._run_id)
-            status = await self._await(epoch, ref) if ref is not None else None
-            if status is None:
-                self._count_empty(epoch)
-            else:
-                self._num_empty = 0
-                self._statuses.append(status)
-            await self._commit(epoch, num_epochs, status)
-            await self._finish_epoch(epoch, num_epochs, status)
+        self._early.num_epochs = num_epochs
+        try:
+            for epoch in range(first, num_epochs):
+                await self._run_whole_epoch(epoch, num_epochs, self._run_id)
+        finally:
+            for epoch in self._early.started:
+                await self.trajectory_builder.discard_run(name_collection(self._run_id, epoch))
         return self._statuses
+
+    async def _run_whole_epoch(self, epoch: int, num_epochs: int, run_id: str) -> None:
+        if self.context is not None:
+            self.context.check_budget()
+        ref = await self.run_epoch(epoch, run_id)
+        status = await self._await(epoch, ref) if ref is not None else None
+        if status is None:
+            self._count_empty(epoch)
+        else:
+            self._num_empty = 0
+            self._statuses.append(status)
+        await self._commit(epoch, num_epochs, status)
+        await self._finish_epoch(epoch, num_epochs, status)
 
     async def _finish_epoch(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Adopts, logs and validates after an epoch's job; repeating it after a stop gives the same result."""
@@ -178,6 +191,7 @@ class EpochTrainer(Trainer):
             "mean_rewards": dict(self._example_filter.mean_rewards),
             "num_empty": self._num_empty,
             "num_identical_epochs": self._num_identical_epochs,
+            **({"early": early} if (early := self._early.as_dict()) else {}),
         }
 
     async def _resume(self, context: RunContext, num_epochs: int) -> int:
@@ -194,6 +208,7 @@ class EpochTrainer(Trainer):
         prompts = state["prompts"]  # a list in runs from before adapters had names
         self._prompts = prompts if isinstance(prompts, dict) else {"": prompts}
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
+        self._early.restore(state.get("early", {}))
         jobs = [job for job in context.journal.jobs() if job.epoch <= epoch and job.ref and job.status]
         self._job_refs = [job.ref for job in jobs if job.ref]
         self._statuses = [job.status for job in jobs if job.status]
@@ -206,13 +221,12 @@ class EpochTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
-        self._num_missing, self._missing_reasons = 0, ReasonCounts()
+        self._num_missing, self._missing_reasons, self._num_stale = 0, ReasonCounts(), 0
         if self.algorithm is not None:
             algorithm = self.algorithm.for_epoch(epoch)
             self.needs_groups, self.has_signal = algorithm.needs_groups, algorithm.has_signal
             self.skip_reason = algorithm.skip_reason
-        meta = {"epoch": epoch, "trainer_run_id": run_id, **self._examples_to_collect(epoch)}
-        collection = await self._collect(epoch, run_id, meta)
+        collection = await self._collect_epoch(epoch, run_id)
         if epoch == 0 or not self._reward_history:
             trains_on = "messages" if self._is_remote() else self.trainer_adapter.trains_on
             refuse_untrainable(collection, self.trajectory_builder, self.run_config, trains_on=trains_on)
@@ -268,16 +282,32 @@ class EpochTrainer(Trainer):
         """Returns False for groups of one that a remote backend groups itself."""
         return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
 
-    def _examples_to_collect(self, epoch: int) -> dict[str, Any]:
-        """Returns `example_ids`, if the curriculum skips examples that it would leave out anyway."""
+    def _choose_examples(self, epoch: int) -> ExampleChoice:
+        """Returns the examples to collect; fewer than planned if the curriculum would leave some out anyway."""
         plan = self.trajectory_builder.plan(epoch)
         if plan is None:
-            return {}
-        ids = self._example_filter.choose_examples(list(plan.example_ids), epoch)
-        return {"example_ids": ids} if self._example_filter.skipped else {}
+            return ExampleChoice()
+        ids = list(plan.example_ids)
+        skipped = self._example_filter.find_skipped(ids, epoch)
+        return ExampleChoice([id_ for id_ in ids if id_ not in skipped] if skipped else None, frozenset(skipped))
+
+    async def _collect_epoch(self, epoch: int, run_id: str) -> TrajectoryCollection:
+        """Returns the groups of an epoch, whose collection may have begun before, and begins those that are due."""
+        choice = self._early.started.get(epoch) or self._early.known.pop(epoch, None) or self._choose_examples(epoch)
+        self._example_filter.skipped = set(choice.skipped)
+        return await self._collect(epoch, run_id, build_meta(epoch, run_id, choice))
+
+    async def _begin_early(self, epoch: int, run_id: str) -> None:
+        for later in self._early.list_due(epoch):
+            choice = self._early.known.pop(later, None) or self._choose_examples(later)
+            self._early.started[later] = choice
+            if self.context is not None:
+                self.context.expect_early(later)
+            name = name_collection(run_id, later)
+            await self.trajectory_builder.start_run(name, build_meta(later, run_id, choice))
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
-        name = f"{run_id}-epoch-{epoch}-round-{meta.get('round', 0)}"
+        name = name_collection(run_id, epoch, meta.get("round", 0))
         builder = self.trajectory_builder
         plan = builder.plan(epoch)
         ids = meta.get("example_ids") or (plan.example_ids if plan is not None else ())
@@ -285,7 +315,9 @@ class EpochTrainer(Trainer):
         self._stage("COLLECT", epoch, total)
         if builder.evaluation is not None:
             builder.evaluation.epoch = epoch
-        await builder.start_run(name, meta)
+        if self._early.started.pop(epoch, None) is None:
+            await builder.start_run(name, meta)
+        await self._begin_early(epoch, run_id)
         collection = await builder.finalize(name, meta)
         if builder.evaluation is not None:
             attach_captured_tokens(collection, builder.evaluation.find_call)
@@ -304,6 +336,22 @@ class EpochTrainer(Trainer):
         for record in missing:
             self._missing_reasons.add(describe_failure(record))
         self._end_stage({"trajectories": collection.num_trajectories, "missing": len(missing)})
+        return self._drop_stale(collection)
+
+    def _drop_stale(self, collection: TrajectoryCollection) -> TrajectoryCollection:
+        """Returns the groups that are recent enough for the job that comes next."""
+        policy, allowed = self.trainer_adapter.policy(), self.run_config.limits.max_staleness
+        if policy is None or not allowed:
+            return collection
+        collection, num_stale = drop_stale(collection, policy.version - allowed)
+        if num_stale:
+            self._num_stale += num_stale
+            logger.warning(
+                "%d groups have tokens of versions before %d and are not trained (finetuning.limits.max_staleness: %d)",
+                num_stale,
+                policy.version - allowed,
+                allowed,
+            )
         return collection
 
     async def _refill(
@@ -453,6 +501,7 @@ class EpochTrainer(Trainer):
             curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
+            job={"num_groups_stale": self._num_stale} if self.run_config.limits.max_staleness else {},
             **(self.context.tally.summarize() if self.context is not None else {}),
         )
 

@@ -45,6 +45,7 @@ class NeMoCustomizerTrainerConfig(TrainerConfig, name="nemo_customizer_trainer")
 class NeMoCustomizerTrainer(EpochTrainer):
     """The epoch loop with several collections per epoch."""
 
+    collects_ahead = False
     trainer_config: NeMoCustomizerTrainerConfig  # type: ignore[assignment]  # EpochTrainer reads its own with getattr
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:

@@ -39,8 +39,10 @@ logger = logging.getLogger(__name__)
 LAST = "last"
 SETTINGS_OF_ONE_CALL = {"finetuning.limits.max_minutes", "finetuning.limits.max_tokens", "finetuning.output_dir"}
 SETTINGS_OF_ONE_CALL |= {f"finetuning.transcripts.{name}" for name in TranscriptsConfig.model_fields}
-SETTINGS_OF_ONE_CALL |= {"finetuning.guards", "finetuning.trackers"}
+SETTINGS_OF_ONE_CALL |= {"finetuning.guards", "finetuning.trackers", "workflow.placement", "workflow.num_processes"}
 """Settings that may differ between the calls of one run, since they do not change what it computes: keys and blocks."""
+CLUSTER_SETTINGS = {"address", "num_workers", "min_workers", "placement_timeout_s", "peer_timeout_s"}
+"""Likewise, of each trainer adapter: where the workers of `_type: ray` run, and how many."""
 
 NUM_EPOCHS = "finetuning.num_epochs"
 
@@ -193,6 +195,9 @@ def _list_stages(text: str) -> list[str]:
 
 def _is_of_one_call(path: str) -> bool:
     """True if a key, or a block that holds it, may differ between the calls of one run."""
+    block, _, setting = path.partition(".")[2].partition(".")
+    if path.startswith("trainer_adapters.") and block and setting in CLUSTER_SETTINGS:
+        return True
     return any(path == each or path.startswith(f"{each}.") for each in SETTINGS_OF_ONE_CALL)
 
 
@@ -236,7 +241,7 @@ def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[Epoc
     notes = [str(note) for note in journal.facts().get(REPAIR_NOTES) or []]
     if notes:
         journal.set_facts(**{REPAIR_NOTES: []})
-    damage, known = cache(checkpoints.find_damage), journal.snapshots()
+    damage, known = cache(checkpoints.find_damage), journal.snapshot_rows()
     names, newest = {snapshot.checkpoint for snapshot in known}, known[0].epoch if known else -2
     orphans = [name for name in checkpoints.names() if name not in names]
     adopted = [_read_snapshot(checkpoints, name) for name in orphans if damage(name) is None]
@@ -246,10 +251,11 @@ def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[Epoc
     for snapshot in [*sorted(new, key=lambda each: -each.epoch), *known]:
         name = snapshot.checkpoint
         if name is None or damage(name) is None:
-            chosen = snapshot
+            # the states of a long run are large together: only the one that is used is read
+            chosen = snapshot if isinstance(snapshot, EpochSnapshot) else journal.find_snapshot(snapshot.epoch)
             break
         bad[name] = damage(name)
-    if chosen in new:
+    if chosen is not None and chosen in new:
         journal.record_snapshot(chosen)
     return chosen, notes + [f"skipping {name}: {reason}" for name, reason in bad.items()]
 

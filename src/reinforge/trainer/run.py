@@ -313,11 +313,9 @@ class _Run:
         context = self.context
         snapshot, notes = resume.choose_snapshot(context.journal, context.checkpoints)
         if snapshot is not None and not resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder):
-            bases = [each for each in context.journal.snapshots() if each.epoch == stages.BASELINE]
-            whole = [
-                each for each in bases if not each.checkpoint or not context.checkpoints.find_damage(each.checkpoint)
-            ]
-            snapshot = next(iter(whole), None)
+            snapshot = context.journal.find_snapshot(stages.BASELINE)
+            if snapshot is not None and snapshot.checkpoint and context.checkpoints.find_damage(snapshot.checkpoint):
+                snapshot = None
         context.recalls = {"validate", "confirm_base", "confirm_tuned"}
         if resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder):
             context.recalls.add("collect")

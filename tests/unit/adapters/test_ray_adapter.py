@@ -4,7 +4,8 @@ import pytest
 
 from reinforge.adapters import ray_cluster
 from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
-from reinforge.adapters.ray_cluster import check_ray
+from reinforge.adapters.ray_cluster import check_ray, count_places
+from reinforge.adapters.ray_versions import find_differences, list_versions
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 
@@ -56,3 +57,34 @@ def test_a_cluster_elsewhere_must_demand_a_token(monkeypatch, address):
     assert check_ray(address) == []
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     assert check_ray(address), "a mode without a token"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "each", "places"),
+    [
+        ([{"CPU": 4.0}, {"CPU": 3.0}], {"CPU": 2.0}, 3),  # 2 + 1: a worker is whole on one node
+        ([{"CPU": 1.0}] * 2, {"CPU": 2.0}, 0),
+        ([{"CPU": 8.0, "GPU": 1.0}], {"CPU": 1.0, "GPU": 1.0}, 1),
+        ([{"CPU": 8.0}], {"CPU": 1.0, "GPU": 1.0}, 0),
+        ([{"CPU": 1.0, "GPU": 0.3}], {"GPU": 0.1}, 3),  # 0.3 / 0.1 is less than 3 in floating point
+        ([], {"CPU": 1.0}, 0),
+    ],
+)
+def test_room_is_counted_node_by_node(nodes, each, places):
+    assert count_places(each, nodes) == places
+
+
+def test_versions_may_differ_by_their_build_only():
+    here = {"reinforge": "1.0", "torch": "2.13.0+cpu", "peft": "0.18.0"}
+    assert find_differences(here, here | {"torch": "2.13.0+cu130"}) == []
+    there = {"reinforge": "1.0", "torch": "2.12.0+cpu"}
+    assert find_differences(here, there) == [
+        "torch 2.12.0+cpu instead of 2.13.0+cpu",
+        "peft not installed instead of 0.18.0",
+    ]
+
+
+def test_versions_name_the_libraries_and_our_own_code():
+    versions = list_versions()
+    assert {"reinforge", "code of reinforge", "torch", "transformers"} <= set(versions)
+    assert len(versions["code of reinforge"]) == 12

@@ -103,8 +103,8 @@ def test_an_example_whose_group_lost_its_signal_is_collected_again():
     example_filter = ExampleFilter(config)
     groups = [group(1, 0.8, name="easy"), group(0.3, 0, name="hard")]
     example_filter.record_rewards(groups, groups)
-    assert example_filter.choose_examples(["easy", "hard"], 0) == ["easy"]
+    assert example_filter.find_skipped(["easy", "hard"], 0) == {"hard"}
     example_filter.record_rewards([groups[1]], [])
-    assert example_filter.choose_examples(["easy", "hard"], 0) == ["easy", "hard"]
+    assert example_filter.find_skipped(["easy", "hard"], 0) == set()
     assert ExampleFilter(config.model_copy(update={"collect_only_included": False})).find_skipped(["easy"], 0) == set()
-    assert ExampleFilter().choose_examples(["easy"], 0) == ["easy"]
+    assert ExampleFilter().find_skipped(["easy"], 0) == set()

@@ -93,7 +93,7 @@ def test_a_gradient_that_no_process_has_stays_absent(monkeypatch, bucket):
 
 
 PROCESS = """
-    import sys, torch
+    import sys, time, torch
     from reinforge.engine.training.data_parallel import DataParallel, MetricSums, PeerFailed, listen
 
     rank, size, port, what = int(sys.argv[1]), 2, int(sys.argv[2]), sys.argv[3]
@@ -101,7 +101,8 @@ PROCESS = """
         listener = listen("127.0.0.1")
         print(listener.getsockname()[1], flush=True)
         port = listener.getsockname()[1]
-    peers = DataParallel(rank, size, ("127.0.0.1", port), listener if rank == 0 else None)
+    timeout_s = 3 if what in ("freeze", "break") else 60
+    peers = DataParallel(rank, size, ("127.0.0.1", port), listener if rank == 0 else None, timeout_s=timeout_s)
     if what == "sum":
         numbers = torch.tensor([1.0, 10.0]) * (rank + 1)
         peers.add(numbers)
@@ -116,6 +117,27 @@ PROCESS = """
             peers.combine(MetricSums())
         except (ValueError, PeerFailed) as error:
             print(type(error).__name__, error)
+    elif what == "break":
+        import time
+        try:
+            with peers.break_on_failure():
+                if rank == 1:
+                    raise ValueError("bad")
+                peers.add(torch.ones(3))
+        except (ValueError, PeerFailed) as error:
+            print(type(error).__name__)
+        try:
+            peers.collect({})  # a message of another size, which gloo would end the other process for
+        except PeerFailed as error:
+            print(error)
+    elif what == "freeze":
+        if rank == 1:
+            print("frozen", flush=True)
+            time.sleep(3600)
+        try:
+            peers.add(torch.ones(3))
+        except PeerFailed as error:
+            print(error)
     elif what == "die":
         if rank == 1:
             import os
@@ -151,6 +173,26 @@ def test_a_process_that_fails_tells_the_other():
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_wait_of_the_other():
     assert run_two("die") == (["PeerFailed"], [])
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_among_exchanges_sends_nothing_more():
+    lost = "the processes lost each other within a step"
+    assert run_two("break") == (["PeerFailed", lost], ["ValueError", lost])
+
+
+@pytest.mark.slow
+def test_a_process_that_gives_no_sign_is_taken_as_gone_when_the_time_is_up():
+    command = [sys.executable, "-c", textwrap.dedent(PROCESS)]
+    first = subprocess.Popen([*command, "0", "0", "freeze"], stdout=subprocess.PIPE, text=True)
+    port = first.stdout.readline().strip()
+    second = subprocess.Popen([*command, "1", port, "freeze"], stdout=subprocess.PIPE, text=True)
+    assert second.stdout.readline().strip() == "frozen"
+    [line] = first.communicate(timeout=60)[0].splitlines()
+    second.kill()
+    second.communicate()
+    assert line.startswith("another process gave no sign for 3 s, so it is taken as gone")
+    assert "peer_timeout_s" in line
 
 
 class ThreadPeers(DataParallel):

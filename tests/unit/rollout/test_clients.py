@@ -16,7 +16,7 @@ from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow, M
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.episode import build_episode_items
-from reinforge.rollout.http import clients, endpoint
+from reinforge.rollout.http import clients, endpoint, exchange
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -326,7 +326,7 @@ async def test_without_the_header_a_client_would_send_a_failed_call_again(monkey
         context.openai(max_retries=1).chat.completions.create(model="agent", messages=QUESTION)
 
     policy = ScriptedPolicy(lambda request: BackendUnavailable("no answer"))
-    monkeypatch.setattr(endpoint, "NO_RETRY", {})
+    monkeypatch.setattr(exchange, "NO_RETRY", {})
     await run(agent, policy)
     assert len(policy.requests) == 2
 

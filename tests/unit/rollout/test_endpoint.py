@@ -7,7 +7,8 @@ import pytest
 
 from reinforge.errors import BackendError, ConfigError, EngineError
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.http.endpoint import EndpointRequest, EpisodeEndpoint
+from reinforge.rollout.http.endpoint import EpisodeEndpoint
+from reinforge.rollout.http.exchange import EndpointRequest
 from reinforge.types.request import SamplingParams
 from tests.doubles import PolicyModel, ScriptedPolicy
 

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from reinforge.rollout import gateway as server
 from reinforge.rollout.gateway import Gateway
 from reinforge.rollout.http import gateway_door, sent_replies
-from reinforge.rollout.http.endpoint import EndpointResponse
+from reinforge.rollout.http.exchange import EndpointResponse
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
 

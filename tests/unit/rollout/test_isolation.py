@@ -11,7 +11,7 @@ import pytest
 from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.isolation import worker_pool as isolation
+from reinforge.rollout.isolation import transport
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
@@ -159,7 +159,9 @@ def agents(tmp_path):
     return tmp_path
 
 
-def evaluation_of(workflow, script=lambda request: f"{request.sampling.seed % 1000}", *, kinds=(), timeout_s=60.0):
+def evaluation_of(
+    workflow, script=lambda request: f"{request.sampling.seed % 1000}", *, kinds=(), timeout_s=60.0, concurrency=2
+):
     items = examples(max(1, len(kinds)))
     for item, kind in zip(items, kinds, strict=False):
         item.input_obj = kind
@@ -170,7 +172,7 @@ def evaluation_of(workflow, script=lambda request: f"{request.sampling.seed % 10
         limits=LimitsConfig(episode_timeout_s=timeout_s),
         outcomes=OutcomesConfig(retries=0),
         run_seed=1,
-        max_concurrency=2,
+        max_concurrency=concurrency,
     )
     return DatasetEvaluation(
         runner,
@@ -297,7 +299,7 @@ async def test_a_process_that_ends_costs_its_episode_and_is_replaced(agents):
     kinds = [kind for each in ENDS for kind in (each, "")]
     async with isolated(agents, "attack") as workflow:
         records = await collect(evaluation_of(workflow, kinds=kinds))
-        alive = [worker.process.pid for worker in workflow.pool.workers]
+        alive = [worker.transport.process.pid for worker in workflow.pool.workers]
     attacked, others = records[::2], records[1::2]
     assert [record.outcome for record in others] == [Outcome.OK] * len(ENDS)
     for record, reason in zip(attacked, ENDS.values(), strict=True):
@@ -326,7 +328,7 @@ async def test_a_process_that_hangs_is_killed_with_everything_that_it_has_starte
 async def test_a_process_group_that_is_not_killed_is_left_behind(agents, monkeypatch):
     """Mutation check."""
     before = sleepers()
-    monkeypatch.setattr(isolation, "kill_group", lambda leader: os.kill(leader, 9))
+    monkeypatch.setattr(transport, "kill_group", lambda leader: os.kill(leader, 9))
     async with isolated(agents, "attack") as workflow:
         await collect(evaluation_of(workflow, kinds=["children"], timeout_s=1.0))
     for left in (found := sleepers() - before):
@@ -349,7 +351,7 @@ async def test_a_process_ends_when_the_run_is_gone(agents):
     """The run may be killed without a chance to end its workers."""
     async with isolated(agents, "attack") as workflow:
         (worker,) = workflow.pool.workers
-        worker.writer.transport.abort()
+        worker.transport.writer.transport.abort()
         while worker.is_alive:
             await asyncio.sleep(0.01)
         workflow.pool.workers.clear()
@@ -361,8 +363,8 @@ async def test_a_process_inherits_no_file_of_the_run(agents, tmp_path):
         async with isolated(agents, "attack") as workflow:
             (worker,) = workflow.pool.workers
             opened = {
-                os.path.realpath(f"/proc/{worker.process.pid}/fd/{fd}")
-                for fd in os.listdir(f"/proc/{worker.process.pid}/fd")
+                os.path.realpath(f"/proc/{worker.transport.process.pid}/fd/{fd}")
+                for fd in os.listdir(f"/proc/{worker.transport.process.pid}/fd")
             }
     assert str(tmp_path / "lock") not in opened
 

@@ -210,6 +210,40 @@ async def test_the_concurrency_limit_holds_over_several_collections():
     assert most == 3
 
 
+async def test_an_episode_that_waits_for_its_turn_is_not_even_a_task():
+    """Ten thousand of them cost next to nothing."""
+    going, num_tasks = asyncio.Event(), []
+
+    async def wait(item, llm, context):
+        num_tasks.append(len(asyncio.all_tasks()))
+        await going.wait()
+
+    work = asyncio.create_task(collect(evaluation_of(wait, concurrency=2, count=1), generations=1000))
+    while len(num_tasks) < 2:
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) < 10
+    going.set()
+    assert len(await work) == 1000
+    assert max(num_tasks) < 10
+
+
+async def test_a_collection_that_is_cancelled_gives_its_places_back():
+    """Also those of episodes whose tasks never began."""
+
+    async def wait(item, llm, context):
+        await asyncio.sleep(60)
+
+    evaluation = evaluation_of(wait, concurrency=4)
+    work = asyncio.create_task(collect(evaluation))
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait({work})
+    assert evaluation.runner.status.num_running == 0
+    evaluation.runner.workflow = bind_workflow(ask)
+    async with asyncio.timeout(30):
+        assert len(await collect(evaluation, generations=3)) == 12
+
+
 async def test_a_model_handle_fails_after_its_episode():
     kept = []
 

@@ -66,6 +66,11 @@ def collate(samples: Sequence[TrainingSample], device: torch.device | None = Non
         old_values=pad(values, np.float32) if len(values) == len(samples) else None,
         old_logprobs_from_learner=any(sample.old_logprobs is not None for sample in samples),
         supports=_collect_supports(samples, device),
+        targets=(
+            None
+            if all(sample.targets is None for sample in samples)
+            else pad([s.token_ids if s.targets is None else s.targets for s in samples], np.int64)
+        ),
     )
 
 

@@ -29,14 +29,31 @@ def estimate_kl(
     Raises:
         EngineError: A mismatched sample has no reference log-probs.
     """
+    return combine_kl([sum_kl(model, samples, max_tokens, masks)])
+
+
+def sum_kl(
+    model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
+) -> tuple[float, float]:
+    """Returns sum_s w_s d_s and sum_s w_s over some of the samples of a step, those of one process."""
     pairs = [(sample.weight, sample.mismatched) for sample in samples if sample.mismatched is not None]
+    total = weights = 0.0
     if not pairs:
-        return None
-    ratios = []
+        return total, weights
     rows = sample_logprobs(model, [mismatched for _, mismatched in pairs], max_tokens, masks)
-    for (_, mismatched), logprobs in zip(pairs, rows, strict=True):
+    for (weight, mismatched), logprobs in zip(pairs, rows, strict=True):
         if mismatched.ref_logprobs is None:
             raise EngineError("mismatched samples need ref_logprobs; score the samples with Needs(ref_logprobs=True)")
-        ratios.append(np.sum(logprobs - mismatched.ref_logprobs, where=mismatched.loss_mask, dtype=np.float64))
-    mean = np.average(ratios, weights=[weight for weight, _ in pairs])
-    return float(np.maximum(mean, 0.0))  # of NaN it is NaN, and the step is skipped
+        distance = np.sum(logprobs - mismatched.ref_logprobs, where=mismatched.loss_mask, dtype=np.float64)
+        total += weight * float(distance)
+        weights += weight
+    return total, weights
+
+
+def combine_kl(parts: Sequence[tuple[float, float]]) -> float | None:
+    """Returns the baseline of a step from the sums of its parts; None without any mismatched sample.
+
+    Example: (0.6, 2.0) and (0.2, 2.0) -> 0.2
+    """
+    total, weights = (sum(column) for column in zip(*parts, strict=True))
+    return float(np.maximum(total / weights, 0.0)) if weights else None  # of NaN it is NaN, and the step is skipped

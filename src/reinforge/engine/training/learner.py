@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.schema import BatchConfig, PolicyConfig
 from reinforge.crash import crash_point
 from reinforge.engine.losses.base import Loss, LossOutput, as_loss_output, find_loss
 from reinforge.engine.memory import free_cached_memory, is_out_of_memory
@@ -25,15 +27,21 @@ from reinforge.engine.model.value_head import CRITIC_PREFIX, ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, group_pairs
 from reinforge.engine.training.data_parallel import DataParallel, MetricSums
-from reinforge.engine.training.kl_baseline import estimate_kl
+from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer, log_skipped_step
 from reinforge.errors import EngineError
-from reinforge.types.sample import LossSpec, TrainingSample, UpdateReport, are_finite
+from reinforge.types.gradients import GradientReport
+from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport, are_finite
 from reinforge.types.seeding import stable_random
 
+if TYPE_CHECKING:
+    from reinforge.engine.training.sharding import ShardedModel
+
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,26 @@ class JobProgress:
     start: float
     end: float
     epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GradientOptions:
+    """What a forward and backward pass over samples does besides summing gradients.
+
+    Attributes:
+        entropy_grad: The loss reads `batch.entropies` with gradient.
+        measure_mismatch: Also sum how far sampler and learner differ.
+        backward: False: compute the loss, and no gradient.
+        kl_baseline: KTO's baseline of the step; None: it has none.
+        observe: Receives the indices of each micro-batch's samples and their log-probs, `[B, T]`; if memory runs out,
+            samples come again.
+    """
+
+    entropy_grad: bool = False
+    measure_mismatch: bool = False
+    backward: bool = True
+    kl_baseline: float | None = None
+    observe: Callable[[Sequence[int], Tensor], None] | None = None
 
 
 class Learner(ScheduledOptimizer):
@@ -66,6 +94,8 @@ class Learner(ScheduledOptimizer):
         micro_batch_tokens: Tokens per micro-batch; halved when memory runs out.
         stopping: Set from any thread to stop an update at the next micro-batch, with an error.
         peers: The processes that share each step, of which this one computes its part; None: it computes all.
+        sharded: This process's shards of the model, which are then its `parameters`; None: it trains the whole model.
+        take_turns: Called after each micro-batch, so that a sampler in the same thread can work; None: nothing is.
     """
 
     def __init__(
@@ -85,6 +115,8 @@ class Learner(ScheduledOptimizer):
         self.stage_version: int | None = None
         self.stopping = threading.Event()
         self.peers: DataParallel | None = None
+        self.sharded: ShardedModel | None = None
+        self.take_turns: Callable[[], None] | None = None
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks, self.critic = masks, critic
         self._checkpointed_layers = find_checkpointable_layers(model) if config.activation_checkpointing else None
@@ -118,19 +150,19 @@ class Learner(ScheduledOptimizer):
         trained: set[int] = set()
         skipped: set[int] = set()
         skipped_steps: list[int] = []
-        for i, indices in enumerate(steps):
-            share = progress.start + (progress.end - progress.start) * i / len(steps)
-            if not made:  # a skipped step has changed no weights, and has not scored all of its samples
-                self._score_later_steps(samples, steps[i:])
-            metrics = self.step(
-                [samples[index] for index in indices], loss, share, entropy_grad=entropy_grad, measure_mismatch=not made
-            )
-            if metrics is None:
-                skipped.update(indices)
-                skipped_steps.append(i)
-            else:
-                made.append(metrics)
-                trained.update(indices)
+        with self._divide_weights():
+            for i, indices in enumerate(steps):
+                share = progress.start + (progress.end - progress.start) * i / len(steps)
+                if not made:  # a skipped step has changed no weights, and has not scored all of its samples
+                    self._score_later_steps(samples, steps[i:])
+                chosen = [samples[index] for index in indices]
+                metrics = self.step(chosen, loss, share, entropy_grad=entropy_grad, measure_mismatch=not made)
+                if metrics is None:
+                    skipped.update(indices)
+                    skipped_steps.append(i)
+                else:
+                    made.append(metrics)
+                    trained.update(indices)
         return UpdateReport(
             num_updates=len(made),
             num_skipped_steps=len(steps) - len(made),
@@ -148,27 +180,14 @@ class Learner(ScheduledOptimizer):
         later = [sample for sample in later if sample.defers_old_logprobs and sample.old_logprobs is None]
         later = [sample for sample in later if are_finite([sample])]  # the steps of the others are skipped
         if later:
-            rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks)
+            with self._gather_weights():
+                rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks, self.take_turns)
             for sample, logprobs in zip(later, rows, strict=True):
                 sample.old_logprobs = logprobs
 
     def plan_steps(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
-        """Returns the samples' indices for each optimizer step, reshuffled in each iteration; pairs are never split.
-
-        Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
-        """
-        settings = self.config.batch
-        usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
-        units = [[usable[i] for i in unit] for unit in group_pairs([samples[i] for i in usable])]
-        num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
-        num_steps = min(num_steps, len(units))
-        steps = []
-        for number in range(settings.num_iterations):
-            order = units.copy()
-            stable_random(self.seed, "shuffle", epoch, number).shuffle(order)
-            bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
-            steps += [sorted(chain(*order[a:b])) for a, b in pairwise(bounds)]
-        return steps
+        """Returns the samples' indices for each optimizer step; see the function of this name."""
+        return plan_steps(samples, self.config.batch, self.seed, epoch)
 
     def step(
         self,
@@ -193,30 +212,96 @@ class Learner(ScheduledOptimizer):
             entropy_grad: The loss reads `batch.entropies` with gradient.
             measure_mismatch: The samples come from the current weights: also report how far sampler and learner differ.
         """
-        own = list(samples) if self.peers is None else self.peers.choose_share(samples)
+        options = GradientOptions(entropy_grad, measure_mismatch)
         try:
-            if self.peers is None:
-                sums = self._compute_gradients(samples, own, loss, entropy_grad, measure_mismatch)
-            else:
-                with self.peers.report_failure():
-                    sums = self._compute_gradients(samples, own, loss, entropy_grad, measure_mismatch)
-                sums = self.peers.combine(sums)
-            if sums is None:
-                return None
-            if self.peers is not None:
-                self.sum_gradients(self.peers.add)
-            metrics = self.optimizer_step(progress)
-            return None if metrics is None else {"loss": sums.loss, **metrics, **sums.means()}
+            with self._divide_weights():
+                sums = self._compute_step(samples, loss, options)
+                if sums is None:
+                    return None
+                if self.peers is not None:
+                    self.sum_gradients(self.peers.add, only_critic=self.sharded is not None)
+                metrics = self.optimizer_step(progress)
+                return None if metrics is None else {"loss": sums.loss, **metrics, **sums.means()}
         finally:
             self.clear_gradients()
+
+    def _compute_step(
+        self, samples: Sequence[TrainingSample], loss: Loss, options: GradientOptions
+    ) -> MetricSums | None:
+        """Accumulates the gradients of a step, of which each process computes its part; returns the sums over all."""
+        if self.peers is None:
+            options = replace(options, kl_baseline=self._estimate_kl(samples, samples))
+            return self._compute_gradients(samples, samples, loss, options)
+        own = self.peers.choose_share(samples)
+        with self.peers.report_failure():
+            options = replace(options, kl_baseline=self._estimate_kl(samples, own))
+            sums = self._compute_gradients(samples, own, loss, options)
+        return self.peers.combine(sums)
+
+    def _estimate_kl(self, samples: Sequence[TrainingSample], own: Sequence[TrainingSample]) -> float | None:
+        """Returns KTO's baseline of a step; None: no sample needs it.
+
+        Args:
+            samples: All samples of the step.
+            own: Those that this process computes.
+        """
+        if all(sample.mismatched is None for sample in samples) or not are_finite(samples):
+            return None
+        with self._gather_weights():
+            part = self._retry(lambda: sum_kl(self.model, own, self.micro_batch_tokens, self.masks), own)
+        if self.peers is None:
+            return combine_kl([part])
+        found = self.peers.collect({"total": part[0], "weights": part[1]})
+        return combine_kl([(each["total"], each["weights"]) for each in found])
+
+    def accumulate(
+        self, samples: Sequence[TrainingSample], loss: Loss, *, backward: bool = True
+    ) -> GradientReport | None:
+        """Adds the gradient of a loss to those accumulated so far, for a later `apply`; returns its sums.
+
+        The loss is sum_t l_t over all trained tokens t: a sum, not a mean, so it does not matter how samples are spread
+        over calls. If a number is not finite, or the call fails, what was accumulated before is unchanged.
+
+        Args:
+            samples: Samples with trained tokens, each of weight 1.
+            loss: `loss(batch, logprobs_BT)`, its parameters bound; one number per token.
+            backward: False: compute the loss, and add no gradient.
+
+        Returns:
+            Loss and log-probs; None if a number is not finite.
+
+        Raises:
+            EngineError: Other processes share this learner's steps.
+        """
+        if self.peers is not None:
+            raise EngineError("accumulate: gradients of several calls add up in one process only")
+        rows: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+
+        def observe(indices: Sequence[int], logprobs_BT: Tensor) -> None:
+            for i, row in zip(indices, logprobs_BT.cpu().numpy(), strict=True):
+                rows[i] = row[: len(samples[i])].copy()
+
+        num_tokens = sum(sample.num_trained for sample in samples)
+        earlier = self.take_out_gradients()
+        try:
+            sums = self._compute_gradients(samples, samples, loss, GradientOptions(backward=backward, observe=observe))
+            if sums is None:
+                self.clear_gradients()
+                return None
+            self.scale_gradients(num_tokens)
+        except BaseException:
+            self.clear_gradients()
+            raise
+        finally:
+            self.add_gradients(earlier)
+        return GradientReport(sums.loss * num_tokens, rows, sums.means())
 
     def _compute_gradients(
         self,
         samples: Sequence[TrainingSample],
         own: Sequence[TrainingSample],
         loss: Loss,
-        entropy_grad: bool,
-        measure_mismatch: bool,
+        options: GradientOptions,
     ) -> MetricSums | None:
         """Accumulates the gradients of this process's samples, in smaller micro-batches if memory runs out.
 
@@ -224,26 +309,33 @@ class Learner(ScheduledOptimizer):
             samples: All samples of the step, by whose weights the loss is normalized.
             own: Those that this process computes.
             loss: The loss.
-            entropy_grad: It reads entropies with gradient.
-            measure_mismatch: Also sum how far sampler and learner differ.
+            options: What else to do.
 
         Returns:
             The sums of the metrics; None if a number is not finite.
         """
+        layers = self._checkpointed_layers
+        with nullcontext() if layers is None else checkpoint_activations(layers):
+            return self._retry(lambda: self._try_gradients(samples, own, loss, options), own)
+
+    def _retry(self, compute: Callable[[], T], samples: Sequence[TrainingSample]) -> T:
+        """Returns what `compute` returns; if memory runs out, tries again with smaller micro-batches of the samples.
+
+        Shards of a model are computed once: the other processes would not make the passes again.
+        """
         while True:
             try:
-                layers = self._checkpointed_layers
-                with nullcontext() if layers is None else checkpoint_activations(layers):
-                    return self._try_gradients(samples, own, loss, entropy_grad, measure_mismatch)
+                return compute()
             except (MemoryError, RuntimeError) as cause:
                 self.clear_gradients()
-                if not is_out_of_memory(cause) or not self._halve_micro_batches(own):
+                is_over = self.sharded is not None or not is_out_of_memory(cause)
+                if is_over or not self._halve_micro_batches(samples):
                     raise
 
     def _halve_micro_batches(self, samples: Sequence[TrainingSample]) -> bool:
         """Halves the micro-batches, which changes no gradient; False if each holds a single sample already."""
         batches = self._micro_batches(samples)
-        if max(map(len, batches)) == 1:
+        if max(map(len, batches), default=1) == 1:
             return False
         while self._micro_batches(samples) == batches:
             self.micro_batch_tokens //= 2
@@ -259,41 +351,187 @@ class Learner(ScheduledOptimizer):
         samples: Sequence[TrainingSample],
         own: Sequence[TrainingSample],
         loss: Loss,
-        entropy_grad: bool,
-        measure_mismatch: bool,
+        options: GradientOptions,
     ) -> MetricSums | None:
         if not are_finite(samples):
             log_skipped_step("the advantages or the log-probs of a sample are")
             return None
         token_weight = sum(sample.weight * sample.num_trained for sample in samples)
         sample_weight = sum(sample.weight for sample in samples)
-        sums = MetricSums()
-        kl_baseline = estimate_kl(self.model, samples, self.micro_batch_tokens, self.masks)
-        if kl_baseline is not None and not math.isfinite(kl_baseline):
+        sums, is_skipped = MetricSums(), False
+        if options.kl_baseline is not None and not math.isfinite(options.kl_baseline):
             log_skipped_step("the KL baseline is")
             return None
-        for indices in self._micro_batches(own):
+        failure: Exception | None = None
+        for indices in self._list_passes(own):
             if self.stopping.is_set():
                 raise EngineError("the engine is closed")
-            batch = collate([own[i] for i in indices], self.model.device)
-            logprobs_BT, batch.entropies = token_logprobs(
-                self.model, batch, masks=self.masks, entropy_grad=entropy_grad, critic=self.critic
-            )
-            _set_deferred_logprobs([own[i] for i in indices], batch, logprobs_BT)
-            batch.kl_baseline = kl_baseline
-            output = as_loss_output(loss(batch, logprobs_BT))
-            part = scale_loss(output, batch, token_weight, sample_weight)
+            if indices is None or failure is not None:
+                self._help_others()
+                continue
+            logprobs_BT: Tensor | None = None
+            try:
+                batch = collate([own[i] for i in indices], self.model.device)
+                with torch.set_grad_enabled(options.backward):
+                    logprobs_BT, entropies_BT = self._compute_logprobs(batch, options)
+                    batch.entropies = entropies_BT
+                    _set_deferred_logprobs([own[i] for i in indices], batch, logprobs_BT)
+                    batch.kl_baseline = options.kl_baseline
+                    output = as_loss_output(loss(batch, logprobs_BT))
+                    part = scale_loss(output, batch, token_weight, sample_weight)
+            except Exception as cause:
+                if self.peers is None or self.sharded is None or self.peers.is_broken:
+                    raise
+                failure = cause  # the others wait for the passes that are left, and for the gradients of this one
+                self._help_others(logprobs_BT)
+                continue
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
                 log_skipped_step("the loss or the log-probs are")
-                return None
-            part.backward()
-            self.take_gradients()
+                is_skipped = True
+                if self.sharded is None:
+                    return None  # otherwise the others wait for the passes that are left
+            if options.observe is not None:
+                options.observe(indices, logprobs_BT.detach())
+            if options.backward:
+                with nullcontext() if self.sharded is None else self.sharded.require_end():
+                    part.backward()
+                self.take_gradients()
             crash_point("step.after_backward")
             sums.loss += part.item()
-            sums.add({"entropy": batch.entropies, **output.metrics}, batch.loss_mask)
-            if measure_mismatch:
-                sums.add(*_compute_mismatch(batch, logprobs_BT.detach()))
-        return sums
+            sums.add({"entropy": entropies_BT, **output.metrics}, batch.loss_mask)
+            if options.measure_mismatch:
+                sums.add(*_compute_mismatch(batch, logprobs_BT.detach(), [own[i].is_stale for i in indices]))
+            if self.take_turns is not None:
+                self.take_turns()
+        if failure is not None:
+            raise failure
+        return None if is_skipped else sums
+
+    def _compute_logprobs(self, batch: TokenBatch, options: GradientOptions) -> tuple[Tensor, Tensor]:
+        """Returns log-probs and entropies of a micro-batch, `[B, T]` each, and sets its values."""
+        if self.sharded is not None:
+            return self.sharded.compute(batch, entropy_grad=options.entropy_grad, critic=self.critic)
+        return token_logprobs(
+            self.model, batch, masks=self.masks, entropy_grad=options.entropy_grad, critic=self.critic
+        )
+
+    # Shards.
+
+    def shard(self) -> None:
+        """Divides the model, its gradients and its optimizer among the peers from now on.
+
+        Raises:
+            EngineError: The model cannot be divided.
+        """
+        from reinforge.engine.training.sharding import ShardedModel  # whose half of torch few runs need
+
+        assert self.peers is not None
+        state, num_steps = self.state(), self.num_steps
+        sharded = ShardedModel(self.model, self.peers)
+        critic = {name: p for name, p in self.parameters.items() if name.startswith(CRITIC_PREFIX)}
+        self.parameters = {**sharded.shards, **critic}
+        self.sharded, self.masks = sharded, None
+        if self._checkpointed_layers is not None:
+            self._checkpointed_layers = find_checkpointable_layers(sharded.copied)
+        self.restore(sharded.select_state(state), num_steps)
+
+    def gather_weights(self) -> None:
+        """Gives the model the weights of the shards, which have changed; all processes call it together."""
+        if self.sharded is not None:
+            self.sharded.gather()
+
+    def gather_state(self) -> dict[str, Tensor]:
+        """Returns `state` of the whole model; all processes call it together."""
+        return self.state() if self.sharded is None else self.sharded.join_state(self.state())
+
+    def load_state(self, state: Mapping[str, Tensor], num_steps: int) -> None:
+        """Restores what `gather_state` returned, after the model's weights were loaded."""
+        if self.sharded is not None:
+            self.sharded.take_shards()
+            state = self.sharded.select_state(state)
+        self.restore(state, num_steps)
+
+    def take_gradients(self) -> None:
+        """Adds the gradients of a backward pass to those of the step."""
+        if self.sharded is not None:
+            self.sharded.take_gradients()
+        super().take_gradients()
+
+    def clear_gradients(self) -> None:
+        """Clears all gradients."""
+        if self.sharded is not None:
+            self.sharded.clear_gradients()
+        super().clear_gradients()
+
+    def measure_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the policy's gradients, of which each process may have its shards only."""
+        norm = super().measure_norm(parameters)
+        if self.sharded is None or self.peers is None:
+            return norm
+        total = norm.double().square()
+        self.peers.add(total)
+        return total.sqrt().to(norm.dtype)
+
+    @contextmanager
+    def _divide_weights(self) -> Iterator[None]:
+        """Frees the whole weights inside the block; where it fails, `gather_weights` brings them back."""
+        if self.sharded is None or self.sharded.is_divided:
+            yield
+            return
+        self.sharded.divide()
+        yield
+        self.sharded.gather()
+
+    @contextmanager
+    def _gather_weights(self) -> Iterator[None]:
+        """Brings the whole weights back inside the block."""
+        if self.sharded is None or not self.sharded.is_divided:
+            yield
+            return
+        self.sharded.gather()
+        yield
+        self.sharded.divide()
+
+    def _list_passes(self, samples: Sequence[TrainingSample]) -> list[list[int] | None]:
+        """Returns the micro-batches; None for each pass that is made only since another process has more of them."""
+        batches: list[list[int] | None] = [*self._micro_batches(samples)]
+        if self.sharded is None or self.peers is None:
+            return batches
+        most = max(int(each["count"]) for each in self.peers.collect({"count": len(batches)}))
+        return batches + [None] * (most - len(batches))
+
+    def _help_others(self, logprobs_BT: Tensor | None = None) -> None:
+        """Makes a pass without a gradient, or ends one whose log-probs are computed."""
+        assert self.sharded is not None
+        if logprobs_BT is None:
+            logprobs_BT, _ = self.sharded.compute(None)
+        with self.sharded.require_end():
+            (logprobs_BT.sum() * 0.0).backward()
+        self.take_gradients()
+
+
+def plan_steps(samples: Sequence[TrainingSample], settings: BatchConfig, seed: int, epoch: int) -> list[list[int]]:
+    """Returns the samples' indices for each optimizer step, reshuffled in each iteration; pairs are never split.
+
+    Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
+
+    Args:
+        samples: The job's samples; those without trained tokens or weight are left out.
+        settings: How many steps, and how often.
+        seed: Of the order.
+        epoch: The epoch, which has an order of its own.
+    """
+    usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
+    units = [[usable[i] for i in unit] for unit in group_pairs([samples[i] for i in usable])]
+    num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
+    num_steps = min(num_steps, len(units))
+    steps = []
+    for number in range(settings.num_iterations):
+        order = units.copy()
+        stable_random(seed, "shuffle", epoch, number).shuffle(order)
+        bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
+        steps += [sorted(chain(*order[a:b])) for a, b in pairwise(bounds)]
+    return steps
 
 
 def _set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_BT: Tensor) -> None:
@@ -326,12 +564,17 @@ def scale_loss(output: LossOutput, batch: TokenBatch, token_weight: float, sampl
     raise EngineError(f"the loss has the shape {list(loss.shape)}; it must be {shapes}")
 
 
-def _compute_mismatch(batch: TokenBatch, logprobs_BT: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def _compute_mismatch(
+    batch: TokenBatch, logprobs_BT: Tensor, is_stale: Sequence[bool]
+) -> tuple[dict[str, Tensor], Tensor]:
     """Returns how far learner and sampler differ on the sampled tokens, and the mask of those tokens.
 
-    With d = log p_learner - log p_sampler: |d|, and exp(d) - 1 - d, whose mean estimates KL(sampler, learner).
+    With d = log p_learner - log p_sampler: |d|, and exp(d) - 1 - d, whose mean estimates KL(sampler, learner). Rows
+    that older weights sampled are left out: there the weights differ, not the computation.
     """
     sampled_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
+    if any(is_stale):
+        sampled_BT = sampled_BT & ~torch.tensor(is_stale, device=sampled_BT.device)[:, None]
     if not sampled_BT.any():
         return {}, sampled_BT
     d_BT = torch.where(sampled_BT, logprobs_BT - batch.sampling_logprobs, 0.0)

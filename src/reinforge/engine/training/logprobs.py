@@ -5,7 +5,7 @@ Shapes: B samples, T tokens, N trained tokens, H features, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -52,7 +52,8 @@ def token_logprobs(
     features_NH = trained_features(model, batch, masks)
     if critic is not None:
         batch.values = scatter_to_tokens(batch, critic(features_NH))
-    targets_N, temperatures_N = batch.token_ids[rows_N, places_N], batch.temperatures[rows_N, places_N]
+    tokens_BT = batch.token_ids if batch.targets is None else batch.targets
+    targets_N, temperatures_N = tokens_BT[rows_N, places_N], batch.temperatures[rows_N, places_N]
     scales_N = torch.where(temperatures_N == 0, 1.0, temperatures_N)
     if batch.supports is None and model.has_plain_head:
         outputs = ChunkedLMHead.apply(features_NH, model.head.weight, targets_N, scales_N, entropy_grad)
@@ -138,13 +139,27 @@ def _mask_removed(supports: BatchSupports, vocab_size: int) -> Tensor:
 
 @torch.no_grad()
 def sample_logprobs(
-    model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
+    model: CausalModel,
+    samples: Sequence[TrainingSample],
+    max_tokens: int,
+    masks: AttentionMasks | None = None,
+    take_turns: Callable[[], None] | None = None,
 ) -> list[FloatArray]:
-    """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere, at most `max_tokens` at a time."""
+    """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere.
+
+    Args:
+        model: The model.
+        samples: The samples.
+        max_tokens: Maximum tokens of a micro-batch, padding included.
+        masks: Attention masks for shared prefixes; None: each sample is computed whole.
+        take_turns: Called after each micro-batch; None: nothing is.
+    """
     logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
     for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
         batch = collate([samples[i] for i in indices], model.device)
         rows = token_logprobs(model, batch, masks=masks)[0].cpu().numpy()
         for i, row in zip(indices, rows, strict=True):
             logprobs[i] = row[: len(samples[i])].copy()
+        if take_turns is not None:
+            take_turns()
     return logprobs

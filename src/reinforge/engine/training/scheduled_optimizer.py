@@ -1,7 +1,8 @@
 """An optimizer with parameter groups, gradient clipping, a learning rate schedule and float32 master copies.
 
 The caller runs `take_gradients` after each backward pass, `optimizer_step` at the end of a step, and `clear_gradients`
-after it. A step whose gradient is not finite is skipped and changes no parameter.
+after it; or `apply`, where gradients add up over several calls. A step whose gradient is not finite is skipped and
+changes no parameter.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from reinforge.engine.training.optimizers import (
     make_optimizer,
     restore_optimizer_state,
 )
+from reinforge.errors import EngineError
+from reinforge.types.gradients import AdamSettings
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +80,28 @@ class ScheduledOptimizer:
             groups.append({"params": self._critic_parameters, "weight_decay": 0.0, "peak": self._critic.learning_rate})
         self.optimizer = make_optimizer(settings, groups)
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Replaces the peak learning rate of all but the critic's parameters; the optimizer keeps its state."""
+        self._settings = self._settings.model_copy(update={"learning_rate": rate})
+        for group in self.optimizer.param_groups[:2]:  # matrices and others; the critic's come third
+            group["peak"] = rate
+
     def take_gradients(self) -> None:
         """Adds the gradients of a backward pass to those of the step."""
         self.masters.take_gradients()
+
+    def take_out_gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients accumulated so far, by the name of their parameter, and clears them."""
+        held = {name: p.grad for name, p in self.masters.optimized.items() if p.grad is not None}
+        self.clear_gradients()
+        return held
+
+    @torch.no_grad()
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Adds what `take_out_gradients` returned to the gradients."""
+        for name, gradient in gradients.items():
+            parameter = self.masters.optimized[name]
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiplies the gradients that have been accumulated so far."""
@@ -87,13 +109,15 @@ class ScheduledOptimizer:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
-    def sum_gradients(self, add: Callable[[Tensor], None]) -> None:
+    def sum_gradients(self, add: Callable[[Tensor], None], *, only_critic: bool = False) -> None:
         """Adds the gradients that other processes have accumulated; one that no process has stays absent.
 
         Args:
             add: Replaces a flat tensor by its sum over all processes, which call it with equal sizes.
+            only_critic: Those of the policy are added already.
         """
-        for bucket in _make_buckets((*self._policy_parameters, *self._critic_parameters)):
+        policy = [] if only_critic else self._policy_parameters
+        for bucket in _make_buckets((*policy, *self._critic_parameters)):
             parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket]
             present = torch.tensor([float(p.grad is not None) for p in bucket], device=parts[0].device)
             flat = torch.cat([present.to(parts[0].dtype), *parts])
@@ -116,20 +140,58 @@ class ScheduledOptimizer:
         Returns:
             `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
         """
-        limit = self._settings.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self._policy_parameters, limit)
-        critic_norm = torch.nn.utils.clip_grad_norm_(self._critic_parameters, limit)
-        if not torch.isfinite(norm) or not torch.isfinite(critic_norm):
-            log_skipped_step("the gradient is")
+        norm = self._clip_gradients(self._settings.max_grad_norm)
+        if norm is None:
             return None
         factor = learning_rate_factor(self._schedule, self.num_steps, progress)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
+        self._step()
+        return {"grad_norm": norm, "lr": self._settings.peak * factor}
+
+    def apply(self, settings: AdamSettings) -> dict[str, float] | None:
+        """Makes one step of AdamW with the accumulated gradients and settings of its own, and clears the gradients.
+
+        Returns:
+            `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
+
+        Raises:
+            EngineError: The optimizer is another one.
+        """
+        if self._settings.name != "adamw":
+            raise EngineError(f"apply: the optimizer is {self._settings.name}, expected adamw")
+        try:
+            norm = self._clip_gradients(settings.max_grad_norm)
+            if norm is None:
+                return None
+            for group in self.optimizer.param_groups:
+                group["lr"], group["betas"], group["eps"] = settings.learning_rate, settings.betas, settings.eps
+                group["weight_decay"] = settings.weight_decay
+            self._step()
+            return {"grad_norm": norm, "lr": settings.learning_rate}
+        finally:
+            self.clear_gradients()
+
+    def _clip_gradients(self, limit: float | None) -> float | None:
+        """Returns the norm of the policy's gradients before clipping; None if a gradient is not finite."""
+        most = math.inf if limit is None else limit
+        norm = self.measure_norm(self._policy_parameters)
+        torch.nn.utils.clip_grads_with_norm_(self._policy_parameters, most, norm)
+        critic_norm = torch.nn.utils.clip_grad_norm_(self._critic_parameters, most)
+        if not torch.isfinite(norm) or not torch.isfinite(critic_norm):
+            log_skipped_step("the gradient is")
+            return None
+        return norm.item()
+
+    def measure_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the gradients of the policy."""
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def _step(self) -> None:
         self.optimizer.step()
         self.masters.store()
         self.num_steps += 1
         crash_point("step.after_optim")
-        return {"grad_norm": norm.item(), "lr": self._settings.peak * factor}
 
     def state(self) -> dict[str, Tensor]:
         """Returns the tensors that a resume needs besides the weights: optimizer state and float32 copies, by name."""

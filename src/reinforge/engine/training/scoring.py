@@ -5,7 +5,7 @@ Runs in the sampler's thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -31,6 +31,7 @@ class LogprobScorer:
         keeps_reference: True if there is a reference: `reference`, or the model without its adapters.
         reference: A frozen copy of the loaded weights.
         critic: The value head; None: there is none.
+        take_turns: Called between micro-batches of samples; None: nothing is.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class LogprobScorer:
         keeps_reference: bool,
         reference: CausalModel | None,
         critic: ValueHead | None,
+        take_turns: Callable[[], None] | None = None,
     ):
+        self.take_turns = take_turns
         self.model, self.masks, self.max_tokens = model, masks, max_tokens
         self.keeps_reference, self.reference, self.critic = keeps_reference, reference, critic
         self._adapters: dict[str, Tensor] | None = None  # those of the reference; None: it has no adapters
@@ -60,12 +63,12 @@ class LogprobScorer:
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
-        return sample_logprobs(self.model, samples, self.max_tokens, self.masks)
+        return sample_logprobs(self.model, samples, self.max_tokens, self.masks, self.take_turns)
 
     def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns the same under the reference model."""
         with self._use_reference() as reference:
-            return sample_logprobs(reference, samples, self.max_tokens, self.masks)
+            return sample_logprobs(reference, samples, self.max_tokens, self.masks, self.take_turns)
 
     @torch.no_grad()
     def take_reference(self) -> None:

@@ -25,3 +25,4 @@ class LearnerSnapshot:
         if self._learner.stage != self._stage[0]:
             self._learner.begin_stage(*self._stage)
         self._learner.restore(self._moments, self._num_steps)
+        self._learner.gather_weights()

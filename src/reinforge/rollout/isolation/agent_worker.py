@@ -10,15 +10,14 @@ from typing import Any, NoReturn
 from reinforge.config.imports import import_object
 from reinforge.errors import CaptureError
 from reinforge.rollout.capture import Capture
-from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode
+from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion, to_plain_data
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
 from reinforge.rollout.handle.messages import send_messages
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
-from reinforge.rollout.isolation.containment import run_contained
-from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.isolation.worker import Link, Perform
+from reinforge.rollout.isolation.agent_call import call_agent
+from reinforge.rollout.isolation.worker import JobLink, Perform
 from reinforge.rollout.isolation.worker_protocol import Message, load_call, load_item
 from reinforge.rollout.workflow import bind_workflow, refuse_coroutine
 from reinforge.types.steps import StreamEventData, TTCEventData
@@ -31,21 +30,24 @@ def load_agent(function: str, project_root: Path) -> tuple[Perform, Message]:
     Raises:
         ConfigError: It cannot be imported, or takes other parameters.
     """
-    workflow = bind_workflow(import_object(function, project_root, path="function"))
+    return serve_agent(bind_workflow(import_object(function, project_root, path="function")))
 
-    async def perform(job: Message, link: Link) -> Any:
+
+def serve_agent(workflow: BoundWorkflow) -> tuple[Perform, Message]:
+    """Returns how to run an episode with an agent, and what it is."""
+
+    async def perform(job: Message, link: JobLink) -> Any:
         return await _run_episode(workflow, job, link)
 
     return perform, {"source": workflow.source}
 
 
 class RemoteCapture(Capture):
-    """Sends marks to the run, and remembers which calls they may refer to."""
+    """Sends marks to the run, and keeps the calls that it has made as far as the agent may see them."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: JobLink):
         super().__init__(seed=0)
         self.link = link
-        self.call_ids: set[str] = set()
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
         """Marks the latest turn, or the turn of the call with this id.
@@ -53,7 +55,7 @@ class RemoteCapture(Capture):
         Raises:
             CaptureError: No call of this episode has that id.
         """
-        if call_id is not None and call_id not in self.call_ids:
+        if call_id is not None and all(call.call_id != call_id for call in self.calls):
             raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
         mark = {"data": data, "step_reward": step_reward, "call_id": call_id, "functions": self.functions}
         if isinstance(data, StreamEventData):
@@ -78,9 +80,9 @@ class RemoteCapture(Capture):
             sent["messages"] = send_messages(messages)
         message = {"type": "call", "llm": llm, "functions": self.functions, "arguments": sent}
         reply = await self.link.request(message)
-        completion = build_completion(load_call(reply["call"]))
-        self.call_ids.add(completion.id)
-        return completion
+        call = load_call(reply["call"], sent.get("messages", ()))
+        self.calls.append(call)
+        return build_completion(call)
 
 
 class RemoteLLM:
@@ -102,7 +104,7 @@ class RemoteLLM:
         self._capture.link.send({"type": "blame", "llm": self.name, "reason": reason})
 
 
-async def _run_episode(workflow: BoundWorkflow, job: Message, link: Link) -> Any:
+async def _run_episode(workflow: BoundWorkflow, job: Message, link: JobLink) -> Any:
     capture, names = RemoteCapture(link), job["llms"]
 
     def create_handle(name: str, is_async: bool = workflow.is_async) -> Any:
@@ -114,21 +116,19 @@ async def _run_episode(workflow: BoundWorkflow, job: Message, link: Link) -> Any
         find = partial(create_handle, is_async=True)
         return EpisodeEndpoint(find, job["llm"], names, loop=link.loop, is_closed=lambda: capture.closed)
 
-    is_training = bool(job["is_training"])
     context = EpisodeContext(
-        job["seed"], job["example_id"], capture, create_handle, open_endpoint, is_training=is_training
+        job["seed"],
+        job["example_id"],
+        capture,
+        create_handle,
+        open_endpoint,
+        is_training=bool(job["is_training"]),
+        epoch=job["epoch"],
     )
-    arguments = (load_item(job["item"]), create_handle(job["llm"]), context)
-
-    def call() -> Any:
-        CURRENT_EPISODE.set(RunningEpisode(arguments[0], context))  # in a task or thread of its own
-        return workflow.function(*arguments)
-
     try:
-        if workflow.is_async:
-            output = await run_contained(call)
-        else:
-            output = await run_in_daemon_thread(call, "episode")
+        output = await call_agent(
+            workflow, load_item(job["item"]), create_handle(job["llm"]), context, job["timeout_s"]
+        )
         return refuse_coroutine(output, workflow)
     finally:
         capture.closed = True

@@ -1,23 +1,41 @@
-"""The run's side of an agent in a worker process: its model calls and marks are recorded like any other agent's."""
+"""The run's side of an agent in a worker: its model calls and marks are recorded like any other agent's.
+
+An `IsolatedWorkflow` gives every episode a process of its own, which is killed when the episode takes too long. A
+`PlacedWorkflow` runs many episodes in each of a few workers; if one ends, the episodes in it run again, with the same
+seeds, and one that has been in two workers that ended runs in a worker of its own from then on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from reinforge.errors import Problem
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.context import EpisodeContext
-from reinforge.rollout.isolation.worker_pool import Worker, WorkerEnded, WorkerPool, refuse_other_functions
+from reinforge.rollout.isolation.containment import GRACE_S
+from reinforge.rollout.isolation.worker_pool import (
+    SharedWorkerEnded,
+    WorkerEnded,
+    WorkerJob,
+    WorkerPool,
+    refuse_other_functions,
+)
 from reinforge.rollout.isolation.worker_protocol import Message, dump_call, dump_error, dump_item, load_error
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.steps import StreamEventData, TTCEventData
 from reinforge.types.workflow import BoundWorkflow
 
 LOADER = "reinforge.rollout.isolation.agent_worker:load_agent"
+REPLY_S = 2.0
+"""Seconds after the end of an episode's time in which its worker must say so; one that is blocked does not."""
+MAX_SHARED_ENDS = 2
+"""In how many shared workers that end an episode may be before it gets one of its own."""
+
 MARKS = {each.__name__: each for each in (StreamEventData, TTCEventData)}
 
 
@@ -53,7 +71,73 @@ class IsolatedWorkflow(BoundWorkflow):
     @property
     def source(self) -> str:
         """The agent's function with its file and line, as its process reports it."""
-        return str(self.pool.description.get("source", self.pool.function))
+        return str(self.pool.description.get("source", self.pool.name))
+
+    async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
+        """Runs one episode and returns the agent's output.
+
+        Args:
+            episode: The episode.
+            timeout_s: Its time limit in seconds.
+            num_ends: How many shared workers have ended with it in them.
+
+        Raises:
+            TimeoutError: The time limit was reached.
+            WorkerEnded: The process ended before the agent did.
+            Exception: Whatever the agent raised.
+        """
+        # a new process imports the agent first, which is not the episode's time
+        async with self.pool.lease() as job, asyncio.timeout(timeout_s):
+            return await run_in_worker(job, episode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWorkflow(IsolatedWorkflow):
+    """A workflow whose episodes share a few workers.
+
+    Attributes:
+        workflow: The same agent, in this process.
+    """
+
+    workflow: BoundWorkflow
+
+    @classmethod
+    def share(cls, workflow: BoundWorkflow, pool: WorkerPool) -> Self:
+        """Returns an agent whose episodes run in the shared workers of a pool."""
+        # its calls come to this process as messages, so the handles here are async whatever the agent is
+        seeds = workflow.share_environment_seed
+        return cls(workflow.function, workflow.llm, True, seeds, pool=pool, workflow=workflow)
+
+    @property
+    def source(self) -> str:
+        """The agent's function with its file and line."""
+        return self.workflow.source
+
+    def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
+        """Returns what the agent finds wrong with examples before any of them is run."""
+        return self.workflow.example_problems(items)
+
+    async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
+        """Runs one episode in a shared worker, or in one of its own if too many have ended with it in them.
+
+        Raises:
+            SharedWorkerEnded: The worker ended, or is blocked; the episode can run again.
+        """
+        if num_ends >= MAX_SHARED_ENDS:
+            async with self.pool.lease(keep=False) as job, asyncio.timeout(timeout_s):
+                return await run_in_worker(job, episode)
+        async with self.pool.share() as job:
+            try:
+                async with asyncio.timeout(timeout_s + GRACE_S + REPLY_S) as limit:
+                    return await run_in_worker(job, episode, timeout_s)
+            except WorkerEnded as end:
+                raise SharedWorkerEnded(str(end)) from None
+            except TimeoutError:
+                if not limit.expired():  # the worker itself has ended the episode
+                    raise
+                reason = f"the process did not respond for {timeout_s + GRACE_S + REPLY_S:g} s, so it was killed"
+                self.pool.end_worker(job.worker, reason)
+                raise SharedWorkerEnded(reason) from None
 
 
 @asynccontextmanager
@@ -77,30 +161,39 @@ async def _refuse_direct_call(item: Any, llm: Any, context: Any) -> None:
     raise NotImplementedError("an agent with `isolation: process` is called by the run's episodes only")
 
 
-async def run_in_worker(worker: Worker, episode: Episode) -> Any:
+async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | None = None) -> Any:
     """Runs one episode and returns the agent's output.
+
+    Args:
+        job: Its job in a worker.
+        episode: The episode.
+        timeout_s: The time limit that the worker itself keeps; None: none.
 
     Raises:
         WorkerEnded: The process ended before the agent did.
         Exception: Whatever the agent raised.
     """
     context, calls = episode.context, set[asyncio.Task[None]]()
-    await worker.send(
+    await job.send(
         {
             "type": "job",
             "item": dump_item(episode.item),
             "seed": context.seed,
             "example_id": context.example_id,
             "is_training": context.is_training,
+            "epoch": context.epoch,
             "llm": episode.llm.name,
             "llms": episode.names,
+            "timeout_s": timeout_s,
         }
     )
     try:
         while True:
-            message = await worker.receive()
+            message = await job.receive()
             if message["type"] == "call":
-                calls.add(asyncio.create_task(_answer(worker, episode, message)))
+                call = asyncio.create_task(_answer(job, episode, message))
+                calls.add(call)
+                call.add_done_callback(calls.discard)
             elif message["type"] == "mark":
                 _mark(episode, message)
             elif message["type"] == "blame":
@@ -114,13 +207,13 @@ async def run_in_worker(worker: Worker, episode: Episode) -> Any:
     finally:
         for call in calls:
             call.cancel()
-    worker.is_idle = True
+    job.is_done = True
     if message["type"] == "failed":
         raise load_error(message["error"])
     return message["result"]
 
 
-async def _answer(worker: Worker, episode: Episode, message: Message) -> None:
+async def _answer(job: WorkerJob, episode: Episode, message: Message) -> None:
     """Makes a model call of the agent and sends back the reply, or the error that the agent then sees."""
     try:
         llm = episode.context.llm(message["llm"])
@@ -130,7 +223,7 @@ async def _answer(worker: Worker, episode: Episode, message: Message) -> None:
         reply: Message = {"call": dump_call(call)}
     except Exception as error:  # noqa: BLE001  the agent decides
         reply = {"error": dump_error(error)}
-    await worker.send({**reply, "type": "reply", "id": message["id"]})
+    await job.send({**reply, "type": "reply", "id": message["id"]})
 
 
 def _mark(episode: Episode, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The program of a worker process: imports one function and calls it, job by job, for the run that has started it.
+"""The program of a worker process: loads one function or agent and runs its jobs, for the run that has started it.
 
 It ends, with everything that it has started, as soon as the run's end of the connection is closed.
 """
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import importlib
+import inspect
 import itertools
 import os
 import signal
@@ -23,27 +24,29 @@ from reinforge.errors import ConfigError, StorageError
 from reinforge.rollout.isolation.containment import create_loop, run_loop
 from reinforge.rollout.isolation.worker_protocol import Message, decode, dump_error, encode, load_error
 
-Perform = Callable[[Message, "Link"], Awaitable[Any]]
+Perform = Callable[[Message, "JobLink"], Awaitable[Any]]
 """Does one job and returns its result, as plain data."""
 
-Loader = Callable[[str, Path], tuple[Perform, Message]]
-"""Imports a function; returns how to do a job with it, and what the run wants to know about it."""
+Loader = Callable[[Any, Path], "tuple[Perform, Message] | Awaitable[tuple[Perform, Message]]"]
+"""Imports what the run names; returns how to do a job with it, and what the run wants to know about it."""
 
 
 class Link:
-    """The connection to the run, and the requests that wait for a reply.
+    """The connection to the run, the jobs that it has sent, and the requests that wait for a reply.
 
     Args:
-        connection: The socket.
+        write: Sends one line; called by one thread at a time.
         loop: The loop of the jobs.
     """
 
-    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop):
-        self.connection, self.loop = connection, loop
+    def __init__(self, write: Callable[[bytes], None], loop: asyncio.AbstractEventLoop):
+        self.loop = loop
         self.jobs: asyncio.Queue[Message] = asyncio.Queue()
+        self._write = write
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
 
     def send(self, message: Message) -> None:
         """Sends a message; from any thread.
@@ -54,7 +57,7 @@ class Link:
         """
         line = encode(message)
         with self._lock:
-            self.connection.sendall(line)
+            self._write(line)
 
     async def request(self, message: Message) -> Message:
         """Sends a request and returns its reply.
@@ -73,10 +76,19 @@ class Link:
             raise load_error(reply["error"])
         return reply
 
+    def start(self, perform: Perform, job: Message) -> None:
+        """Begins a job, beside those that run."""
+        number = job["job"]
+        task = self._running[number] = self.loop.create_task(_do(JobLink(self, number), perform, job))
+        task.add_done_callback(lambda _: self._running.pop(number, None))
+
     def dispatch(self, message: Message) -> None:
-        """Hands a job to the loop, or a reply to who waits for it."""
+        """Hands a job to the loop, a reply to who waits for it, or the end of a job to its task."""
         if message["type"] == "job":
             self.jobs.put_nowait(message)
+        elif message["type"] == "cancel":
+            if (task := self._running.get(message["job"])) is not None:
+                task.cancel()
         elif (future := self._waiting.get(message["id"])) is not None and not future.done():
             future.set_result(message)
 
@@ -84,8 +96,40 @@ class Link:
         """Runs on a thread of its own, so that a job that blocks the loop does not hide the end of the run."""
         with contextlib.suppress(OSError, ValueError):
             for line in lines:
-                self.loop.call_soon_threadsafe(self.dispatch, decode(line), context=contextvars.Context())
+                self.receive(line)
         os.killpg(0, signal.SIGKILL)  # the run is over
+
+    def receive(self, line: bytes) -> None:
+        """Takes a line from the run; from any thread.
+
+        Raises:
+            ValueError: It is no message.
+        """
+        self.loop.call_soon_threadsafe(self.dispatch, decode(line), context=contextvars.Context())
+
+
+class JobLink:
+    """The connection to the run, for one job.
+
+    Args:
+        link: The connection.
+        number: The job.
+
+    Attributes:
+        loop: The loop of the jobs.
+    """
+
+    def __init__(self, link: Link, number: int):
+        self._link, self._number = link, number
+        self.loop = link.loop
+
+    def send(self, message: Message) -> None:
+        """Sends a message of the job; see `Link.send`."""
+        self._link.send({**message, "job": self._number})
+
+    async def request(self, message: Message) -> Message:
+        """Sends a request of the job and returns its reply; see `Link.request`."""
+        return await self._link.request({**message, "job": self._number})
 
 
 def main(descriptor: int) -> None:
@@ -95,7 +139,7 @@ def main(descriptor: int) -> None:
     lines = connection.makefile("rb")
     start = decode(lines.readline())
     loop = create_loop()
-    link = Link(connection, loop)
+    link = Link(connection.sendall, loop)
     threading.Thread(target=link.read, args=(lines,), name="reinforge-link", daemon=True).start()
     try:
         run_loop(loop, loop.create_task(serve(link, start)))
@@ -110,19 +154,21 @@ def _find(spec: str) -> Any:
 
 
 async def serve(link: Link, start: Message) -> None:
-    """Loads the function, then does jobs without end."""
+    """Loads what the run names, then does jobs without end."""
+    first = JobLink(link, start["job"])
     for function, arguments in start.get("setup", {}).items():
         _find(function)(**arguments)
     load: Loader = _find(start["loader"])
     try:
-        perform, description = load(start["function"], Path(start["project_root"]))
+        loaded = load(start["function"], Path(start["project_root"]))
+        perform, description = await loaded if inspect.isawaitable(loaded) else loaded
     except ConfigError as error:
-        link.send({"type": "refused", "problems": [vars(problem) for problem in error.problems]})
+        first.send({"type": "refused", "problems": [vars(problem) for problem in error.problems]})
         return
     root = os.path.realpath(start["project_root"])
-    link.send({**description, "type": "ready", "files": list_imported_files(root)})
+    first.send({**description, "type": "ready", "files": list_imported_files(root)})
     while True:
-        await _do(link, perform, await link.jobs.get())
+        link.start(perform, await link.jobs.get())
 
 
 def list_imported_files(root: str) -> list[str]:
@@ -131,7 +177,7 @@ def list_imported_files(root: str) -> list[str]:
     return sorted(file for file in files if isinstance(file, str) and os.path.realpath(file).startswith(root + os.sep))
 
 
-async def _do(link: Link, perform: Perform, job: Message) -> None:
+async def _do(link: JobLink, perform: Perform, job: Message) -> None:
     try:
         result = await perform(job, link)
         answer = encode_result(result)

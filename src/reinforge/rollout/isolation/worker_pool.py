@@ -1,8 +1,9 @@
-"""Processes in which agents and evaluators run that are not trusted with the run's own process.
+"""Workers: processes in which agents and evaluators run apart from the run's own process.
 
-Each worker leads a session of its own and does one job at a time. It is killed, with everything that it has started,
-when its job takes too long or the run stops; another one replaces it. It inherits neither the run's files nor its lock.
-This is not a sandbox: a worker has the rights of its user.
+Each worker leads a session of its own and inherits neither the run's files nor its lock. `lease` gives a job a worker
+of its own, which is killed, with everything that it has started, when the job takes too long or the run stops; another
+one replaces it. `share` gives a job a place in one of a fixed number of workers, where other jobs run beside it. This
+is not a sandbox: a worker has the rights of its user.
 """
 
 from __future__ import annotations
@@ -10,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.rollout.isolation.processes import describe_exit, kill_group
-from reinforge.rollout.isolation.worker_protocol import MAX_MESSAGE, Message, decode, encode
+from reinforge.rollout.isolation.transport import ProcessTransport, WorkerTransport
+from reinforge.rollout.isolation.worker_protocol import Message, decode, encode
 
 Isolation = Literal["thread", "process"]
 
@@ -28,11 +26,10 @@ START_S = 120.0
 """Seconds that a worker may take to import the function."""
 
 END_S = 1.0
-"""Seconds between a worker's last message and its exit code."""
+"""Seconds between two looks at whether a silent worker still runs."""
 
-PROGRAM = "import sys; sys.path[:] = {path!r}; from reinforge.rollout.isolation.worker import main; main({descriptor})"
-"""The worker finds the modules that the run finds, also those that only its own `sys.path` has."""
-
+MAX_UNREAD = 1024
+"""Messages of one job that wait to be read; a worker that sends more waits."""
 
 WORKER_SETUP: dict[str, dict[str, Any]] = {}
 """`module:name` of functions that each worker calls before it imports the project, with their keyword arguments: what
@@ -43,29 +40,28 @@ FILES: set[str] = set()
 
 
 class WorkerEnded(Exception):
-    """A worker process ended, or sent something else than messages, before its job was done."""
+    """A worker ended, or sent something else than messages, before its job was done."""
 
 
-@dataclass(eq=False)
-class Worker:
-    """One worker process.
+class SharedWorkerEnded(WorkerEnded):
+    """A worker ended in which other jobs ran too, so which of them ended it is not known."""
+
+
+class WorkerJob:
+    """One job of a worker, as the run sees it.
+
+    Args:
+        worker: The worker.
+        number: The job's number.
 
     Attributes:
-        process: The process; leads its own session and group.
-        reader, writer: The run's end of the sockets.
-        is_idle: True if it can take a job.
+        is_done: Set by the job's owner once its result has come.
     """
 
-    process: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    is_idle: bool = False
-    _unread: asyncio.Task[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def is_alive(self) -> bool:
-        """True if the process runs."""
-        return self.process.poll() is None
+    def __init__(self, worker: Worker, number: int):
+        self.worker, self.number = worker, number
+        self.is_done = False
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(MAX_UNREAD)
 
     async def send(self, message: Message) -> None:
         """Sends a message.
@@ -74,11 +70,7 @@ class Worker:
             TypeError: It is no plain data.
             ValueError: It contains itself, or is too long.
         """
-        line = encode(message)
-        self.is_idle = False
-        self.writer.write(line)
-        with contextlib.suppress(ConnectionError):  # `receive` says how it ended
-            await self.writer.drain()
+        await self.worker.send({**message, "job": self.number})
 
     async def receive(self) -> Message:
         """Returns the next message.
@@ -86,120 +78,260 @@ class Worker:
         Raises:
             WorkerEnded: There will be none.
         """
-        if self._unread is None:
-            self._unread = asyncio.ensure_future(self.reader.readline())
-        while not self._unread.done():
-            await asyncio.wait({self._unread}, timeout=END_S)
-            if not self._unread.done() and not self.is_alive:  # a process that it has started keeps the socket open
-                raise WorkerEnded(await self._describe_end())
-        reading, self._unread = self._unread, None
-        try:
-            line = reading.result()
-            if not line:
-                raise WorkerEnded(await self._describe_end())
-            return decode(line)
-        except ConnectionError:
-            raise WorkerEnded(await self._describe_end()) from None
-        except ValueError as error:
-            raise WorkerEnded(f"the process sent what cannot be read: {error}") from None
+        if self._messages.empty() and self.worker.end is not None:
+            raise WorkerEnded(self.worker.end)
+        message = await self._messages.get()
+        if message is None:
+            raise WorkerEnded(self.worker.end or "the process ended")
+        return message
 
-    async def _describe_end(self) -> str:
-        deadline = asyncio.get_running_loop().time() + END_S
-        while (code := self.process.poll()) is None and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
-        if code is None:
-            return "the process closed its connection to the run"
-        return f"the process {describe_exit(code)}"
+    async def deliver(self, message: Message) -> None:
+        """Takes a message from the worker."""
+        await self._messages.put(message)
+
+    def close(self) -> None:
+        """Tells who waits for a message that there will be none."""
+        with contextlib.suppress(asyncio.QueueFull):  # then `receive` finds the end behind those that are left
+            self._messages.put_nowait(None)
+
+    def discard(self) -> None:
+        """Drops what has not been read, so that the worker's other jobs do not wait behind it."""
+        while not self._messages.empty():
+            self._messages.get_nowait()
+
+
+class Worker:
+    """One worker.
+
+    Args:
+        transport: The connection.
+
+    Attributes:
+        jobs: Its open jobs by number.
+        end: How it ended; None: it has not.
+    """
+
+    def __init__(self, transport: WorkerTransport):
+        self.transport = transport
+        self.jobs: dict[int, WorkerJob] = {}
+        self.end: str | None = None
+        self._num_jobs = 0
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_alive(self) -> bool:
+        """True if it can do jobs."""
+        return self.end is None and self.transport.is_alive
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it does no job."""
+        return not self.jobs
+
+    @contextlib.contextmanager
+    def open_job(self) -> Iterator[WorkerJob]:
+        """Gives the next job of this worker, until the end of the block."""
+        job = WorkerJob(self, self._num_jobs)
+        self._num_jobs += 1
+        self.jobs[job.number] = job
+        try:
+            yield job
+        finally:
+            del self.jobs[job.number]
+            job.discard()
+
+    async def send(self, message: Message) -> None:
+        """Sends a message; see `WorkerJob.send`."""
+        line = encode(message)
+        with contextlib.suppress(ConnectionError):  # `receive` says how it ended
+            await self.transport.write(line)
+
+    async def _read(self) -> None:
+        """Hands each message to its job, until the worker ends."""
+        reading: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                reading = asyncio.ensure_future(self.transport.readline())
+                while not reading.done():
+                    await asyncio.wait({reading}, timeout=END_S)
+                    if not reading.done() and not self.transport.is_alive:
+                        # a process that it has started keeps the connection open
+                        raise ConnectionError
+                line = reading.result()
+                if not line.endswith(b"\n"):  # nothing, or what it was writing when it ended
+                    raise ConnectionError
+                message = decode(line)
+                if (job := self.jobs.get(message["job"])) is not None:
+                    await job.deliver(message)
+        except ConnectionError:
+            self.end = await self.transport.describe_end()
+        except ValueError as error:
+            self.end = f"the process sent what cannot be read: {error}"
+        finally:
+            if reading is not None:
+                reading.cancel()
+            self.end = self.end or "the process was ended by the run"
+            for job in self.jobs.values():
+                job.close()
 
     def kill(self) -> None:
-        """Kills the process with everything that it has started."""
-        kill_group(self.process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=END_S)
-        if self._unread is not None:
-            self._unread.cancel()
-        self.writer.transport.abort()
+        """Kills it with everything that it has started."""
+        self.transport.kill()
+        self._reading.cancel()
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where one of the shared workers is; another one replaces it when it ends.
+
+    Attributes:
+        num_jobs: Jobs that are there or wait for the worker's start.
+        worker: The worker; None: it has not been needed yet.
+    """
+
+    num_jobs: int = 0
+    worker: Worker | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class WorkerPool:
-    """The worker processes of one agent or evaluator; as many as run at the same time.
+    """The workers of one agent or evaluator: as many as are leased at the same time, and those that are shared.
 
     Args:
-        function: `module:name` in the project's folder, which only the workers import.
+        function: What the workers load: `module:name` in the project's folder, or plain data for another loader.
         project_root: That folder.
         loader: `module:name` of the function in reinforge that loads it in the worker; see
             `reinforge.rollout.isolation.worker`.
+        name: What messages call the function; None: its `module:name`.
+        num_shared: How many workers `share` uses.
+        open_transport: Starts a worker; None: in a process of this machine.
+
+    Attributes:
+        description: What the worker that started last said about the function.
+        workers: The workers that run.
     """
 
-    def __init__(self, function: str, project_root: Path, loader: str):
+    def __init__(
+        self,
+        function: str | Message,
+        project_root: Path,
+        loader: str,
+        *,
+        name: str | None = None,
+        num_shared: int = 1,
+        open_transport: Callable[[], Awaitable[WorkerTransport]] | None = None,
+    ):
         self.function, self.project_root, self.loader = function, project_root, loader
+        self.name = str(function) if name is None else name
         self.description: Message = {}
         self.workers: list[Worker] = []
+        self._places = [_Place() for _ in range(num_shared)]
+        self._open_transport = open_transport or ProcessTransport.start
+        self._sending: set[asyncio.Future[None]] = set()
 
-    async def start(self) -> None:
+    async def start(self, *, shared: bool = False) -> None:
         """Starts the first worker, which checks the function.
+
+        Args:
+            shared: Start the first of the shared ones.
 
         Raises:
             ConfigError: The function cannot be imported, or takes other parameters.
         """
-        async with self.lease():
-            pass
+        async with self.share() if shared else self.lease() as job:
+            job.is_done = True
 
     @contextlib.asynccontextmanager
-    async def lease(self) -> AsyncIterator[Worker]:
-        """Gives a worker for one job; kills it unless the job is done by the end of the block.
+    async def lease(self, *, keep: bool = True) -> AsyncIterator[WorkerJob]:
+        """Gives a job a worker of its own; kills it unless the job is done by the end of the block.
+
+        Args:
+            keep: Leave a worker whose job is done to the next one.
 
         Raises:
             ConfigError: A new worker cannot import the function.
         """
-        worker = next((each for each in self.workers if each.is_idle and each.is_alive), None)
-        worker = worker or await self._start_worker()
+        shared = [place.worker for place in self._places]
+        idle = (each for each in self.workers if each.is_idle and each.is_alive and each not in shared)
+        worker = next(idle, None) or await self._start_worker()
+        with worker.open_job() as job:
+            try:
+                yield job
+            finally:
+                if not (job.is_done and keep):
+                    self._kill(worker)
+
+    @contextlib.asynccontextmanager
+    async def share(self) -> AsyncIterator[WorkerJob]:
+        """Gives a job a place in the least busy of the shared workers; cancels it unless it is done by the end.
+
+        Raises:
+            ConfigError: A new worker cannot import the function.
+        """
+        place = min(self._places, key=lambda each: each.num_jobs)
+        place.num_jobs += 1
         try:
-            yield worker
+            async with place.lock:
+                if place.worker is None or not place.worker.is_alive:
+                    if place.worker is not None:
+                        self._kill(place.worker)
+                    place.worker = None
+                    place.worker = await self._start_worker()
+                worker = place.worker
+            with worker.open_job() as job:
+                try:
+                    yield job
+                finally:
+                    if not job.is_done and worker.is_alive:
+                        self._cancel(job)
         finally:
-            if not worker.is_idle:
-                worker.kill()
-                self.workers.remove(worker)
+            place.num_jobs -= 1
+
+    def _cancel(self, job: WorkerJob) -> None:
+        """Tells a worker that a job's result is no longer needed, without waiting for it."""
+        sending = asyncio.ensure_future(job.send({"type": "cancel"}))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+
+    def end_worker(self, worker: Worker, reason: str) -> None:
+        """Kills a shared worker that does not respond; its other jobs learn that it ended."""
+        worker.end = worker.end or reason
+        self._kill(worker)
 
     async def close(self) -> None:
         """Kills every worker."""
         while self.workers:
             self.workers.pop().kill()
 
+    def _kill(self, worker: Worker) -> None:
+        worker.kill()
+        if worker in self.workers:
+            self.workers.remove(worker)
+
     async def _start_worker(self) -> Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            program = PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-            command = [sys.executable, *["-O"] * sys.flags.optimize, "-c", program]
-            process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE)
-        worker = Worker(process, reader, writer)
+        worker = Worker(await self._open_transport())
         self.workers.append(worker)
         try:
             self.description = await self._introduce(worker)
         except BaseException:
-            worker.kill()
-            self.workers.remove(worker)
+            self._kill(worker)
             raise
-        worker.is_idle = True
         return worker
 
     async def _introduce(self, worker: Worker) -> Message:
         """Tells a worker what to load; returns what it says about the function."""
         message = {"function": self.function, "project_root": str(self.project_root), "loader": self.loader}
         setup = {name: dict(arguments) for name, arguments in WORKER_SETUP.items()}
+        failed = f'importing "{self.name}"'
         try:
-            async with asyncio.timeout(START_S):
-                await worker.send({"type": "start", "setup": setup, **message})
-                answer = await worker.receive()
+            with worker.open_job() as job:
+                async with asyncio.timeout(START_S):
+                    await job.send({"type": "start", "setup": setup, **message})
+                    answer = await job.receive()
         except WorkerEnded as error:
-            raise ConfigError(Problem("function", f'importing "{self.function}" failed: {error}')) from None
+            raise ConfigError(Problem("function", f"{failed} failed: {error}")) from None
         except TimeoutError:
-            raise ConfigError(
-                Problem("function", f'importing "{self.function}" did not end within {START_S:g} s')
-            ) from None
+            raise ConfigError(Problem("function", f"{failed} did not end within {START_S:g} s")) from None
         if answer["type"] == "refused":
             raise ConfigError([Problem(**problem) for problem in answer["problems"]])
         FILES.update(str(file) for file in answer.get("files", ()))

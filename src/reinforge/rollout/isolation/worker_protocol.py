@@ -1,15 +1,17 @@
-"""What the run and its worker processes say to each other: one JSON object per line, over a pair of sockets.
+"""What the run and its worker processes say to each other: one JSON object per line, over any connection.
 
-run -> worker   start    once: import path, the function, and how to load it
-                job      one call of the function
+run -> worker   start    once: what to load, and how
+                job      one call of the function, or one episode of the agent
                 reply    the answer to a request, with its id
+                cancel   the result of the job is no longer needed
 worker -> run   ready    or `refused`, with the problems of the function
                 call     a model call of the agent, with an id
                 mark     a mark of the agent
                 blame    why the latest reply of a model is unusable
                 done     the result of the job, or `failed` with the exception
 
-Nothing is unpickled: a message can only be data.
+Every message names its job by a number, since several jobs may run in one worker; the start is job 0. Nothing is
+unpickled: a message can only be data.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from reinforge import errors
@@ -29,6 +33,7 @@ from reinforge.errors import (
     ReinforgeError,
     describe_error,
 )
+from reinforge.rollout.isolation.containment import Abandoned, TimedOut
 from reinforge.types.episode import ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
@@ -40,7 +45,8 @@ MAX_MESSAGE = 64 * 2**20
 
 ITEM_FIELDS = ("id", "input_obj", "expected_output_obj", "output_obj", "full_dataset_entry")
 
-_KNOWN = {**vars(builtins), **vars(errors), "CancelledError": asyncio.CancelledError}
+_ENDS = {each.__name__: each for each in (asyncio.CancelledError, Abandoned, TimedOut)}
+_KNOWN = {**vars(builtins), **vars(errors), **_ENDS}
 _RAISED = (Exception, SystemExit, asyncio.CancelledError)
 """What a job may raise in the run; a worker that sends any other class is not believed."""
 
@@ -74,6 +80,8 @@ def decode(line: bytes) -> Message:
         raise ValueError("nested too deeply") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ValueError("not a message")
+    if not isinstance(message.get("job"), int):
+        raise ValueError("not a message of a job")
     return message
 
 
@@ -104,18 +112,33 @@ def dump_call(call: ModelCall) -> Message:
     """Returns what `build_completion` reads of a finished call; the kept tokens of a sampling filter are left out."""
     return {
         "call_id": call.call_id,
+        "llm": call.llm,
         "model": call.model,
+        "functions": call.functions,
         "started_s": call.started_s,
         "choice": call.choice,
         "replies": [_dump_reply(reply) for reply in call.choices],
     }
 
 
-def load_call(data: Message) -> ModelCall:
-    """Returns the call that `dump_call` was given, as far as an agent sees it."""
+def load_call(data: Message, messages: Sequence[Message] = ()) -> ModelCall:
+    """Returns the call that `dump_call` was given, as far as an agent sees it.
+
+    Args:
+        data: The call.
+        messages: The messages that the agent sent.
+    """
     reply, *others = [_load_reply(each) for each in data["replies"]]
     call = ModelCall(
-        data["call_id"], "", data["model"], ModelRequest([]), reply, (), data["started_s"], 0.0, others=tuple(others)
+        data["call_id"],
+        data["llm"],
+        data["model"],
+        ModelRequest(list(messages)),
+        reply,
+        tuple(data["functions"]),
+        data["started_s"],
+        time.time(),
+        others=tuple(others),
     )
     call.choose(data["choice"])
     return call
@@ -125,7 +148,7 @@ _TOKEN_FIELDS = tuple(name for name in TokenLogprobs.__dataclass_fields__ if nam
 
 
 def _dump_reply(reply: ModelReply) -> Message:
-    names = ("message", "finish_reason", "num_prompt_tokens", "num_completion_tokens", "logprobs")
+    names = ("message", "finish_reason", "num_prompt_tokens", "num_completion_tokens", "logprobs", "failure")
     tokens = reply.tokens
     dumped = None if tokens is None else {name: getattr(tokens, name) for name in _TOKEN_FIELDS}
     if dumped is not None and tokens is not None and tokens.top_logprobs:

@@ -48,6 +48,7 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     groups_are_examples = True
     is_resumable = True
     requires_policy_llm = True
+    collects_ahead = True
     trajectory_builder_config: GroupTrajectoryBuilderConfig
 
     def __init__(
@@ -188,14 +189,20 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
             is_trained_call(call, config.target_model, config.target_functions, self.policies) for call in record.calls
         ]
 
+    async def discard_run(self, run_id: str) -> None:
+        """Stops a collection that will not be finalized; finished episodes stay in the journal."""
+        await self._cancel([run_id])
+
     async def cleanup(self) -> None:
         """Cancels the collections that are still running."""
-        runs = self.evaluation_runs.values()
+        await self._cancel(list(self.evaluation_runs))
+
+    async def _cancel(self, run_ids: Sequence[str]) -> None:
+        runs = [self.evaluation_runs.pop(run_id) for run_id in run_ids if run_id in self.evaluation_runs]
         tasks = [task for run in runs for task in (run if isinstance(run, list) else [run])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.evaluation_runs.clear()
 
 
 async def _gather(tasks: list[asyncio.Task[EvaluationRunOutput]]) -> list[EvaluationRunOutput]:

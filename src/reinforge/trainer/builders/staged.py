@@ -107,6 +107,7 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         self.parts = list(parts)
         self.is_resumable = all(each.builder.is_resumable for each in self.parts)
         self.requires_policy_llm = any(each.builder.requires_policy_llm for each in self.parts)
+        self.collects_ahead = all(each.builder.collects_ahead for each in self.parts)
         self.rewards_are_scores = any(each.builder.rewards_are_scores for each in self.parts)
         self._evaluation: EvaluationRunner | None = None
         self._current = self.parts[0]
@@ -176,6 +177,10 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Returns every group of the collection."""
         return await self._find(int((meta or {}).get("epoch", 0))).builder.finalize(run_id, meta)
+
+    async def discard_run(self, run_id: str) -> None:
+        """Stops a collection that will not be finalized."""
+        await self._current.builder.discard_run(run_id)
 
     def take_notes(self) -> list[str]:
         """Returns, once, which stage has begun, and what its builder says."""

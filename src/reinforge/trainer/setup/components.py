@@ -31,6 +31,7 @@ from reinforge.interfaces import (
 from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
+from reinforge.trainer.setup.placement import DRIVER, open_placed
 from reinforge.trainer.setup.remote_workflow import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
 
@@ -59,6 +60,7 @@ class ComponentBuilder:
         self._stack = AsyncExitStack()
         self.making_s = 0.0
         self._adapter: TrainerAdapter | None = None
+        self._placed: BoundWorkflow | None = None
         self.replaced_adapter: TrainerAdapter | None = None
         self._validation: ComponentBuilder | None = None
 
@@ -115,12 +117,27 @@ class ComponentBuilder:
         use_remote_workflow(self.loaded)
         config = self.config.workflow
         made = await self._make("workflow", "workflow", config)
-        if isinstance(made, BoundWorkflow):
-            return made
-        return bind_workflow(made, getattr(config, "llm", None) or getattr(made, "llm", None))
+        if not isinstance(made, BoundWorkflow):
+            made = bind_workflow(made, getattr(config, "llm", None) or getattr(made, "llm", None))
+        return made if getattr(config, "placement", DRIVER) == DRIVER else await self._place(made)
+
+    async def _place(self, workflow: BoundWorkflow) -> BoundWorkflow:
+        """Returns the agent with its episodes in other processes, which are opened once."""
+        if self._placed is None:
+            opened = open_placed(self.loaded, self.config.workflow, workflow, is_run=self.makes_models)
+            try:
+                self._placed = await self._stack.enter_async_context(opened)
+            except ConfigError as error:
+                raise ConfigError([self.locate(problem, "workflow") for problem in error.problems]) from None
+        return self._placed
 
     async def get_function(self, name: str) -> Any:
         """Returns a component of `functions`."""
+        config = self.config.functions.get(name)
+        if getattr(config, "placement", DRIVER) != DRIVER:
+            path = f"functions.{name}.placement"
+            fix = "leave it out here; `workflow.placement` moves the whole agent"
+            raise ConfigError(self.locate(Problem(path, "a function runs where the agent runs", fix)))
         made = await self._section("workflow", "functions", name)
         if isinstance(made, FunctionInfo):
             made.name = name

@@ -35,6 +35,7 @@ from reinforge.rollout.runner import choose_llm
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.guards.precautions import refuse_repetitions
+from reinforge.trainer.overlap import check_overlap
 from reinforge.trainer.setup.attempts import Attempts
 from reinforge.trainer.setup.comparisons import describe_comparisons, find_comparison_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
@@ -159,6 +160,7 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     adapter = await _get_named(attempt, builder.get_trainer_adapter, config.trainer_adapter)
     if config.pipeline:
         attempt.add(check_pipeline(builder, adapter))
+    attempt.add(check_overlap(config, trainer, adapter, trajectory_builder))
     if adapter is not None:
         attempt.add(adapter.validate(config))
         needs_llm = trajectory_builder is not None and trajectory_builder.requires_policy_llm
@@ -345,6 +347,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         *([("trackers", _describe_trackers(config))] if config.trackers else []),
         *(_describe_training(parts)),
         ("sampling", _describe_sampling(parts)),
+        *([("overlap", _describe_overlap(config.limits.max_staleness))] if config.limits.max_staleness else []),
         *(_training_settings(parts) if of_backend is None else of_backend),
     ]
 
@@ -379,6 +382,11 @@ def _describe_trackers(config: FinetuneConfig) -> str:
     urls = {name: getattr(tracker, "url", "") for name, tracker in config.trackers.items()}
     types = {name: f"{name}: {tracker.static_type}" for name, tracker in config.trackers.items()}
     return "; ".join(f"{text} ({urls[name]})" if urls[name] else text for name, text in types.items())
+
+
+def _describe_overlap(max_staleness: int) -> str:
+    versions = f"{max_staleness} version{'s' * (max_staleness > 1)}"
+    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old"
 
 
 def _describe_sampling(parts: Parts) -> str:

@@ -1,0 +1,167 @@
+"""Calls of an `EngineWorker`, in this process or in another one over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from reinforge.errors import BackendUnavailable, ReinforgeError, describe_error
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteMethod:
+    """One method of a worker."""
+
+    call: Callable[[str, tuple[Any, ...]], Future[Any]]
+    name: str
+
+    def remote(self, *arguments: Any) -> Future[Any]:
+        """Starts a call."""
+        return self.call(self.name, arguments)
+
+
+class WorkerLoop:
+    """Runs the methods of a worker, many at a time, in a thread of its own.
+
+    Args:
+        worker: The worker.
+    """
+
+    def __init__(self, worker: Any):
+        self._worker, self._loop = worker, asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-worker", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        return RemoteMethod(self.start, name)
+
+    def start(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """Starts a call; cancelling its future cancels it."""
+        return asyncio.run_coroutine_threadsafe(getattr(self._worker, method)(*arguments), self._loop)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class WorkerClient:
+    """A worker in another process.
+
+    Args:
+        connection: The connection to it.
+        name: Its name, for messages.
+    """
+
+    def __init__(self, connection: Connection, name: str):
+        self._connection, self._name = connection, name
+        self._numbers, self._lock = itertools.count(), threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._receive, name=f"{name}-replies", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        return RemoteMethod(self.start, name)
+
+    def start(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """Starts a call; cancelling its future cancels it."""
+        future: Future[Any] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            if self._is_closed:
+                future.set_exception(self._explain_end())
+                return future
+            self._waiting[number] = future
+        self._send((number, method, arguments))
+        future.add_done_callback(lambda done: self._send((number, None, ())) if done.cancelled() else None)
+        return future
+
+    def _send(self, message: Any) -> None:
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except OSError:  # `_receive` sees it too, and fails the calls
+            return
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                number, value, error = self._connection.recv()
+                with self._lock:
+                    future = self._waiting.pop(number, None)
+                if future is None or not future.set_running_or_notify_cancel():
+                    continue
+                if error is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(error)
+        except (EOFError, OSError):
+            with self._lock:
+                self._is_closed, waiting = True, list(self._waiting.values())
+            for future in waiting:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(self._explain_end())
+
+    def _explain_end(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._name} has ended; resume the run with --resume")
+
+    def close(self) -> None:
+        """Disconnects, after which the worker releases its engine."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as opened, suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)  # `close` alone does not end a wait for the next message
+        self._thread.join()
+        self._connection.close()
+
+
+class CallServer:
+    """Answers the calls of a `WorkerClient` until it disconnects.
+
+    Args:
+        connection: The connection to it.
+        calls: Runs the worker's methods.
+    """
+
+    def __init__(self, connection: Connection, calls: WorkerLoop):
+        self._connection, self._calls, self._lock = connection, calls, threading.Lock()
+        self._running: dict[int, Future[Any]] = {}
+
+    def serve(self) -> None:
+        """Returns when the other side has disconnected."""
+        try:
+            while True:
+                number, method, arguments = self._connection.recv()
+                if method is None:
+                    if (running := self._running.pop(number, None)) is not None:
+                        running.cancel()
+                    continue
+                self._running[number] = call = self._calls.start(method, arguments)
+                call.add_done_callback(partial(self._reply, number))
+        except (EOFError, OSError):
+            return
+
+    def _reply(self, number: int, done: Future[Any]) -> None:
+        self._running.pop(number, None)
+        if done.cancelled():
+            return
+        error = done.exception()
+        message = (number, None, error) if error is not None else (number, done.result(), None)
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except OSError:
+            return
+        except Exception as failure:  # noqa: BLE001  whatever cannot be pickled
+            cause = failure if error is None else error
+            with self._lock:
+                self._connection.send((number, None, ReinforgeError(f"a worker failed: {describe_error(cause)}")))

@@ -1,0 +1,94 @@
+"""A run that samples while it trains reaches the verdict of one that does not."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from reinforge.engine.installed import is_installed
+
+AGENT = """
+import asyncio
+
+async def agent(item, llm, context):
+    messages = [{"role": "user", "content": item.input_obj}]
+    said = ""
+    for _ in range(2):
+        reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
+        said += reply.choices[0].message.content
+        await asyncio.sleep(0.02)  # a tool
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "again"}]
+    return said
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+def finish(project, max_staleness):
+    """Runs the project from scratch and returns the summary."""
+    for path in (project.run, project.folder / "run.yml"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    project.write("task.py", AGENT)
+    project.set("finetuning.limits.max_staleness", max_staleness)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    return project.summary
+
+
+def read_rows(project, query):
+    with closing(sqlite3.connect(project.run / "run.sqlite")) as database:
+        return database.execute(query).fetchall()
+
+
+def list_ages(project):
+    """Returns by how many versions the tokens of each epoch are older than the weights that train on them."""
+    ages = {}
+    for epoch, data in read_rows(project, "SELECT epoch, data FROM episodes WHERE phase = 'collect'"):
+        versions = {call["policy_version"] for call in json.loads(data)["calls"]}
+        ages.setdefault(epoch, set()).update(epoch - version for version in versions)
+    return ages
+
+
+def assert_bounded(project):
+    """No trained token is too old, later epochs are sampled ahead, and the figures say so."""
+    ages = list_ages(project)
+    assert set().union(*ages.values()) == {0, 1}
+    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert [row["staleness_max"] for row in rows] == [max(ages[row["epoch"]]) for row in rows]
+    assert all(row["canary_difference"] < 1e-4 for row in rows)
+    assert {row["num_groups_stale"] for row in rows} == {0}
+    assert all(0 < row["tis_weight"] < 2 for row in rows[1:])
+    assert "no trained token is more than 1 version old" in (project.run / "run.log").read_text()
+
+
+def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
+    before, after = finish(project, 0), finish(project, 1)
+    assert_bounded(project)
+    assert [summary["promoted"] for summary in (before, after)] == [True, True]
+    first, second = before["improvement"], after["improvement"]
+    assert max(first["ci_low"], second["ci_low"]) < min(first["ci_high"], second["ci_high"]), "their intervals overlap"
+
+
+def test_adapters_are_trained_while_a_copy_of_them_samples(project):
+    project.set("finetuning.policy.lora", {"r": 4}).set("finetuning.num_epochs", 3)
+    finish(project, 1)
+    assert_bounded(project)
+
+
+def test_a_setting_that_overlap_cannot_honour_is_refused_before_anything_runs(project):
+    project.set("finetuning.limits.max_staleness", 1).set("finetuning.deterministic", True)
+    result = project.finetune()
+    assert result.exit_code == 2
+    assert "finetuning.deterministic: what a version samples then depends on" in result.output
+    assert not project.run.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
+def test_workers_sample_while_they_train(project):
+    project.set("trainer_adapters.adapter", {"_type": "ray", "num_workers": 2}).set("finetuning.num_epochs", 3)
+    finish(project, 1)
+    assert_bounded(project)

@@ -1,0 +1,150 @@
+"""Whole runs under torchrun, without Ray: several processes of this machine sample and train one model."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def torchrun(project, *arguments, size=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MARK_OF_TEST": str(project.folder)}
+    return subprocess.Popen(
+        [*command, "-m", "reinforge", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def list_processes(project):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK_OF_TEST") == str(project.folder):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def read_rows(project):
+    return [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+
+
+def load_checkpoints(project):
+    return [load_file(each / "model.safetensors") for each in sorted((project.run / "checkpoints").glob("step-*"))]
+
+
+def measure_distance(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+@pytest.mark.parametrize("sharding", ["replicate", "full"])
+def test_a_run_of_two_processes_needs_no_other_file(project, sharding):
+    project.set("finetuning.num_epochs", 2)
+    project.write_files()
+    override = ["-o", "trainer_adapters.adapter.sharding", sharding]
+    output = finish(torchrun(project, "finetune", "run.yml", "--run_name", "r", *override))
+    assert "Traceback" not in output
+    assert [row["epoch"] for row in read_rows(project)] == [0, 1]
+    first, *_, last = load_checkpoints(project)
+    assert measure_distance(first, last) > 1e-4
+    assert list_processes(project) == []
+
+
+def test_a_command_that_trains_nothing_ends_in_every_process(project):
+    project.write_files()
+    output = finish(torchrun(project, "finetune", "run.yml", "--dry_run"))
+    assert output.count("is valid") == 1, "the first process alone speaks"
+    assert list_processes(project) == []
+
+
+@pytest.mark.fault
+def test_when_a_process_dies_all_end_and_one_process_resumes_the_divided_run(project):
+    project.set("finetuning.num_epochs", 3)
+    project.set("trainer_adapters.adapter.sharding", "full")
+    project.write_files()
+    process = torchrun(project, "finetune", "run.yml", "--run_name", "r")
+    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 150
+    while not metrics.exists() or not metrics.read_text().strip():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    others = [each for each in list_processes(project) if each.environ().get("RANK") == "1"]
+    others[0].kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0, output
+    assert list_processes(project) == []
+    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--resume", "r"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(read_rows(project)) == 3
+
+
+LOSS = """
+from reinforge.engine import LossOutput, register_loss
+
+@register_loss("own_pg")
+def own_pg(batch, logprobs_BT):
+    return LossOutput(-batch.advantages * logprobs_BT)
+"""
+ALGORITHM = """
+import own_losses
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import LossSpec
+
+class OwnConfig(GRPOConfig, name="own"):
+    pass
+
+class Own(GRPO):
+    loss = LossSpec("own_pg", {})
+
+@register_algorithm(config_type=OwnConfig)
+async def own(config, builder):
+    yield Own(config)
+"""
+SCRIPT = """
+import own_algorithm, reinforge
+
+async def agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+
+if __name__ == "__main__":
+    rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]
+    summary = reinforge.finetune(
+        agent, rows, vowels, "MODEL", 1, algorithm="own", settings={"device": "cpu"}, run_name="r", output_dir="runs"
+    )
+    print("trained", summary.status)
+"""
+
+
+def test_a_script_with_a_loss_of_its_own_trains_in_every_process(project):
+    project.write("own_losses.py", LOSS)
+    project.write("own_algorithm.py", ALGORITHM)
+    project.write("script.py", SCRIPT.replace("MODEL", str(project.model)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MARK_OF_TEST": str(project.folder)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("trained completed") == 1, done.stdout + done.stderr
+    assert list_processes(project) == []

@@ -1,0 +1,215 @@
+"""A server of the fine-tuning API that is killed at any time makes exactly one job, and one model, of each request.
+
+The client is the official one with its own retries. The server is killed with SIGKILL while it stores the file, creates
+the job, validates, trains and publishes, and started again at the same address.
+"""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from reinforge.server.fine_tuning.records import FileRecord
+from reinforge.server.fine_tuning.states import JobState
+from reinforge.server.fine_tuning.store import JobStore
+from tests.fine_tuning import supervised_rows, to_jsonl
+
+NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500"))
+QUICK_KILLS = 12
+SITES = (
+    "add_file:before",
+    "add_file:after",
+    "create_job:before",
+    "create_job:after",
+    "transition queued:before",
+    "transition queued:after",
+    "transition running:before",
+    "transition running:after",
+    "transition succeeded:before",
+    "transition succeeded:after",
+)
+
+
+class QuickClient(openai.OpenAI):
+    """The official client, which waits 50 ms before it tries again instead of up to 8 s."""
+
+    def _calculate_retry_timeout(self, *arguments, **settings):
+        return 0.05
+
+
+class KilledServers:
+    """A server at one address that can be killed and started again, again and again.
+
+    Attributes:
+        num_kills: How often it was killed.
+    """
+
+    def __init__(self, driver, folder):
+        self._driver, self.folder = driver, folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.num_kills, self._pid = 0, 0
+
+    def start(self, site=""):
+        self._driver.stdin.write(f"{self.port}\t{self.folder}\t{site}\n")
+        self._driver.stdin.flush()
+        self._pid = int(self._driver.stdout.readline())
+
+    def wait_ready(self):
+        """Returns once the server listens."""
+        for _ in range(6000):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            time.sleep(0.01)
+        raise AssertionError("the server does not listen after a minute")
+
+    def kill(self):
+        os.kill(self._pid, signal.SIGKILL)
+        self.wait_end()
+        self.num_kills += 1
+
+    def wait_end(self):
+        assert self._driver.stdout.readline() == "ended\n"
+        self._pid = 0
+
+    def close(self):
+        if self._pid:
+            self.kill()
+
+    @contextlib.contextmanager
+    def restarted_after(self, site, then=""):
+        """Starts a server that dies at a site, and another one after it, during the block."""
+        self.start(site)
+        follower = threading.Thread(target=lambda: (self.wait_end(), self.start(then)))
+        follower.start()
+        yield
+        follower.join(30)
+
+    def client(self):
+        return QuickClient(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="x", max_retries=2000)
+
+    def read(self):
+        return JobStore(self.folder / "jobs.sqlite")
+
+
+@pytest.fixture(scope="module")
+def driver(finished_run):
+    """Forks servers, so that each starts in milliseconds."""
+    root, pipe = Path(__file__).parents[2], subprocess.PIPE
+    command = [sys.executable, "-m", "tests.fault.job_server", str(finished_run)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root, env=environment) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def servers(tmp_path, driver):
+    servers = KilledServers(driver, tmp_path / "data")
+    yield servers
+    servers.close()
+
+
+def train(client, number):
+    """Returns a job that has ended; polls every 20 ms."""
+    file = client.files.create(
+        file=(f"{number}.jsonl", to_jsonl(supervised_rows(8, f"a{number}"))), purpose="fine-tune"
+    )
+    job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, metadata={"n": str(number)}, seed=number)
+    while (job := client.fine_tuning.jobs.retrieve(job.id)).status not in ("succeeded", "failed", "cancelled"):
+        time.sleep(0.02)
+    return job
+
+
+def assert_once(servers, jobs):
+    """Each request made one file, one job, one model with its checkpoints, and one end."""
+    store = servers.read()
+    found, _ = store.list_jobs(None, 10_000)
+    assert sorted(job.id for job in found) == sorted(job.id for job in jobs)
+    assert {job.state for job in found} == {JobState.SUCCEEDED}
+    files: list[FileRecord] = store.list_files(None, 10_000)[0]
+    inputs = sorted(file.filename for file in files if file.purpose == "fine-tune")
+    assert inputs == sorted(f"{job.metadata['n']}.jsonl" for job in found)
+    assert len(files) == 2 * len(jobs), "and one file of results each"
+    folders = {path.name for path in (servers.folder / "models").iterdir()}
+    assert folders == {job.id for job in found}
+    names = {model.name for model in store.list_models()}
+    for job in found:
+        assert {job.fine_tuned_model, *(f"{job.fine_tuned_model}:ckpt-step-{step}" for step in (2, 4))} <= names
+        assert [each.step for each in store.list_checkpoints(job.id, None, 9)[0]] == [4, 2]
+        messages = [event.message for event in store.list_events(job.id, None, 100_000)[0]]
+        ends = [each for each in messages if each.startswith("The job has successfully completed")]
+        assert len(ends) == 1
+        assert sum(each.startswith("Step") for each in messages) == 2
+    assert len(names) == 3 * len(jobs)
+    contents = {path.name for path in (servers.folder / "files").iterdir()}
+    assert contents >= {file.id for file in files}
+    store.close()
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_server_that_dies_at_one_point_goes_on(servers, site):
+    with servers.restarted_after(site), servers.client() as client:
+        job = train(client, 1)
+    assert job.status == "succeeded"
+    assert_once(servers, [job])
+
+
+def test_without_the_memory_of_requests_a_retry_makes_a_second_job(servers):
+    """Mutation check: the server forgets which requests it has seen, and the lost response costs a job."""
+    with servers.restarted_after("forget create_job:after", then="forget"), servers.client() as client:
+        job = train(client, 1)
+    with pytest.raises(AssertionError):
+        assert_once(servers, [job])
+    store = servers.read()
+    assert len(store.list_jobs(None, 9)[0]) == 2
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "num_kills",
+    [
+        QUICK_KILLS,
+        pytest.param(NUM_KILLS, marks=[pytest.mark.fault, pytest.mark.timeout(3600)], id=f"{NUM_KILLS} kills"),
+    ],
+)
+def test_kills_at_random_times_over_submit_train_and_publish(servers, num_kills):
+    """A server lives for a random part of one and a half undisturbed jobs, then it is killed."""
+    rng, jobs, over, given_up = random.Random(7), [], threading.Event(), threading.Event()
+    servers.start()
+    with servers.client() as client:
+        began = time.monotonic()
+        jobs.append(train(client, 0))
+        job_s = time.monotonic() - began
+
+        def kill_again_and_again():
+            while servers.num_kills < num_kills and not given_up.is_set():
+                servers.wait_ready()
+                time.sleep(rng.uniform(0, 1.5 * job_s))
+                servers.kill()
+                servers.start()
+            over.set()
+
+        killer = threading.Thread(target=kill_again_and_again)
+        killer.start()
+        try:
+            for number in itertools.count(1):
+                jobs.append(train(client, number))
+                if over.is_set():
+                    break
+        finally:
+            given_up.set()
+            killer.join()
+    assert servers.num_kills >= num_kills
+    assert [job.error for job in jobs if job.status != "succeeded"] == []
+    assert_once(servers, jobs)

@@ -1,0 +1,212 @@
+"""Jobs on Ray workers and in one process, to compare, and what to break in them."""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import psutil
+from safetensors.torch import load_file
+
+from reinforge import crash
+from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.schema import FinetuneConfig
+from reinforge.rollout.episode import build_episode_item
+from reinforge.types.request import ModelRequest, SamplingParams
+from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+
+
+def run_config(model, **policy):
+    optimizer = {"learning_rate": 0.003, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
+    settings = {"model": str(model), "optimizer": optimizer, "schedule": {"warmup_steps": 0}, **policy}
+    return FinetuneConfig(device="cpu", policy=settings)
+
+
+def prompt(number, job=0):
+    return [{"role": "user", "content": "what is " + "the quick " * number + str(job)}]
+
+
+def list_requests(count, max_tokens=150):
+    """Returns requests that take a while, with a seed each."""
+    return [ModelRequest(prompt(i), SamplingParams(max_tokens=max_tokens, seed=i)) for i in range(count)]
+
+
+async def sample_group(policy, number, job=0):
+    """Four siblings with rewards 0, 1, 2, 0."""
+    requests = [
+        ModelRequest(prompt(number, job), SamplingParams(max_tokens=12, seed=1000 * job + 10 * number + i))
+        for i in range(4)
+    ]
+    replies = await asyncio.gather(*map(policy.sample, requests))
+    asked = build_episode_item(prompt(number, job)[0])
+    return [
+        Trajectory(episode=[asked, build_episode_item(reply.message, logprobs=reply.tokens)], reward=float(i % 3))
+        for i, reply in enumerate(replies)
+    ]
+
+
+async def sample_job(policy, job=0):
+    """Returns the groups of one job."""
+    return [await sample_group(policy, number, job) for number in range(5)]
+
+
+def collect(groups, job):
+    return TrajectoryCollection(trajectories=groups, run_id="r", job_key=f"job {job}", epoch=job)
+
+
+async def train(adapter, groups, job):
+    status = await adapter.wait_until_complete(await adapter.submit(collect(groups, job)))
+    assert status.status == "completed", status.message
+    await adapter.policy().publish(job + 1)
+    return status
+
+
+async def save(adapter, folder, version):
+    folder.mkdir(parents=True)
+    await adapter.save(folder, version)
+    return load_file(next(folder.glob("*model.safetensors")))
+
+
+def measure_distance(a, b):
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+async def train_here(model, folder, num_jobs, **policy):
+    """Returns the groups of each job, and the weights after them, of a run in this process."""
+    local, jobs = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig())), []
+    await local.initialize(run_config(model, **policy))
+    for job in range(num_jobs):
+        jobs.append(await sample_job(local.policy(), job))
+        await train(local, jobs[job], job)
+    weights = await save(local, folder, num_jobs)
+    await local.cleanup()
+    return jobs, weights
+
+
+@asynccontextmanager
+async def ray_adapter(model, policy=None, **settings):
+    """Yields an adapter with two workers, or as you say."""
+    adapter = RayAdapter(RayAdapterConfig(**{"num_workers": 2, **settings}), GRPO(GRPOConfig()))
+    try:
+        await adapter.initialize(run_config(model, **(policy or {})))
+        yield adapter
+    finally:
+        await adapter.cleanup()
+
+
+def numbers_of(adapter):
+    return [each.number for each in adapter.engine.workers]
+
+
+def kill(worker):
+    """Kills a worker's process, and returns once it is gone."""
+    process = psutil.Process(worker.pid)
+    os.kill(worker.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+async def notice_loss(adapter, count):
+    """Lets the driver notice that workers have ended, until `count` are left."""
+    while len(adapter.engine.workers) > count:
+        await asyncio.gather(*(adapter.policy().sample(request) for request in list_requests(8, max_tokens=2)))
+
+
+async def replace_lost(adapter, count):
+    """Waits until the replacements have joined, as a job that needs `count` workers does."""
+    await asyncio.to_thread(adapter.engine.members.fill_up, count)
+
+
+def on_worker(worker, function, *arguments):
+    """Calls `function(engine_worker, ...)` in a worker's process."""
+    import ray
+
+    return ray.get(worker.actor.__ray_call__.remote(function, *arguments))
+
+
+def arm(worker, site):
+    """Makes a worker kill itself at a crash point: `step.after_optim:2`."""
+    on_worker(worker, _arm, site)
+
+
+def _arm(_, site):
+    crash.arm(site)
+
+
+def change_a_weight(worker):
+    """Makes a worker's weights other ones than those of its peers."""
+    on_worker(worker, _change_a_weight)
+
+
+def _change_a_weight(worker):
+    next(iter(worker.engine.learner.parameters.values())).data.view(-1)[0] += 0.25
+
+
+def forget_the_optimizer(worker):
+    on_worker(worker, _forget_the_optimizer)
+
+
+def _forget_the_optimizer(worker):
+    worker.engine.learner.reset()
+
+
+# Whole runs: each of these is called in the driver's process before its run starts.
+
+
+def connect(variables, then=None):
+    """Removes no safety: the driver has the cluster's token."""
+    os.environ.update(variables)
+    if then is not None:
+        then()
+
+
+def kill_a_worker_at(site):
+    """Kills the last worker at a crash point of its own."""
+    from reinforge.adapters.ray_workers import WorkerGroup
+
+    load = WorkerGroup.load
+
+    def load_and_arm(*arguments, **settings):
+        group = load(*arguments, **settings)
+        arm(group.workers[-1], site)
+        return group
+
+    WorkerGroup.load = load_and_arm
+
+
+def kill_a_worker_while_sampling():
+    """Kills the last worker when the second epoch has begun to be collected."""
+    from reinforge.adapters.ray_workers import WorkerGroup
+    from reinforge.trainer.context import RunContext
+
+    groups, left, load, record_episode = [], [10], WorkerGroup.load, RunContext.record_episode
+
+    def load_and_note(*arguments, **settings):
+        groups.append(load(*arguments, **settings))
+        return groups[0]
+
+    def record_and_kill(context, record):
+        record_episode(context, record)
+        left[0] -= (record.key.phase, record.key.epoch) == ("collect", 1)
+        if left[0] == 0:
+            left[0] = -1
+            kill(groups[0].workers[-1])
+
+    WorkerGroup.load, RunContext.record_episode = load_and_note, record_and_kill
+
+
+def kill_a_worker_while_writing():
+    """Kills the worker that is about to write the second checkpoint."""
+    from reinforge.adapters.ray_workers import WorkerGroup
+
+    write, left = WorkerGroup.write, [2]
+
+    def kill_and_write(group, *arguments):
+        left[0] -= 1
+        if left[0] == 0:
+            kill(group.workers[0])
+        return write(group, *arguments)
+
+    WorkerGroup.write = kill_and_write

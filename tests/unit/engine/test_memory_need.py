@@ -1,0 +1,76 @@
+"""How much memory training adds, and what follows from it."""
+
+import pytest
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.memory_use import MemoryUse
+from reinforge.engine.training import memory_need
+from reinforge.engine.training.memory_need import MemoryNeed, estimate_training, measure_need, needs_sharding
+
+GIB = 2**30
+
+
+@pytest.fixture
+def load(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr(memory_need, "_estimate_micro_batch", lambda model, tokens: 0)
+    engines = []
+
+    def make(**policy):
+        engines.append(Engine.load(PolicyConfig(model=str(tiny_model_dir), **policy), seed=0, device="cpu"))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "per_weight"),
+    [
+        ({}, 4 + 8 + 4 + 8),  # gradient, two moments, and to undo a job the weight and its moments
+        ({"optimizer": {"name": "sgd", "momentum": 0.0}}, 4 + 4),
+        ({"dtype": "bfloat16"}, 4 + 8 + 2 + 8 + 4),  # the gradient and the moments belong to the float32 copy
+    ],
+)
+def test_each_weight_counts_with_what_training_keeps_of_it(load, policy, per_weight):
+    engine = load(**policy)
+    assert estimate_training(engine.learner) == engine.num_parameters * per_weight
+
+
+def test_lora_adds_little(load):
+    whole, lora = load(), load(lora={"rank": 2})
+    assert estimate_training(lora.learner) < 0.3 * estimate_training(whole.learner)
+
+
+def test_processes_share_the_memory_of_a_machine_but_not_a_gpu(load, monkeypatch):
+    learner = load().learner
+    monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 2 * GIB, 8 * GIB))
+    assert measure_need(learner, 2).total == 4 * GIB
+    assert measure_need(learner, 1).total == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("used", "added", "total", "fits"),
+    [(2, 4, 8, True), (2, 5, 8, False), (2, 50, None, True)],  # 85 % of 8 GiB are 6.8
+)
+def test_a_part_of_the_memory_is_left_free(used, added, total, fits):
+    assert MemoryNeed(used * GIB, added * GIB, total and total * GIB).fits is fits
+
+
+class Peers:
+    def __init__(self, fits):
+        self.fits = fits
+
+    def collect(self, value):
+        return [value, {"fits": self.fits}]
+
+
+@pytest.mark.parametrize(
+    ("total", "other", "divided"), [(64 * GIB, True, False), (64 * GIB, False, True), (1, True, True)]
+)
+def test_one_process_with_too_little_memory_is_enough(load, monkeypatch, total, other, divided):
+    learner = load().learner
+    learner.peers = Peers(other)
+    monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 0, total))
+    assert needs_sharding(learner, 1) is divided

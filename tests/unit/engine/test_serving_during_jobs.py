@@ -1,0 +1,235 @@
+"""A copy of the trained weights serves the published version while a job trains."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.schema import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.sampling.turns import SamplerTurns
+from reinforge.errors import EngineError, JobFailed
+from reinforge.trainer.canary import probe
+from reinforge.types.sample import LossSpec, Needs
+from tests.device import DEVICE
+from tests.samples import ask, make_sample, random_samples, request
+
+CLIPPED = LossSpec("clipped_pg")
+LORA = {"lora": LoRAConfig(r=4, lora_alpha=8)}
+METHODS = pytest.mark.parametrize("method", [{}, LORA], ids=["full", "lora"])
+
+
+def load(folder, adapters=(), **config):
+    settings = {"max_num_seqs": 8, "batch": BatchConfig(steps_per_job=2, micro_batch_tokens=32), **config}
+    config = PolicyConfig(model=str(folder), **settings)
+    config.optimizer.learning_rate = 0.01
+    config.schedule.warmup_steps = 0
+    return Engine.load(config, seed=0, device=DEVICE, adapters=adapters, serves_during_jobs=True)
+
+
+def train(engine, seed=0, adapter=None):
+    engine.update(random_samples(6, seed), CLIPPED, progress_start=0.0, progress_end=0.1, adapter=adapter)
+
+
+def largest_difference(policy, reply):
+    """Returns the largest difference between a reply's log-probs and those of the learner's weights, in nats."""
+    tokens = reply.tokens
+    [row] = asyncio.run(policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]]))
+    return float(np.abs(row[-len(tokens.token_ids) :] - tokens.logprobs).max())
+
+
+@METHODS
+def test_replies_of_the_published_version_come_during_a_job_and_after_it(tiny_model_dir, method):
+    with load(tiny_model_dir, **method) as engine:
+        engine.begin_job()
+        [before] = ask(engine.policy, [request(seed=1)])
+        train(engine)
+        [during] = ask(engine.policy, [request(seed=1)])
+        with pytest.raises(EngineError, match="job is still open"):
+            asyncio.run(engine.policy.publish(1))
+        engine.end_job()
+        [ended] = ask(engine.policy, [request(seed=1)])
+        assert [each.tokens.policy_version for each in (before, during, ended)] == [0, 0, 0]
+        assert before.tokens.logprobs == during.tokens.logprobs == ended.tokens.logprobs
+        assert largest_difference(engine.policy, ended) > 1e-2, "the learner has other weights by now"
+        asyncio.run(engine.policy.publish(1))
+        [after] = ask(engine.policy, [request(seed=1)])
+        assert after.tokens.policy_version == 1
+        assert largest_difference(engine.policy, after) < 1e-4
+
+
+@METHODS
+def test_the_canary_finds_a_copy_that_was_not_updated(tiny_model_dir, method, monkeypatch):
+    """Mutation check: the copy is the second place where weights could be forgotten."""
+
+    async def publish(engine):
+        await engine.policy.publish(1)
+        return await probe(engine.policy, 1, {}, None)
+
+    for forgets in (False, True):
+        with load(tiny_model_dir, **method) as engine:
+            if forgets:
+                monkeypatch.setattr(engine.policy, "_copy_weights", lambda: None)
+            engine.begin_job()
+            train(engine)
+            engine.end_job()
+            if forgets:
+                with pytest.raises(JobFailed, match="does not serve the trained weights"):
+                    asyncio.run(publish(engine))
+            else:
+                assert asyncio.run(publish(engine)).max_difference < 1e-4
+
+
+def test_a_copy_of_adapters_shares_the_weights_below_them(tiny_model_dir):
+    with load(tiny_model_dir, **LORA) as engine:
+        own = {name: p.data_ptr() for name, p in engine.model.module.named_parameters()}
+        served = {name: p.data_ptr() for name, p in engine.policy.sampler.model.module.named_parameters()}
+        shared = {name for name in own if own[name] == served[name]}
+        assert own.keys() - shared == engine.model.trained_parameters.keys()
+        assert len(shared) > len(own) / 3
+
+
+def test_each_of_several_adapters_is_served_from_its_own_copy(tiny_model_dir):
+    with load(tiny_model_dir, adapters=("a", "b"), **LORA) as engine:
+        engine.begin_job("a", "b")
+        train(engine, 0, "a")
+        train(engine, 1, "b")
+        engine.end_job()
+        [old] = ask(engine.policies["b"], [request(seed=1)])
+        asyncio.run(engine.policies["a"].publish(1))
+        [same] = ask(engine.policies["b"], [request(seed=1)])
+        assert (same.tokens.policy_version, same.tokens.logprobs) == (0, old.tokens.logprobs)
+        asyncio.run(engine.policies["b"].publish(1))
+        replies = {name: ask(policy, [request(seed=1)])[0] for name, policy in engine.policies.items()}
+        assert all(largest_difference(engine.policies[name], reply) < 1e-4 for name, reply in replies.items())
+        assert replies["a"].tokens.logprobs != replies["b"].tokens.logprobs
+
+
+@METHODS
+def test_a_job_that_is_undone_was_never_served(tiny_model_dir, method):
+    with load(tiny_model_dir, **method) as engine:
+        [before] = ask(engine.policy, [request(seed=1)])
+        engine.begin_job()
+        train(engine)
+        engine.rollback()
+        [after] = ask(engine.policy, [request(seed=1)])
+        assert after.tokens.policy_version == 0
+        assert after.tokens.logprobs == before.tokens.logprobs
+        assert largest_difference(engine.policy, after) < 1e-4
+
+
+def test_a_checkpoint_is_served_from_its_publication_on(tiny_model_dir, tmp_path):
+    with load(tiny_model_dir) as engine:
+        engine.begin_job()
+        train(engine)
+        engine.end_job()
+        asyncio.run(engine.policy.publish(1))
+        engine.save(tmp_path / "c", 1)
+        [trained] = ask(engine.policy, [request(seed=1)])
+        engine.begin_job()
+        train(engine, seed=3)
+        engine.end_job()
+        asyncio.run(engine.policy.publish(2))
+        engine.load_weights(tmp_path / "c")
+        asyncio.run(engine.policy.publish(1))
+        [restored] = ask(engine.policy, [request(seed=1)])
+        assert restored.tokens.logprobs == trained.tokens.logprobs
+
+
+class Clock:
+    """Each reading is a second after the last."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        self.now_s += 1
+        return self.now_s
+
+
+class Sampler:
+    """Notes how long it was allowed to work."""
+
+    def __init__(self):
+        self.turns = []
+
+    def run_for(self, seconds):
+        self.turns.append(seconds)
+
+
+def test_the_sampler_gets_as_long_as_the_computation_before():
+    sampler, clock = Sampler(), Clock()
+    turns = SamplerTurns(sampler, clock)
+    turns()
+    assert sampler.turns == [], "nothing shares the thread"
+    with turns.share_thread():
+        clock.now_s += 4
+        turns()
+        clock.now_s += 2
+        turns()
+    turns()
+    assert sampler.turns == [5, 3]
+
+
+def test_replies_are_sampled_between_the_micro_batches_of_a_job(tiny_model_dir):
+    """The job makes many micro-batches and ends only after a reply that was asked for when it had begun."""
+    with load(tiny_model_dir) as engine:
+        replied, turns = threading.Event(), engine.learner.take_turns
+        asked = threading.Thread(target=lambda: (ask(engine.policy, [request()]), replied.set()))
+
+        def take_turns():
+            if not asked.is_alive() and not replied.is_set():
+                asked.start()
+            while not replied.wait(0.001):  # the reply needs a step of the sampler, which only a turn gives
+                turns()
+
+        engine.learner.take_turns = take_turns
+        engine.begin_job()
+        train(engine)
+        engine.end_job()
+        assert replied.is_set()
+        asked.join()
+
+
+def stale_sample(engine):
+    """Returns a sample of version 0 for an engine that has published version 1."""
+    [reply] = ask(engine.policy, [request(seed=3)])
+    engine.begin_job()
+    train(engine)
+    engine.end_job()
+    asyncio.run(engine.policy.publish(1))
+    sample = make_sample(reply.tokens, advantage=1.0)
+    sample.is_stale = True
+    return sample
+
+
+@pytest.mark.parametrize("defer", [False, True])
+def test_tokens_of_an_older_version_are_weighted_by_how_likely_they_are_now(tiny_model_dir, defer):
+    """c = min(p_old / p_sampler, tis_cap), p_old of the weights that the job starts from, where the ratio is 1."""
+    with load(tiny_model_dir, batch=BatchConfig(steps_per_job=1)) as engine:
+        stale = stale_sample(engine)
+        engine.begin_job()
+        engine.score([stale], Needs(old_logprobs="inexact"), defer=defer)
+        assert (stale.old_logprobs is None) == defer
+        [current] = engine.logprobs([stale])
+        report = engine.update([stale], CLIPPED, progress_start=0.0, progress_end=0.1)
+        engine.rollback()
+    mask = stale.loss_mask
+    weights = np.minimum(np.exp(current - stale.sampling_logprobs)[mask], 2.0)
+    assert np.abs(weights - 1).max() > 0.01, "the versions differ"
+    assert report.metrics["tis_weight"] == pytest.approx(weights.mean(), rel=1e-4)
+    assert report.metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert "mismatch" not in report.metrics, "another version is no mismatch of the computation"
+    np.testing.assert_allclose(stale.old_logprobs[mask], current[mask], atol=1e-5)
+
+
+def test_tokens_of_the_current_version_are_not_scored_again(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
+        fresh = make_sample(ask(engine.policy, [request(seed=3)])[0].tokens)
+        stale = make_sample(ask(engine.policy, [request(seed=4)])[0].tokens)
+        stale.is_stale = True
+        engine.score([fresh, stale], Needs(old_logprobs="inexact"))
+        assert fresh.old_logprobs is None
+        assert stale.old_logprobs is not None
+        assert torch.isfinite(torch.from_numpy(stale.old_logprobs)).all()

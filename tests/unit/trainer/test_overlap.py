@@ -1,0 +1,292 @@
+"""Collections that begin before their epoch's turn: when they may, what they collect, and what is refused."""
+
+import asyncio
+import json
+
+import pytest
+
+from reinforge.config.schema import FinetuneConfig, LimitsConfig, TrainerConfig
+from reinforge.errors import ConfigError, JobFailed
+from reinforge.runs.journal import RunJournal
+from reinforge.runs.progress import SilentProgress
+from reinforge.runs.rows import EpochSnapshot
+from reinforge.trainer import loop
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
+from reinforge.trainer.context import RunContext
+from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
+from reinforge.trainer.overlap import EarlyCollections, ExampleChoice, check_overlap, drop_stale
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
+from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
+from tests.journal_rows import read_rows
+from tests.scripted_run import ScriptedRun, seeded
+
+
+def limited(max_staleness, **settings):
+    return FinetuneConfig(limits={"max_staleness": max_staleness}, **settings)
+
+
+@pytest.mark.parametrize(("max_staleness", "due"), [(0, []), (1, [5]), (3, [5, 6, 7]), (9, [5, 6, 7, 8, 9])])
+def test_later_epochs_begin_as_far_ahead_as_the_bound_allows(max_staleness, due):
+    assert EarlyCollections(limited(max_staleness), num_epochs=10).list_due(4) == due
+
+
+def test_a_collection_begins_once_and_only_in_a_run():
+    early = EarlyCollections(limited(2), num_epochs=10)
+    early.started[5] = ExampleChoice()
+    assert early.list_due(4) == [6]
+    assert EarlyCollections(limited(2)).list_due(4) == []
+
+
+def test_a_stage_of_a_pipeline_begins_after_the_job_of_the_one_before():
+    stages = {"warm_up": {"num_epochs": 3}, "main": {"num_epochs": 4}}
+    early = EarlyCollections(limited(2, pipeline=stages), num_epochs=7)
+    assert [early.list_due(epoch) for epoch in (0, 1, 2, 3)] == [[1, 2], [2], [], [4, 5]]
+
+
+def test_the_examples_of_early_collections_survive_a_restart():
+    early = EarlyCollections(limited(2))
+    early.started = {3: ExampleChoice(), 4: ExampleChoice(["a"], frozenset({"b", "c"}))}
+    again = EarlyCollections(limited(2))
+    again.restore(json.loads(json.dumps(early.as_dict())))
+    assert again.known == early.started
+
+
+def trajectory(*versions):
+    turns = [
+        EpisodeItem(role="assistant", content="a", logprobs=TokenLogprobs((1,), (2,), (-0.5,), version), metadata={})
+        for version in versions
+    ]
+    return Trajectory(episode=turns, reward=1.0)
+
+
+def test_groups_with_a_token_that_is_too_old_are_dropped_whole():
+    groups = [[trajectory(3, 4), trajectory(4)], [trajectory(4), trajectory(4, 2)], [trajectory(3), trajectory(-1)]]
+    collection = TrajectoryCollection(trajectories=groups, run_id="r")
+    assert len(collection.groups) == 3
+    kept, count = drop_stale(collection, oldest=3)
+    assert (kept.trajectories, count) == ([groups[0], groups[2]], 1), "-1: given, not sampled"
+    assert len(kept.groups) == 2
+    assert drop_stale(collection, oldest=2) == (collection, 0)
+
+
+class Served(RecordingAdapter):
+    """Takes every job; the policy answers meanwhile."""
+
+    serves_during_jobs = True
+
+
+def problems(trainer=None, adapter=None, builder=None, **settings):
+    trainer = trainer or EpochTrainer(EpochTrainerConfig())
+    adapter = adapter or Served(ScriptedPolicy())
+    builder = builder or GroupTrajectoryBuilder(GroupTrajectoryBuilderConfig())
+    config = limited(1, trainer="loop", **settings)
+    found = check_overlap(config, trainer, adapter, builder)
+    config.limits.max_staleness = 0
+    assert check_overlap(config, trainer, adapter, builder) == []
+    return [(each.path, each.message) for each in found]
+
+
+class OwnTrainer(EpochTrainer):
+    collects_ahead = False
+
+
+class OwnBuilder(GroupTrajectoryBuilder):
+    collects_ahead = False
+
+
+LIMIT = "finetuning.limits.max_staleness"
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "message"),
+    [
+        ({"trainer": OwnTrainer(TrainerConfig())}, LIMIT, "OwnTrainer collects and trains one after the other"),
+        ({"adapter": RecordingAdapter(None)}, LIMIT, "RecordingAdapter does not serve the policy while a job trains"),
+        ({"builder": OwnBuilder(GroupTrajectoryBuilderConfig())}, LIMIT, "OwnBuilder collects one epoch at a time"),
+        ({"deterministic": True}, "finetuning.deterministic", "depends on how long the job before it takes"),
+        (
+            {"trainer": EpochTrainer(EpochTrainerConfig(save_every=2))},
+            "trainers.loop.save_every",
+            "every version that a token names needs a checkpoint",
+        ),
+    ],
+    ids=["trainer", "adapter", "builder", "deterministic", "save_every"],
+)
+def test_a_run_that_cannot_sample_ahead_is_refused(settings, path, message):
+    [(found_path, found)] = problems(**settings)
+    assert found_path == path
+    assert message in found
+
+
+def test_a_run_that_can_sample_ahead_is_not_refused():
+    assert problems() == []
+
+
+def make_record(epoch, *versions):
+    """An episode with a reply of each version."""
+    [item] = examples(1)
+    record = EpisodeRecord(EpisodeKey("collect", epoch, item.id), item, seed=0, reward=1.0)
+    for version in versions:
+        tokens = TokenLogprobs((1,), (2,), (-0.5,), version)
+        reply = ModelReply({"role": "assistant", "content": "a"}, "stop", tokens, 1, 1)
+        request = ModelRequest([{"role": "user", "content": "q"}], SamplingParams())
+        record.calls.append(ModelCall("c", "agent", "m", request, reply, (), 0.0, 0.0))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("epoch", "versions", "is_used"),
+    [
+        (5, (4, 5), True),
+        (5, (3, 5), False),
+        (6, (5, 5), True),
+        (6, (4, 5), False),
+        (6, (5, 6), False),
+    ],
+    ids=["recent", "too old", "recent enough for a later epoch", "too old for it", "of weights that were lost"],
+)
+def test_a_resumed_run_uses_the_episodes_that_its_jobs_may_train_on(tmp_path, epoch, versions, is_used):
+    """It resumed from version 5, which epoch 5 trains; the version 6 that the journal names was never saved."""
+    context = RunContext("r", RunJournal(tmp_path / "r"), SilentProgress(), LimitsConfig(max_staleness=1))
+    record = make_record(epoch, *versions)
+    context.record_episode(record)
+    context.journal.flush()
+    context.recalls, context.policy = {"collect"}, ScriptedPolicy()
+    asyncio.run(context.policy.publish(5))
+    context.resumed = EpochSnapshot(4, 5, None, {})
+    context.begin_stage("COLLECT", 5)
+    assert (context.recall(record.key, record.item) is not None) == is_used
+    context.journal.close()
+
+
+class HeldJobs(Served):
+    """A job ends once every episode of the next epoch has, and these begin with the first job."""
+
+    def __init__(self, num_episodes):
+        super().__init__(ScriptedPolicy(seeded))
+        self.has_begun, self.num_left, self.is_over = asyncio.Event(), num_episodes, asyncio.Event()
+
+    async def wait_until_complete(self, ref, poll_interval=10.0):
+        self.has_begun.set()
+        async with asyncio.timeout(30):
+            await self.is_over.wait()
+        return await self.status(ref)
+
+    async def agent(self, item, llm, context):
+        is_next = context.is_training and context.epoch == 1
+        if is_next:
+            await self.has_begun.wait()
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+        self.num_left -= is_next
+        if not self.num_left:
+            self.is_over.set()
+        return reply.choices[0].message.content
+
+
+def make_run(tmp_path, *, num_epochs=4, adapter=None):
+    run = ScriptedRun(tmp_path)
+    run.adapter = adapter or Served(ScriptedPolicy(seeded))
+    run.settings["finetuning"] |= {"num_epochs": num_epochs, "limits": {"max_staleness": 1, "max_refills": 0}}
+    run.settings["trainers"]["trainer"] = {"_type": "epoch"}
+    return run
+
+
+def list_versions(folder):
+    """Returns epoch -> versions that sampled its episodes."""
+    rows = read_rows(folder, "SELECT epoch, data FROM episodes WHERE phase = 'collect'")
+    found = {}
+    for epoch, data in rows:
+        calls = json.loads(data)["calls"]
+        found.setdefault(epoch, set()).update(call["policy_version"] for call in calls)
+    return found
+
+
+async def test_the_next_epoch_is_sampled_while_a_job_trains(tmp_path):
+    """Each token keeps the version that sampled it; counts, stages and jobs are those of a run without overlap."""
+    run = make_run(tmp_path)
+    summary = await run.run()
+    assert summary.status == "completed"
+    versions = list_versions(tmp_path / "r")
+    assert [min(versions[epoch]) for epoch in range(4)] == [0, 0, 1, 2], "each epoch begins before the job of the last"
+    assert all(versions[epoch] <= {epoch - 1, epoch} for epoch in range(4))
+    stages = "SELECT stage FROM stages WHERE epoch = 2 AND stage != 'VALIDATE' ORDER BY id"
+    assert [row[0] for row in read_rows(tmp_path / "r", stages)] == ["COLLECT", "SELECT", "SUBMIT", "AWAIT", "ADOPT"]
+    rows = [json.loads(line) for line in (tmp_path / "r" / "training_metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    assert {row["num_groups"] for row in rows} == {rows[0]["num_trajectories"] // 4}
+    assert {row["num_groups_stale"] for row in rows} == {0}
+    assert all(row["reward_std"] > 0 for row in rows), "an epoch's figures are those of its own episodes"
+    other = ScriptedRun(tmp_path / "sequential")
+    other.settings["finetuning"]["num_epochs"] = 4
+    whole = await other.run()
+    assert summary.episodes == whole.episodes
+    assert summary.tokens["completion"] == whole.tokens["completion"]
+
+
+async def test_an_epoch_is_sampled_during_the_job_of_the_one_before(tmp_path):
+    """Agents and job wait for each other, which would last for ever if one came after the other."""
+    adapter = HeldJobs(num_episodes=12 * 4)
+    run = make_run(tmp_path, num_epochs=2, adapter=adapter)
+    run.settings["workflow"]["function"] = adapter.agent
+    assert (await run.run()).status == "completed"
+    assert adapter.num_left == 0
+
+
+class LateServer(ScriptedPolicy):
+    """Answers the agent's questions q1, q10, q11, ... by weights of two versions before."""
+
+    async def sample(self, request):
+        version, is_late = self._version, "q1" in str(request.messages) and request.sampling.max_tokens is None
+        self._version = max(0, version - 2 * is_late)
+        try:
+            return await super().sample(request)
+        finally:
+            self._version = version
+
+
+async def run_with_a_late_server(tmp_path):
+    """Returns for each epoch whether it trained one of those questions, and how many groups were dropped."""
+    run = make_run(tmp_path, adapter=Served(LateServer(seeded)))
+    await run.run()
+    trained = [any(group.group_id.startswith("1") for group in job.groups) for job in run.adapter.jobs]
+    rows = [json.loads(line) for line in (tmp_path / "r" / "training_metrics.jsonl").read_text().splitlines()]
+    return trained, [row["num_groups_stale"] for row in rows]
+
+
+async def test_tokens_that_are_too_old_are_dropped_and_counted_whatever_made_them(tmp_path):
+    """Epoch 2 is sampled by version 1, which the server calls 0 there: two versions before that of its job."""
+    trained, (first, second, third, fourth) = await run_with_a_late_server(tmp_path)
+    assert trained == [True, True, False, False]
+    assert first == second == 0 < third == fourth
+
+
+async def test_tokens_that_are_too_old_are_trained_if_nothing_drops_them(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(loop, "drop_stale", lambda collection, oldest: (collection, 0))
+    assert await run_with_a_late_server(tmp_path) == ([True] * 4, [0] * 4)
+
+
+async def wait_in_the_second_epoch(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+    if context.is_training and context.epoch == 1:
+        await asyncio.Event().wait()
+    return reply.choices[0].message.content
+
+
+async def test_a_run_that_fails_leaves_no_collection_behind(tmp_path):
+    run = make_run(tmp_path, adapter=Served(ScriptedPolicy(seeded), outcome="failed"))
+    run.settings["workflow"]["function"] = wait_in_the_second_epoch
+    with pytest.raises(JobFailed, match="ended with status failed"):
+        await run.run()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_configuration_is_refused_with_the_setting_and_the_fix(tmp_path):
+    run = make_run(tmp_path, adapter=RecordingAdapter(ScriptedPolicy(seeded)))
+    with pytest.raises(
+        ConfigError, match=r"limits.max_staleness: Recording(.|\n)*set it to 0, or use the trainer adapter"
+    ):
+        await run.run()
