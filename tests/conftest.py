@@ -33,3 +33,11 @@ def openai_service() -> Iterator[OpenAIService]:
     """OpenAI's API on the loopback: files, fine-tuning jobs, chat completions; see tests/openai_service.py."""
     with OpenAIService() as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
+    """The folder of a short run of a fine-tuning job that has ended."""
+    from tests.fine_tuning import make_finished_run  # imports torch
+
+    return make_finished_run(tmp_path_factory.mktemp("finished") / "data", tiny_model_dir)

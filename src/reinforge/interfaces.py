@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
@@ -48,7 +48,7 @@ from reinforge.types.evaluation import (
     EvaluationRunOutput,
 )
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
-from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.tracking import MetricPoint, TrackedRun
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -74,8 +74,11 @@ class TrajectoryBuilder(ABC):
             False: a resumed run collects an open epoch again, and the builder calls `compute_reward` itself.
         requires_policy_llm: True: an entry `_type: policy` must be configured, since its replies are what is trained.
         first_epoch: The epoch that begins its first pass over the examples: 0, or the first of a pipeline's stage.
+        collects_ahead: True: `start_run` may be called for later epochs before an earlier one is finalized, and
+            `discard_run` ends what is not finalized.
     """
 
+    collects_ahead: bool = False
     evaluation: EvaluationRunner | None = None
     records: list[EpisodeRecord] | None = None
     rewards_are_scores: bool = True
@@ -148,6 +151,9 @@ class TrajectoryBuilder(ABC):
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Waits for the collection and returns every group, with or without signal."""
 
+    async def discard_run(self, run_id: str) -> None:
+        """Stops a collection that was started and will not be finalized; does nothing unless overridden."""
+
     def take_notes(self) -> list[str]:
         """Returns, once, what the user should know about the last collection."""
         return []
@@ -174,6 +180,8 @@ class TrainerAdapter(ABC):
         trains_on: What it needs of a trained turn: `tokens` as sampled, or `messages` where no tokens are known.
         serves_policy: True: `policy()` works after `initialize`, so a run whose agent never calls it is refused.
         trains_stages: True: jobs of different stages of a pipeline may differ in algorithm, optimizer and batches.
+        serves_during_jobs: True: the policy samples from the published version while a job trains, so a run may collect
+            later epochs meanwhile (`limits.max_staleness`).
         keeps_jobs: True: a submitted job lasts at the backend, so a resumed run hands its reference to `resubmit`;
             False: where the weights come from a checkpoint, later jobs count as not submitted.
     """
@@ -181,6 +189,7 @@ class TrainerAdapter(ABC):
     trains_on: Literal["tokens", "messages"] = "tokens"
     serves_policy: bool = False
     trains_stages: bool = False
+    serves_during_jobs: bool = False
     keeps_jobs: bool = False
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
@@ -261,9 +270,11 @@ class Trainer(ABC):
 
     Attributes:
         is_resumable: True: `run` continues after the last finished epoch; False: a resumed run starts over.
+        collects_ahead: True: `run` may collect later epochs while a job trains (`limits.max_staleness`).
     """
 
     is_resumable: bool = False
+    collects_ahead: bool = False
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         self.trainer_config = trainer_config
@@ -606,6 +617,22 @@ class PolicyServer(ABC):
         Raises:
             ContextOverflow: The prompt does not fit the context.
         """
+
+    async def stream(
+        self, request: ModelRequest, markers: Sequence[str] = ()
+    ) -> AsyncGenerator[ReplyPiece | ModelReply, None]:
+        """Yields the tokens of one reply as they are sampled, and then the reply.
+
+        A policy server that cannot do this yields the reply alone. Sampling stops when the generator is closed.
+
+        Args:
+            request: The request.
+            markers: Texts whose special tokens stay in the text of the pieces.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the context.
+        """
+        yield await self.sample(request)
 
     @abstractmethod
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:

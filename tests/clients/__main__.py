@@ -13,8 +13,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +32,18 @@ SHORT = {
     "eval.general.dataset.num_select": "10",
     "eval.general.dataset.num_confirm": "20",
 }
-QUIET = {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+QUIET = {
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "OTEL_SDK_DISABLED": "true",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "WEAVE_DISABLED": "1",
+    "WANDB_MODE": "offline",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
 """Frameworks send nothing home from the tests."""
 FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported files"
+TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
+SERVED = "fine-tuning on our server"
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
@@ -45,12 +56,25 @@ class Environment:
         packages: What is installed there.
         checks: Agents of `tests/clients/agents`, snippets of the documentation (`page:NAME`), or other checks.
         example: The file of `examples/tool_agent` that is trained there.
+        bare: What is installed there without the packages that it names itself, such as another torch.
+        interpreter: The Python that its packages need, such as `python3.12`, if it is another than ours; without it the
+            environment is left out. It has the client's packages alone.
     """
 
     name: str
     packages: tuple[str, ...]
     checks: tuple[str, ...]
     example: str = ""
+    bare: tuple[str, ...] = ()
+    interpreter: str = ""
+
+    @property
+    def is_possible(self) -> bool:
+        """False if the machine does not have its interpreter."""
+        if not self.interpreter:
+            return True
+        found = shutil.which(self.interpreter)  # perhaps a program that only looks for interpreters
+        return found is not None and not subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode
 
     @property
     def folder(self) -> Path:
@@ -68,9 +92,16 @@ class Environment:
             self.folder.mkdir(parents=True, exist_ok=True)
             run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.folder), *self.packages])
             return
-        if not self.python.exists():
+        if not self.python.exists() and self.interpreter:
+            run([self.interpreter, "-m", "venv", str(self.folder)])
+        elif not self.python.exists():
             venv.create(self.folder, with_pip=True)
-        run([str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.packages])
+        install = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*install, *self.packages])
+        if self.bare:
+            run([*install, "--no-deps", *self.bare])
+        if self.interpreter:
+            return
         ours = sysconfig.get_path("purelib")
         paths = subprocess.run(
             [str(self.python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -81,7 +112,7 @@ class Environment:
 
     def check(self) -> None:
         """Runs its checks."""
-        for check in (FINE_TUNING, GATEWAY, EXPORT):
+        for check in CHECKS:
             if check in self.checks:
                 CHECKS[check](self)
         agents = [check for check in self.checks if check not in CHECKS]
@@ -111,6 +142,14 @@ def check_fine_tuning(environment: Environment) -> None:
         run([str(environment.python), str(script), service.url, service.key])
 
 
+def check_served_fine_tuning(environment: Environment) -> None:
+    """Trains a tiny model with the official client through `reinforge serve --fine_tuning`."""
+    from tests.fine_tuning import serve_tiny_model  # imports torch
+
+    with tempfile.TemporaryDirectory() as folder, serve_tiny_model(Path(folder)) as url:
+        run([str(environment.python), str(Path(__file__).with_name("fine_tuning.py")), url])
+
+
 def check_gateway(environment: Environment) -> None:
     """Sends good and bad requests of every kind to the gateway; none may be answered with a 5xx."""
     program = environment.python.with_name("schemathesis")
@@ -122,8 +161,57 @@ def check_export(environment: Environment) -> None:
     run([str(environment.python), "-m", "tests.clients.exported"])
 
 
-CHECKS = {FINE_TUNING: check_fine_tuning, GATEWAY: check_gateway, EXPORT: check_export}
-SDK = (FINE_TUNING, "openai_sdk", "openai_responses", "page:openai_sdk")
+def check_tinker(environment: Environment) -> None:
+    """Trains with Tinker's SDK and with two recipes of its cookbook on our server."""
+    run([str(environment.python), "-m", "tests.clients.tinker_recipes", str(environment.folder / "recipes")])
+
+
+@contextmanager
+def serve_art(port: int) -> Iterator[str]:
+    """Yields the URL of a server that trains a tiny model over ART's protocols."""
+    command = [sys.executable, "-m", "tests.clients.art_server", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None  # it is a pipe
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
+
+
+def check_art(environment: Environment) -> None:
+    """Runs the snippet of docs/art.md with ART's client."""
+    script = Path(__file__).with_name("art_service.py").absolute()
+    with serve_art(0) as url:
+        run([str(environment.python), str(script), url, "tiny"], environment.folder)
+
+
+def check_nat(environment: Environment) -> None:
+    """Trains an agent of the NeMo Agent Toolkit with `nat finetune`; its plugin looks for the server at port 8000."""
+    agent = Path(__file__).with_name("nat_agent").absolute()
+    run([str(environment.python), "-m", "pip", "install", "--quiet", "--no-deps", str(agent)])
+    with tempfile.TemporaryDirectory() as folder, serve_art(8000) as url:
+        rows = [{"id": number, "question": f"say {number}", "answer": "a"} for number in range(16)]
+        Path(folder, "data.json").write_text(json.dumps(rows))
+        variables = {"SERVER_URL": url, "SERVER_IP": "127.0.0.1", "OUTPUT_DIR": folder}
+        command = [str(environment.python.with_name("nat")), "--log-level", "warning", "finetune", "--config_file"]
+        run([*command, str(agent / "finetune.yml")], environment.folder, variables)
+        history = json.loads(Path(folder, "run", "reward_history.json").read_text())
+    rewards = [round(epoch["avg_reward"], 3) for epoch in history]
+    if rewards[-1] < rewards[0] + 0.2:
+        sys.exit(f"the reward does not rise: {rewards}")
+    sys.stdout.write(f"  ok: `nat finetune` trains over ART's plugin: rewards {rewards}\n")
+
+
+CHECKS = {
+    FINE_TUNING: check_fine_tuning,
+    SERVED: check_served_fine_tuning,
+    GATEWAY: check_gateway,
+    EXPORT: check_export,
+    TINKER: check_tinker,
+    ART: check_art,
+    NAT: check_nat,
+}
+SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
     *(Environment(f"openai-{each}", (f"openai=={each}",), SDK, "agent.py") for each in ("1.109.1", "2.8.0", "3.54.0")),
     Environment(
@@ -144,13 +232,42 @@ ENVIRONMENTS = (
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
     Environment("schemathesis", ("schemathesis",), (GATEWAY,)),
+    Environment(
+        "tinker",
+        ("pyqwest", "h2", "blobfile", "chz", "pyrage", "termcolor", "tiktoken"),
+        (TINKER,),
+        bare=(
+            "tinker==0.38.0",
+            "tinker-cookbook==0.5.8",
+            "math-verify",
+            "latex2sympy2_extended",
+            "pylatexenc",
+            "antlr4-python3-runtime>=4.11,<4.14",
+        ),
+    ),
+    Environment("art", ("openpipe-art==0.5.23",), (ART,), interpreter="python3.12"),
+    Environment(
+        "nat",
+        (
+            "nvidia-nat==1.9.0",
+            "nvidia-nat-openpipe-art==1.9.0",
+            "nvidia-nat-langchain==1.9.0",
+            "nvidia-nat-profiler==1.9.0",
+            "openpipe-art==0.5.17",
+            "langchain-openai",
+            "pyarrow",
+            "setuptools>=77",
+        ),
+        (NAT,),
+        interpreter="python3.12",
+    ),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )
 
 
-def run(command: Sequence[str], folder: Path | None = None) -> None:
+def run(command: Sequence[str], folder: Path | None = None, variables: Mapping[str, str] | None = None) -> None:
     """Runs a program; shows its output and ends this one if it fails."""
-    pipe, environment = subprocess.PIPE, {**os.environ, **QUIET}
+    pipe, environment = subprocess.PIPE, {**os.environ, **QUIET, **(variables or {})}
     done = subprocess.run(
         command,
         cwd=folder,
@@ -185,7 +302,10 @@ def main(names: Sequence[str]) -> None:
         sys.exit(f"no environment {', '.join(sorted(unknown))}; there is {', '.join(known)}")
     chosen = [known[name] for name in names] or ENVIRONMENTS
     for environment in chosen:
-        sys.stdout.write(f"{environment.name}\n")
+        sys.stdout.write(f"{environment.name}\n" if environment.is_possible else f"{environment.name}: left out, ")
+        if not environment.is_possible:
+            sys.stdout.write(f"{environment.interpreter} is not there\n")
+            continue
         sys.stdout.flush()
         environment.install()
         environment.check()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -26,6 +28,7 @@ COMMANDS = {
     "eval": ("reinforge.cli.eval", "Evaluate an agent, with its own model or with that of a run."),
     "reward": ("reinforge.cli.reward", "Test what the evaluators of a file let through."),
     "chat": ("reinforge.cli.chat", "Chat with the model of a run or of a folder."),
+    "serve": ("reinforge.cli.serve", "Serve models over OpenAI's and Anthropic's APIs, and to a chat page."),
     "export": ("reinforge.cli.export", "Write the model of a run for transformers, vLLM, llama.cpp and Ollama."),
     "runs": ("reinforge.cli.runs", "List runs, show what happened to one, compare two, verify or remove one."),
     "view": ("reinforge.cli.view", "Show all runs in the browser: live curves, every episode, comparisons."),
@@ -38,8 +41,33 @@ COMMANDS = {
 }
 
 
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
+"""Set for the processes of torchrun."""
+
 KEEP_RESULTS = {"finetune", "train", "demo"}
 """Commands whose results are in the run folder, whatever happens to what they print."""
+
+
+def choose_work(command: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns the command; in a process of torchrun other than the first, what holds an engine for that one."""
+    if TORCHRUN_MARK not in os.environ:
+        return command
+    from reinforge.adapters.torchrun_worker import end_other_processes, find_first_process
+    from reinforge.cli.report import exit_on_error
+
+    def work() -> None:
+        with exit_on_error(as_json=False, debug=False):
+            serve = find_first_process()
+        if serve is None:
+            try:
+                command()
+            finally:
+                end_other_processes()
+            return
+        with exit_on_error(as_json=False, debug=False):
+            serve()
+
+    return work
 
 
 class LazyGroup(click.Group):
@@ -49,7 +77,8 @@ class LazyGroup(click.Group):
         """Runs the command line as the whole process."""
         given = args[0] if args else kwargs.get("args")
         given = sys.argv[1:] if given is None else given
-        run_process(lambda: self.main(*args, **kwargs), keeps_results=bool(KEEP_RESULTS.intersection(given[:1])))
+        work = choose_work(lambda: self.main(*args, **kwargs))
+        run_process(work, keeps_results=bool(KEEP_RESULTS.intersection(given[:1])))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names in the order of `COMMANDS`."""

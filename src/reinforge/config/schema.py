@@ -53,6 +53,18 @@ class LLMConfig(TypedConfig):
 class WorkflowConfig(TypedConfig):
     """Base of every workflow's configuration."""
 
+    placement: Literal["driver", "processes", "ray"] = Field(
+        default="driver",
+        description="Where episodes run: `driver`: in the run's own process; `processes`: in other processes of this "
+        "machine; `ray`: in processes on the nodes of a Ray cluster. Sampling and recording stay where they are.",
+    )
+    num_processes: int = Field(
+        default=2,
+        ge=1,
+        le=4096,
+        description="How many processes share the episodes, with a `placement` other than `driver`.",
+    )
+
 
 class DatasetConfig(TypedConfig):
     """Base of every dataset's configuration."""
@@ -465,6 +477,13 @@ class LimitsConfig(Block):
         ge=0,
         le=1,
         description="Minimum share of an epoch's groups with a training signal; with fewer, collect again.",
+    )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="By how many versions the weights that sampled a token may be older than those that train on it. "
+        "0: an epoch is sampled after the job of the one before. 1 or more: later epochs are sampled while a job "
+        "trains, by a copy of the trained weights.",
     )
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."

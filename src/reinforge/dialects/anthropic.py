@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reinforge.dialects.anthropic_answer import build_message, iterate_events
+from reinforge.dialects.anthropic_answer import MessageEvents, build_message
 from reinforge.dialects.anthropic_input import read_messages
-from reinforge.dialects.chat_call import BadRequest, ChatCall
+from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead
 from reinforge.dialects.fields import Fields, describe, keep_given, read_schema, read_stop
 
 _READ = {"model", "messages", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream",
@@ -88,7 +88,17 @@ def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[byte
         completion: The chat completion.
         call: The call that it answers.
     """
-    return iterate_events(build_message(completion, call.options["stop_sequences"]))
+    return MessageEvents(call.options["stop_sequences"]).finish(completion)
+
+
+def open_events(call: ChatCall, head: ReplyHead) -> MessageEvents:
+    """Returns what writes the events of a message while its reply is sampled.
+
+    Args:
+        call: The call that it answers.
+        head: What is known of the completion.
+    """
+    return MessageEvents(call.options["stop_sequences"], head)
 
 
 def write_error(error: BadRequest) -> dict[str, Any]:

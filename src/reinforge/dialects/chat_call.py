@@ -4,13 +4,20 @@ A dialect is three functions from data to data, each without input or output of 
 
     read_request(body)              -> ChatCall          what the client asked for
     write_answer(completion, call)  -> dict              the JSON body of the response
-    write_events(completion, call)  -> Iterator[bytes]   the server-sent events of a streamed response
+    write_events(completion, call)  -> Iterator[bytes]   the server-sent events of a finished reply
+
+and one for a reply that is still being sampled:
+
+    open_events(call, head)         -> EventWriter       .write(delta) for each piece, .finish(completion) at the end
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from reinforge.types.request import ReplyDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,43 @@ class ChatCall:
     model: str
     stream: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What is known of a completion before its reply is finished.
+
+    Attributes:
+        call_id: Its `id`.
+        model: The name of the model.
+        created: Unix time.
+        prompt_token_ids: Tokens of the prompt; empty if they are not known.
+        model_version: Version of the weights; None: unknown.
+    """
+
+    call_id: str
+    model: str
+    created: int
+    prompt_token_ids: tuple[int, ...] = ()
+    model_version: int | None = None
+
+    def build_completion(self) -> dict[str, Any]:
+        """Returns the completion as far as it is known: without text and tokens of its reply."""
+        choice = {"message": {"role": "assistant", "content": None}, "finish_reason": "stop", "logprobs": None}
+        count = len(self.prompt_token_ids)
+        usage = {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count}
+        head = {"id": self.call_id, "created": self.created, "model": self.model, "model_version": self.model_version}
+        return {**head, "choices": [{"index": 0, **choice}], "usage": usage}
+
+
+class EventWriter(Protocol):
+    """Writes the server-sent events of one response while its replies are sampled."""
+
+    def write(self, delta: ReplyDelta) -> bytes:
+        """Returns the events of one piece; no bytes if it adds nothing that can be sent yet."""
+
+    def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yields the remaining events, of what no piece had yet."""
 
 
 class BadRequest(Exception):

@@ -7,16 +7,19 @@
            delta {}, finish_reason "stop"
 
 Joined, the deltas are the message; the chunks' log-probs and token ids are those of the whole reply, special tokens
-included: what belongs to no text is part of the chunk after it.
+included: what belongs to no text is part of the chunk after it. A reply that is sent while it is sampled has the same
+chunks, with the pieces of text that the sampler delivered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from reinforge.dialects.events import split_text
+from reinforge.dialects.reply_deltas import find_rest
 from reinforge.dialects.reply_tokens import ReplyTokens, read_tokens
 
 _TEXTS = ("reasoning_content", "content", "refusal")
@@ -25,8 +28,32 @@ _TEXTS = ("reasoning_content", "content", "refusal")
 Chunk = dict[str, Any]
 
 
+@dataclass(slots=True)
+class SentChoice:
+    """What the client has of one choice.
+
+    Attributes:
+        texts: By the name of the message's field.
+        num_tokens: How many of its tokens.
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    num_tokens: int = 0
+
+
+def build_head(completion: Mapping[str, Any], *, include_usage: bool) -> Chunk:
+    """Returns the fields that all chunks of a completion share."""
+    names = ("id", "created", "model", "model_version")
+    head = {name: completion[name] for name in names if name in completion} | {"object": "chat.completion.chunk"}
+    return {**head, "usage": None} if include_usage else head
+
+
 def split_completion(
-    completion: Mapping[str, Any], *, token_texts: Sequence[str] = (), include_usage: bool = False
+    completion: Mapping[str, Any],
+    *,
+    token_texts: Sequence[str] = (),
+    include_usage: bool = False,
+    sent: Mapping[int, SentChoice] | None = None,
 ) -> Iterator[Chunk]:
     """Yields the chunks of a completion, one choice after the other.
 
@@ -36,13 +63,16 @@ def split_completion(
         token_texts: Texts of the first choice's tokens, at which its text is split; without them, and without
             log-probs, a text is split at its words.
         include_usage: Whether the last chunk holds the token counts, as `stream_options` says.
+        sent: What the client has already, by the index of the choice; None: nothing.
     """
-    head = {name: completion[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    if include_usage:
-        head["usage"] = None
-    first = {"prompt_token_ids": list(ids)} if (ids := completion.get("prompt_token_ids")) else {}
+    head, sent = build_head(completion, include_usage=include_usage), sent or {}
+    first = {"prompt_token_ids": list(ids)} if (ids := completion.get("prompt_token_ids")) and not sent else {}
     for number, choice in enumerate(completion["choices"]):
-        for part in _split_choice(choice, token_texts if number == 0 else ()):
+        if (known := sent.get(choice["index"])) is not None:
+            parts = _split_rest(choice, known)
+        else:
+            parts = _split_choice(choice, token_texts if number == 0 else ())
+        for part in parts:
             yield {**head, **first, "choices": [part]}
             first = {}
     if include_usage:
@@ -60,7 +90,25 @@ def _split_choice(choice: Mapping[str, Any], token_texts: Sequence[str]) -> Iter
     for index, call in enumerate(message.get("tool_calls") or ()):
         for delta in _split_call(index, call):
             yield {**base, "delta": {"tool_calls": [delta]}}
-    yield {**base, "delta": {}, **tokens.take(None), "finish_reason": choice["finish_reason"]}
+    yield {**base, "delta": {}, **tokens.take(None), **_end(choice)}
+
+
+def _end(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the last chunk of a choice says; of a served model also the version of its weights."""
+    return {name: choice[name] for name in ("finish_reason", "model_version") if name in choice}
+
+
+def _split_rest(choice: Mapping[str, Any], sent: SentChoice) -> Iterator[dict[str, Any]]:
+    """Yields the deltas of what the client does not have of a choice."""
+    message, tokens = choice["message"], _ChunkTokens(choice, (), sent.num_tokens)
+    base = {"index": choice["index"], "finish_reason": None, "logprobs": None}
+    for name in _TEXTS:
+        if rest := find_rest(message.get(name), sent.texts.get(name, "")):
+            yield {**base, "delta": {name: rest}}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        for delta in _split_call(index, call):
+            yield {**base, "delta": {"tool_calls": [delta]}}
+    yield {**base, "delta": {}, **tokens.take(None), **_end(choice)}
 
 
 def _split_call(index: int, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -82,15 +130,16 @@ class _ChunkTokens:
     Args:
         choice: The choice.
         texts: Texts of its tokens; none: those of its log-probs.
+        num_taken: How many of them were sent already.
     """
 
-    def __init__(self, choice: Mapping[str, Any], texts: Sequence[str]):
+    def __init__(self, choice: Mapping[str, Any], texts: Sequence[str], num_taken: int = 0):
         tokens = read_tokens(choice) or ReplyTokens()
         self._entries = tokens.build_content() if choice.get("logprobs") is not None else None
         self._ids = choice.get("token_ids")
         texts = texts or tokens.texts
         self._text, self._ends = "".join(texts), list(accumulate(map(len, texts)))
-        self._place = self._taken = 0
+        self._place, self._taken = 0, num_taken
 
     def split(self, text: str) -> Iterator[tuple[str, int]]:
         """Yields the pieces of a text, each with the number of tokens up to its end; 0 if they are not known."""

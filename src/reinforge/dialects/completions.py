@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reinforge.dialects.chat_call import ChatCall
+from reinforge.dialects.chat_call import ChatCall, ReplyHead
 from reinforge.dialects.events import DONE, encode_event, split_text
 from reinforge.dialects.fields import Fields, describe, keep_given, read_stop
+from reinforge.dialects.reply_deltas import find_rest
 from reinforge.dialects.reply_tokens import ReplyTokens, read_tokens
+from reinforge.types.request import ReplyDelta
 
 DEFAULT_MAX_TOKENS = 16
 """Of OpenAI's API, for a request that does not say."""
@@ -112,13 +114,55 @@ def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[byte
         completion: The chat completion.
         call: The call that it answers.
     """
+    return _write_rest(completion, call, {})
+
+
+class CompletionEvents:
+    """Writes the events of a completion while its replies are sampled; log-probs and ids come with the last one.
+
+    Args:
+        call: The call that it answers.
+        head: What is known of the completion.
+    """
+
+    def __init__(self, call: ChatCall, head: ReplyHead):
+        self._call, self._sent = call, dict[int, str]()
+        self._head = _write_head(head.build_completion())
+
+    def write(self, delta: ReplyDelta) -> bytes:
+        """Returns the event of one piece."""
+        if not delta.content:
+            return b""
+        self._sent[delta.index] = self._sent.get(delta.index, "") + delta.content
+        return _encode_piece(self._head, delta.index, delta.content)
+
+    def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yields the events of what was not sent yet, and the end."""
+        yield from _write_rest(completion, self._call, self._sent)
+
+
+def open_events(call: ChatCall, head: ReplyHead) -> CompletionEvents:
+    """Returns what writes the events of a completion while its replies are sampled.
+
+    Args:
+        call: The call that it answers.
+        head: What is known of the completion.
+    """
+    return CompletionEvents(call, head)
+
+
+def _encode_piece(head: Mapping[str, Any], index: int, text: str) -> bytes:
+    part = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+    return encode_event({**head, "choices": [part]})
+
+
+def _write_rest(completion: Mapping[str, Any], call: ChatCall, sent: Mapping[int, str]) -> Iterator[bytes]:
     head = _write_head(completion)
     for choice in completion["choices"]:
         whole = _write_choice(choice, call)
         text, reason = whole.pop("text"), whole.pop("finish_reason")
-        for piece in split_text(text):
-            part = {"index": whole["index"], "text": piece, "logprobs": None, "finish_reason": None}
-            yield encode_event({**head, "choices": [part]})
+        for piece in split_text(find_rest(text, sent.get(whole["index"], ""))):
+            yield _encode_piece(head, whole["index"], piece)
         yield encode_event({**head, "choices": [{**whole, "text": "", "finish_reason": reason}]})
     if call.options.get("include_usage"):
         yield encode_event({**head, "choices": [], "usage": dict(completion["usage"])})
@@ -127,7 +171,7 @@ def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[byte
 
 def _write_head(completion: Mapping[str, Any]) -> dict[str, Any]:
     head = {"id": completion["id"], "object": "text_completion", "created": completion["created"]}
-    return {**head, "model": completion["model"]}
+    return {**head, **{name: completion[name] for name in ("model", "model_version") if name in completion}}
 
 
 def _write_choice(choice: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     {"model": "m", "messages": [...], "stream": true}   ->  create(messages=[...]), its reply sent in pieces
 
 Fields are read by type here; what they mean, and which of them can be honoured, `create` decides. `return_token_ids`
-adds `prompt_token_ids` and `choices[i].token_ids` to the response, as vLLM does.
+adds `prompt_token_ids` and `choices[i].token_ids` to the response, and `return_tokens_as_token_ids` writes a token of
+the log-probs as `token_id:ID`, as vLLM does.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from reinforge.dialects.chat_call import BadRequest, ChatCall
-from reinforge.dialects.chunks import split_completion
+from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead
+from reinforge.dialects.chunks import SentChoice, build_head, split_completion
 from reinforge.dialects.events import DONE, encode_event
 from reinforge.dialects.fields import Fields, describe, read_schema, read_stop
 from reinforge.dialects.reply_tokens import read_tokens
+from reinforge.types.request import ReplyDelta, TokenLogprobs
 
-_OWN = {"model", "stream", "stream_options", "return_token_ids"}
-"""Fields that say how the response is written, or which model answers."""
+_OWN = {"model", "stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids", "nvext"}
+"""Fields that say how the response is written, or which model answers; `nvext` asks for another server's statistics."""
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -44,7 +46,10 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
         "include_usage": bool(options and options.flag("include_usage")),
         "logprobs": arguments.get("logprobs", False),
         "return_token_ids": bool(fields.flag("return_token_ids")),
+        "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
     }
+    if given["tokens_as_ids"] and arguments.get("top_logprobs"):
+        raise fields.bad("return_tokens_as_token_ids", "top_logprobs are texts: leave one of the two out")
     return ChatCall(arguments, fields.text("model") or "", stream=bool(fields.flag("stream")), options=given)
 
 
@@ -139,13 +144,82 @@ def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[byte
         completion: The chat completion.
         call: The call that it answers.
     """
+    return _write_chunks(completion, call, {})
+
+
+def _write_chunks(completion: Mapping[str, Any], call: ChatCall, sent: Mapping[int, SentChoice]) -> Iterator[bytes]:
     written = write_answer(completion, call)
     tokens = read_tokens(completion["choices"][0])
-    texts = () if tokens is None else tokens.texts
-    chunks = split_completion(written, token_texts=texts, include_usage=call.options.get("include_usage", False))
-    for chunk in chunks:
+    texts, usage = () if tokens is None else tokens.texts, call.options.get("include_usage", False)
+    for chunk in split_completion(written, token_texts=texts, include_usage=usage, sent=sent):
         yield encode_event(chunk)
     yield DONE
+
+
+class ChatEvents:
+    """Writes the chunks of a completion while its replies are sampled.
+
+    Args:
+        call: The call that it answers.
+        head: What is known of the completion.
+    """
+
+    def __init__(self, call: ChatCall, head: ReplyHead):
+        self._call, self._sent = call, dict[int, SentChoice]()
+        self._include_usage = call.options.get("include_usage", False)
+        self._head = build_head(head.build_completion(), include_usage=self._include_usage)
+        with_ids = call.options.get("return_token_ids") and head.prompt_token_ids
+        self._first = {"prompt_token_ids": list(head.prompt_token_ids)} if with_ids else {}
+        self._waiting: dict[int, list[TokenLogprobs]] = {}
+
+    def write(self, delta: ReplyDelta) -> bytes:
+        """Returns the chunks of one piece: its text, and the tokens that no chunk had yet."""
+        events = b"" if delta.index in self._sent else self._open(delta.index)
+        if delta.tokens is not None:
+            self._waiting.setdefault(delta.index, []).append(delta.tokens)
+        texts = self._sent[delta.index].texts
+        for name, text in (("reasoning_content", delta.reasoning), ("content", delta.content)):
+            if text:
+                texts[name] = texts.get(name, "") + text
+                events += self._encode(delta.index, {name: text}, self._take_tokens(delta.index))
+        return events
+
+    def _open(self, index: int) -> bytes:
+        self._sent[index] = SentChoice()
+        return self._encode(index, {"role": "assistant", "content": ""}, {})
+
+    def _encode(self, index: int, delta: dict[str, Any], tokens: dict[str, Any]) -> bytes:
+        choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": delta, **tokens}
+        first, self._first = self._first, {}
+        return encode_event({**self._head, **first, "choices": [choice]})
+
+    def _take_tokens(self, index: int) -> dict[str, Any]:
+        """Returns the log-probs and ids of the tokens that no chunk had yet, as far as the call asks for them."""
+        options, taken = self._call.options, dict[str, Any]()
+        pieces = self._waiting.pop(index, [])
+        self._sent[index].num_tokens += sum(len(piece.token_ids) for piece in pieces)
+        if options.get("logprobs"):
+            read = [read_tokens({"logprobs": piece}) for piece in pieces]
+            as_ids = options.get("tokens_as_ids", False)
+            content = [entry for each in read if each is not None for entry in each.build_content(as_ids=as_ids)]
+            taken["logprobs"] = {"content": content, "refusal": None}
+        if options.get("return_token_ids"):
+            taken["token_ids"] = [token for piece in pieces for token in piece.token_ids]
+        return taken
+
+    def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yields the chunks of what was not sent yet, and the end."""
+        yield from _write_chunks(completion, self._call, self._sent)
+
+
+def open_events(call: ChatCall, head: ReplyHead) -> ChatEvents:
+    """Returns what writes the events of a completion while its replies are sampled.
+
+    Args:
+        call: The call that it answers.
+        head: What is known of the completion.
+    """
+    return ChatEvents(call, head)
 
 
 def write_error(error: BadRequest) -> dict[str, Any]:
@@ -166,7 +240,8 @@ def _write_choices(completion: Mapping[str, Any], call: ChatCall) -> list[dict[s
         written = {**choice, "message": {"refusal": None, **choice["message"]}, "logprobs": None}
         tokens = read_tokens(choice) if with_logprobs or with_ids else None
         if tokens is not None and with_logprobs:
-            written["logprobs"] = {"content": tokens.build_content(), "refusal": None}
+            as_ids = call.options.get("tokens_as_ids", False)
+            written["logprobs"] = {"content": tokens.build_content(as_ids=as_ids), "refusal": None}
         if tokens is not None and with_ids:
             written["token_ids"] = list(tokens.token_ids)
         choices.append(written)

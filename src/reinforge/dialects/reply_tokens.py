@@ -31,12 +31,17 @@ class ReplyTokens:
     prompt_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[list[dict[str, Any]], ...] = ()
 
-    def build_content(self) -> list[dict[str, Any]]:
-        """Returns the tokens in the format of OpenAI's `logprobs.content`."""
+    def build_content(self, *, as_ids: bool = False) -> list[dict[str, Any]]:
+        """Returns the tokens in the format of OpenAI's `logprobs.content`.
+
+        Args:
+            as_ids: Write a token as `token_id:ID`, as vLLM does, where its id is known.
+        """
         tops = self.top_logprobs or ([],) * len(self.texts)
+        names = [f"token_id:{each}" for each in self.token_ids] if as_ids and self.token_ids else self.texts
         return [
-            {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": top}
-            for text, logprob, top in zip(self.texts, self.logprobs, tops, strict=True)
+            {"token": name, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": top}
+            for name, text, logprob, top in zip(names, self.texts, self.logprobs, tops, strict=True)
         ]
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reinforge.dialects.chat_call import ChatCall
+from reinforge.dialects.chat_call import ChatCall, ReplyHead
 from reinforge.dialects.fields import Fields, keep_given, read_schema
-from reinforge.dialects.response_events import iterate_events
+from reinforge.dialects.response_events import ResponseEvents
 from reinforge.dialects.response_input import read_input
 from reinforge.dialects.response_output import build_response
 
@@ -94,7 +94,17 @@ def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[byte
         completion: The chat completion.
         call: The call that it answers.
     """
-    return iterate_events(build_response(completion, call))
+    return ResponseEvents(call).finish(completion)
+
+
+def open_events(call: ChatCall, head: ReplyHead) -> ResponseEvents:
+    """Returns what writes the events of a response while its reply is sampled.
+
+    Args:
+        call: The call that it answers.
+        head: What is known of the completion.
+    """
+    return ResponseEvents(call, head)
 
 
 def _read_include(fields: Fields) -> list[str]:

@@ -19,3 +19,8 @@ def list_accelerators() -> list[str]:
     if torch.backends.mps.is_available():
         found.append("mps")
     return found
+
+
+def count_gpus() -> int:
+    """Returns the number of CUDA devices that this process may use, without starting any of them."""
+    return torch.cuda.device_count()

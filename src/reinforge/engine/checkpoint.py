@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,6 +35,7 @@ from reinforge.errors import EngineError, boundary
 from reinforge.files import storage_boundary
 
 TRAINING = "training"
+_ADAPTER = re.compile(r"(\.lora_[AB]\.)[^.]+\.")
 CRITIC = "critic.safetensors"
 
 
@@ -70,24 +72,38 @@ def hide_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def write(folder: Path, model: CausalModel, tokenizer: Any, learner: Learner, version: int, num_begun: int) -> None:
+def write(
+    folder: Path, model: CausalModel, tokenizer: Any, learner: Learner | None, version: int, num_begun: int
+) -> None:
     """Writes a checkpoint's files into a new folder; the caller makes them durable with `commit_folder`.
+
+    Args:
+        folder: The folder.
+        model: The model; of one with adapters the active one is written.
+        tokenizer: Its tokenizer.
+        learner: Has the training state; None: only the model is written.
+        version: Version of the weights.
+        num_begun: Replies that the sampler has started.
 
     Raises:
         StorageError: The files cannot be written; the message has their size.
     """
-    rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
-    state = TrainingState(version, learner.num_steps, num_begun, rng, learner.stage, learner.stage_version)
-    moments = {name: value.detach().cpu().contiguous() for name, value in learner.state().items()}
+    moments = {} if learner is None else learner.gather_state()
+    moments = {name: value.detach().cpu().contiguous() for name, value in moments.items()}
     weights = model.trained_parameters if model.has_adapters else dict(model.module.named_parameters())
     tensors = [*weights.values(), *moments.values()]
     with (
         storage_boundary(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors)),
         hide_progress_bars(),
     ):
-        (folder / TRAINING).mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         model.module.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if learner is None:
+            return
+        rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+        state = TrainingState(version, learner.num_steps, num_begun, rng, learner.stage, learner.stage_version)
+        (folder / TRAINING).mkdir()
         save_file(moments, folder / TRAINING / "optimizer.safetensors")
         if learner.critic is not None:
             head = {name: value.cpu().contiguous() for name, value in learner.critic.state_dict().items()}
@@ -158,6 +174,14 @@ def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | Non
     with boundary(EngineError, f"cannot read {training}"):
         state = TrainingState(**json.loads((training / "state.json").read_text()))
         return load_file(training / "optimizer.safetensors"), state
+
+
+def rename_adapter(tensors: dict[str, Tensor], adapter: str) -> dict[str, Tensor]:
+    """Returns the optimizer's tensors of one adapter under the names that they have for another.
+
+    Example: exp_avg.model.layers.0.mlp.up_proj.lora_A.one.weight, adapter two -> ....lora_A.two.weight
+    """
+    return {_ADAPTER.sub(rf"\g<1>{adapter}.", name): value for name, value in tensors.items()}
 
 
 def restore_rng(state: TrainingState) -> None:

@@ -6,6 +6,7 @@ engine.begin_job()                           # closes admission and waits for re
 engine.score(samples, needs)
 report = engine.update(samples, loss, progress_start=0.0, progress_end=0.1)
 metrics = engine.step(samples, lambda batch, logprobs_BT: -logprobs_BT)         # or single steps with your own loss
+engine.accumulate(samples, loss); engine.apply(AdamSettings(1e-4))              # or one step from several calls
 engine.end_job()
 await engine.policy.publish(version)         # or engine.rollback()
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,9 +26,17 @@ import torch
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine import checkpoint
+from reinforge.engine.artifacts.base_model import write_base_model
 from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
-from reinforge.engine.losses.base import Loss
+from reinforge.engine.losses.base import Loss, find_loss
 from reinforge.engine.memory import is_out_of_memory
+from reinforge.engine.model.adapter_weights import (
+    AdapterWeights,
+    load_adapter_weights,
+    make_adapter_weights,
+    read_adapter_weights,
+    write_adapter_weights,
+)
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.dtype import fill_in_dtype
@@ -33,20 +44,24 @@ from reinforge.engine.model.fingerprint import Fingerprinter
 from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
+from reinforge.engine.model.served_adapters import add_saved_adapter, remove_adapter
 from reinforge.engine.model.value_head import ValueHead
-from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_tokens
+from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_tokens, report_tokens
 from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
+from reinforge.engine.sampling.turns import SamplerTurns
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.data_parallel import DataParallel
 from reinforge.engine.training.job import EngineJob
 from reinforge.engine.training.learner import JobProgress, Learner
+from reinforge.engine.training.memory_need import needs_sharding
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs
 from reinforge.engine.training.scoring import LogprobScorer, replace_weights
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.engine.training.snapshot import LearnerSnapshot
-from reinforge.errors import ConfigError, EngineError, OutOfMemory
+from reinforge.errors import BackendUnavailable, ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
+from reinforge.types.gradients import AdamSettings, GradientReport
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import (
     FloatArray,
@@ -57,6 +72,7 @@ from reinforge.types.sample import (
     add_mismatched_samples,
 )
 from reinforge.types.seeding import stable_seed
+from reinforge.types.sharding import Sharding
 
 T = TypeVar("T")
 
@@ -72,6 +88,7 @@ class Engine:
         reference: A frozen copy of the loaded weights; None without `keep_reference`, and with adapters, where the
             model without its adapters is the reference.
         critic: The value head; None without `critic`.
+        samples_elsewhere: Set it where another program samples, whose log-probs are never exactly the learner's.
     """
 
     def __init__(
@@ -88,8 +105,10 @@ class Engine:
         deterministic: bool = False,
         stages: Mapping[str, PolicyConfig] | None = None,
         replica: int = 0,
+        serves_during_jobs: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
+        self.samples_elsewhere = False
         self._stages = dict(stages or {})
         self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
@@ -97,12 +116,14 @@ class Engine:
         ends = find_end_tokens(model.module, tokenizer)
         renderer = PromptRenderer(tokenizer, ends, history=config.history)
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size, ends)
+        self._served = model.make_served_copy(_find_trained(model, adapters)) if serves_during_jobs else None
         self._sampler = ReplySampler(
-            model,
+            self._served or model,
             ends,
             max_num_seqs=config.max_num_seqs,
             seed=stable_seed(seed, "sampler", replica) if replica else stable_seed(seed, "sampler"),
             deliver=deliver_replies,
+            report=report_tokens,
             adapters=adapters,
             prefix_cache_bytes=config.kv_cache_mb * 2**20,
             deterministic=deterministic,
@@ -117,9 +138,11 @@ class Engine:
                 score=partial(self._score_tokens, adapter=name),
                 fingerprint=partial(self.fingerprint, name),
                 published=partial(self._drop_snapshot, name),
+                copy_weights=None if self._served is None else partial(self._copy_to_served, name),
             )
             for name in adapters
         }
+        self._turns = None if self._served is None else SamplerTurns(self._sampler)
         self.policy = self.policies[adapters[0]]
         masks = self._call(lambda: make_sharing_masks(model))
         self._scorer = LogprobScorer(
@@ -129,12 +152,15 @@ class Engine:
             keeps_reference=keep_reference,
             reference=self.reference,
             critic=self.critic,
+            take_turns=self._turns,
         )
         self._keeps_stage_reference = keep_reference and bool(stages) and len(adapters) == 1
         self._reference_version: int | None = None
         self._learners = {
             name: self._call(lambda: Learner(model, config, seed, masks, self.critic), name) for name in adapters
         }
+        for learner in self._learners.values():
+            learner.take_turns = self._turns
         learners = self._learners.items() if keep_initial else ()
         self._initial = {name: self._call(partial(LearnerSnapshot, learner), name) for name, learner in learners}
         self._fingerprints = Fingerprinter(
@@ -162,6 +188,7 @@ class Engine:
         stages: Mapping[str, tuple[PolicyConfig, LossSpec]] | None = None,
         frozen: bool = False,
         replica: int = 0,
+        serves_during_jobs: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -181,6 +208,8 @@ class Engine:
                 a resumed run has restored.
             replica: Number of this engine among those that hold the same weights; each has its own random stream for
                 requests without a seed.
+            serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
+                job trains: with adapters a copy of these alone.
 
         Raises:
             ConfigError: The configuration is not valid for this model or machine.
@@ -209,16 +238,65 @@ class Engine:
             adapters=names,
             stages=fill_in_stages(stages or {}, config, model),
             replica=replica,
+            serves_during_jobs=serves_during_jobs,
         )
 
-    def join_peers(self, peers: DataParallel | None) -> None:
+    def join_peers(
+        self, peers: DataParallel | None, sharding: Sharding = "replicate", processes_here: int = 1
+    ) -> Sharding:
         """Shares every optimizer step from now on with other processes, which make the same calls.
 
         Args:
             peers: The processes; None: this one trains alone.
+            sharding: `replicate`: each trains the whole model; `full`: weights, gradients and optimizer state are
+                divided among them while they train; `auto`: so only if one of them has too little memory otherwise.
+            processes_here: Processes that share this machine's memory.
+
+        Returns:
+            What was chosen of `replicate` and `full`.
+
+        Raises:
+            BackendUnavailable: The model is divided among other processes already.
+            EngineError: The model cannot be divided.
         """
+        if self.is_sharded:
+            raise BackendUnavailable(
+                "the model is divided among the processes that it began with, and a part of its optimizer state ends "
+                "with each of them; resume the run from its last checkpoint with --resume"
+            )
         for learner in self._learners.values():
             learner.peers = peers
+        if peers is None or sharding == "replicate":
+            return "replicate"
+        obstacle = self._find_sharding_obstacle()
+        if sharding == "auto" and (obstacle or not self._call(lambda: needs_sharding(self.learner, processes_here))):
+            return "replicate"
+        if obstacle:
+            raise EngineError(f"sharding: full is not possible: {obstacle}")
+        self._call(self.learner.shard)
+        for name in self._initial:
+            self._initial[name] = self._call(partial(LearnerSnapshot, self._learners[name]), name)
+        return "full"
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if other processes hold parts of the optimizer state, without which no checkpoint can be written."""
+        return any(learner.sharded is not None for learner in self._learners.values())
+
+    def _find_sharding_obstacle(self) -> str:
+        if len(self._learners) > 1:
+            return f"{len(self._learners)} adapters are trained apart, and only one set of weights can be divided"
+        if self.config.quantization is not None:
+            return f"weights in {self.config.quantization} (finetuning.policy.quantization) cannot be divided by rows"
+        if self._served is not None:
+            return "replies are sampled while a job trains (max_staleness), from weights that would be divided"
+        return ""
+
+    def gather_state(self, adapter: str | None = None) -> None:
+        """Takes part in a checkpoint that another process writes, where the optimizer's state is divided."""
+        name = self._resolve_adapter(adapter)
+        if self.is_sharded:
+            self._call(lambda: self._learners[name].gather_state(), name)
 
     @property
     def learner(self) -> Learner:
@@ -235,7 +313,8 @@ class Engine:
 
         def compute() -> T:
             self.model.use_adapter(self._resolve_adapter(adapter))
-            return function()
+            with nullcontext() if self._turns is None else self._turns.share_thread():
+                return function()
 
         try:
             return self._sampler.call(compute)
@@ -246,7 +325,7 @@ class Engine:
             raise OutOfMemory(f"out of memory: {cause}; {fix}") from cause
 
     def begin_job(self, *adapters: str) -> None:
-        """Closes admission and waits until no reply is in flight.
+        """Closes admission and waits until no reply is in flight; with `serves_during_jobs` replies go on.
 
         Args:
             adapters: The adapters that the job trains, while the others keep serving; none: the first.
@@ -362,14 +441,16 @@ class Engine:
             EngineError: There is no reference, or no critic.
         """
         self._scorer.require(reference=needs.ref_logprobs, values=needs.values)
-        is_needed = needs.old_logprobs is True or (needs.old_logprobs and self.model.dtype.itemsize < 4)
+        needed, inexact = needs.old_logprobs, self.samples_elsewhere or self.model.dtype.itemsize < 4
+        needing = [each for each in samples if needed is True or (needed and (inexact or each.is_stale))]
         is_deferred = defer and needs.old_logprobs == "inexact" and not needs.ref_logprobs  # credit may compare the two
         for sample in samples:
-            sample.defers_old_logprobs = bool(is_needed and is_deferred)
-            if sample.defers_old_logprobs:
-                sample.old_logprobs = None  # of an earlier job
-        if is_needed and not is_deferred:
-            for sample, logprobs in zip(samples, self.logprobs(samples, adapter), strict=True):
+            sample.defers_old_logprobs = False
+        for sample in needing if is_deferred else ():
+            sample.defers_old_logprobs = True
+            sample.old_logprobs = None  # of an earlier job
+        if needing and not is_deferred:
+            for sample, logprobs in zip(needing, self.logprobs(needing, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
             scored = add_mismatched_samples(samples)
@@ -413,16 +494,112 @@ class Engine:
     ) -> UpdateReport:
         learner = self._snapshot_learner(name)
         report = learner.update(samples, loss, progress)
-        tensors = {**learner.parameters, **learner.state()}
-        # summing takes a third of the time of testing every number, but finite numbers may overflow a sum: hence both
-        suspects = {name: value for name, value in tensors.items() if not torch.isfinite(value.sum())}
-        broken = [name for name, value in suspects.items() if not torch.isfinite(value).all()]
+        broken = _find_broken_tensors(learner)
         if report.num_updates and broken:
             raise EngineError(
-                f"after the job {len(broken)} of {len(tensors)} tensors are not finite, including {broken[0]}; lower "
-                "finetuning.policy.optimizer.learning_rate, or resume from an earlier checkpoint"
+                f"after the job {broken}; lower finetuning.policy.optimizer.learning_rate, or resume from an earlier "
+                "checkpoint"
             )
         return report
+
+    def accumulate(
+        self,
+        samples: Sequence[TrainingSample],
+        loss: LossSpec,
+        *,
+        backward: bool = True,
+        adapter: str | None = None,
+    ) -> GradientReport | None:
+        """Adds the gradient of a loss, summed over the trained tokens, to those of earlier calls, for `apply`.
+
+        Changes no weights, so replies are sampled before and after it, and no job need be open.
+
+        Args:
+            samples: Samples with what the loss reads; how they are spread over calls does not change the sum.
+            loss: A loss by name that gives one number per token.
+            backward: False: return loss and log-probs, and add no gradient.
+            adapter: The adapter; None: the open job's first, or the first of all.
+
+        Returns:
+            The sums of this call; None if a number is not finite, which leaves the earlier gradients as they were.
+
+        Raises:
+            ConfigError: No loss has that name.
+            EngineError: No sample has a trained token.
+        """
+        usable = [replace(sample, weight=1.0) for sample in samples]
+        if not usable or not all(sample.num_trained for sample in usable):
+            raise EngineError("accumulate: every sample needs a trained token")
+        bound, name = partial(find_loss(loss), **loss.params), self._resolve_adapter(adapter)
+        return self._call(lambda: self._learners[name].accumulate(usable, bound, backward=backward), name)
+
+    def apply(self, settings: AdamSettings, adapter: str | None = None) -> dict[str, float] | None:
+        """Makes one optimizer step with the gradients that `accumulate` has added up, within an open job.
+
+        Args:
+            settings: Of this step; the configuration's learning rate and schedule play no part.
+            adapter: The adapter to train, one of the job's; None: its first.
+
+        Returns:
+            `grad_norm` before clipping and `lr`; None if the gradient was not finite: no step was made, and the
+            gradients are gone.
+
+        Raises:
+            EngineError: No job is open for the adapter, or weights are not finite after the step.
+        """
+        name = self._require_job("apply", adapter)
+
+        def apply() -> dict[str, float] | None:
+            learner = self._snapshot_learner(name)
+            metrics = learner.apply(settings)
+            if metrics is not None and (broken := _find_broken_tensors(learner)):
+                raise EngineError(f"after the step {broken}; lower the learning rate")
+            return metrics
+
+        return self._call(apply, name)
+
+    def clear_gradients(self, adapter: str | None = None) -> None:
+        """Drops the gradients that `accumulate` has added up."""
+        name = self._resolve_adapter(adapter)
+        self._call(self._learners[name].clear_gradients, name)
+
+    def make_adapter(self, *, rank: int, seed: int, alpha: float = 32.0) -> AdapterWeights:
+        """Returns the first weights of an adapter of this rank, which leave the model as it is; see `put_adapter`."""
+        name = self.policy.adapter
+        return self._call(lambda: make_adapter_weights(self.model, name, rank=rank, seed=seed, alpha=alpha), name)
+
+    def read_adapter(self, adapter: str | None = None) -> AdapterWeights:
+        """Returns a copy of an adapter's current weights."""
+        name = self._resolve_adapter(adapter)
+        return self._call(lambda: read_adapter_weights(self.model, name), name)
+
+    def read_adapter_folder(self, folder: str | Path) -> AdapterWeights:
+        """Returns the weights of a saved adapter, without loading it into the model.
+
+        Raises:
+            EngineError: The folder holds none, or one of other layers.
+        """
+        name = self.policy.adapter
+        return self._call(lambda: load_adapter_weights(self.model, name, Path(folder)), name)
+
+    def put_adapter(self, weights: AdapterWeights, adapter: str | None = None) -> None:
+        """Gives an adapter other weights, and an empty optimizer without gradients, within an open job.
+
+        Args:
+            weights: From `make_adapter` or `read_adapter`.
+            adapter: The adapter, one of the job's; None: its first.
+
+        Raises:
+            EngineError: No job is open for the adapter, or the weights are those of other layers.
+        """
+        name = self._require_job("put_adapter", adapter)
+
+        def put() -> None:
+            write_adapter_weights(self.model, name, weights)
+            self._learners[name].clear_gradients()
+            self._learners[name].reset()
+
+        self._call(put, name)
 
     def step(
         self,
@@ -461,6 +638,16 @@ class Engine:
             return self._snapshot_learner(name).step(usable, loss, progress, entropy_grad=entropy_grad)
 
         return self._call(step, name)
+
+    def set_learning_rate(self, rate: float, adapter: str | None = None) -> None:
+        """Sets the peak learning rate of the next jobs; the optimizer keeps its state.
+
+        Args:
+            rate: The learning rate.
+            adapter: The adapter that it is for; None: the open job's first, or the first of all.
+        """
+        learner = self._learners[self._resolve_adapter(adapter)]
+        self._call(lambda: learner.set_learning_rate(rate), adapter)
 
     def end_job(self) -> None:
         """Ends the job; `publish` opens admission again, or else the first request does."""
@@ -524,7 +711,7 @@ class Engine:
             for row, sample in zip(token_ids, samples, strict=True)
         ]
 
-    def save(self, folder: str | Path, version: int, adapter: str | None = None) -> None:
+    def save(self, folder: str | Path, version: int, adapter: str | None = None, *, with_training: bool = True) -> None:
         """Writes a checkpoint that transformers (or PEFT) can load, with the training state next to it.
 
         An existing checkpoint is replaced only after the new one is complete and on disk.
@@ -533,17 +720,22 @@ class Engine:
             folder: The checkpoint's folder.
             version: Version of the weights.
             adapter: The adapter to save; None: the open job's first, or the first of all.
+            with_training: False: write the model alone, without the training state.
 
         Raises:
             StorageError: The checkpoint cannot be written.
         """
-        write_folder(Path(folder), lambda staged: self.write(staged, version, adapter), version=version)
+        write_folder(Path(folder), lambda staged: self.write(staged, version, adapter, with_training), version=version)
 
-    def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
+    def write(self, folder: Path, version: int, adapter: str | None = None, with_training: bool = True) -> None:
         """Writes a checkpoint's files into a new folder, without making them durable."""
         name, num_begun = self._resolve_adapter(adapter), self._sampler.num_begun
-        learner = self._learners[name]
+        learner = self._learners[name] if with_training else None
         self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, num_begun), name)
+
+    def write_base(self, folder: Path) -> None:
+        """Writes the model without its adapters, and its tokenizer, into a new folder, for another program."""
+        self._call(lambda: write_base_model(folder, self.model, self.tokenizer))
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
@@ -579,12 +771,14 @@ class Engine:
         if self.critic is not None:
             checkpoint.load_critic(folder, self.critic)
         if training is None:
-            learner.reset()
+            learner.load_state({}, 0)
             return None
         moments, state = training
+        if self.model.has_adapters:
+            moments = checkpoint.rename_adapter(moments, name)
         if state.stage != learner.stage or state.stage_version != learner.stage_version:
             learner.begin_stage(state.stage, self._stages.get(state.stage or "", self.config), state.stage_version)
-        learner.restore(moments, state.num_steps)
+        learner.load_state(moments, state.num_steps)
         checkpoint.restore_rng(state)
         self._sampler.num_begun = max(self._sampler.num_begun, state.num_begun)
         return state.version
@@ -611,6 +805,60 @@ class Engine:
         """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, except other adapters'."""
         return self._call(self._fingerprints.compute, adapter)
 
+    def add_adapter(self, name: str, folder: str | Path, model_name: str | None = None) -> EmbeddedPolicy:
+        """Serves a saved LoRA adapter beside the others, in the same batch, from now on; it cannot be trained.
+
+        Replies that are being sampled go on. The decoder for a single adapter is left for the one that mixes them.
+
+        Args:
+            name: The adapter's name in this engine: letters, digits and _.
+            folder: With `adapter_config.json` and `adapter_model.safetensors`.
+            model_name: The name of its policy; None: that of the adapter.
+
+        Raises:
+            EngineError: The name is taken, the engine has no adapters, or the folder belongs to another model.
+        """
+        if name in self.policies or not name.isidentifier():
+            raise EngineError(f"add_adapter: {name} is taken or no identifier; in use: {', '.join(self.policies)}")
+        if self._served is not None:
+            raise EngineError("add_adapter: an engine that serves during jobs has the adapters that it was loaded with")
+
+        def add() -> None:
+            add_saved_adapter(self.model, name, Path(folder))
+            self._sampler.add_adapter(name)
+
+        self._call(add)
+        policy = EmbeddedPolicy(
+            self._sampler,
+            self.policy.renderer,
+            model_name or name,
+            adapter=name,
+            grammars=self._grammars,
+            score=partial(self._score_tokens, adapter=name),
+            fingerprint=partial(self.fingerprint, name),
+            published=partial(self._drop_snapshot, name),
+        )
+        self.policies[name] = policy
+        return policy
+
+    def remove_adapter(self, name: str) -> None:
+        """Frees an adapter of `add_adapter` once no reply of it is in flight; requests that wait for it fail.
+
+        Raises:
+            EngineError: There is none of this name, or it is one that the engine trains.
+        """
+        if name not in self.policies or name in self._learners:
+            raise EngineError(f"remove_adapter: {name} was not added by add_adapter")
+        del self.policies[name]
+        self._sampler.pause(name)
+
+        def remove() -> None:
+            self.model.use_adapter(self.policy.adapter)
+            self._sampler.remove_adapter(name)
+            remove_adapter(self.model, name)
+
+        self._call(remove)
+
     def close(self) -> None:
         """Stops a running job at its next micro-batch, fails waiting requests and joins the sampler's thread."""
         for learner in self._learners.values():
@@ -626,6 +874,15 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @torch.no_grad()
+    def _copy_to_served(self, adapter: str) -> None:
+        """Gives the sampler an adapter's trained weights; runs in its thread, when no reply of it is in flight."""
+        assert self._served is not None
+        self.model.use_adapter(adapter)
+        served = dict(self._served.module.named_parameters())
+        for name, parameter in self.model.trained_parameters.items():
+            served[name].copy_(parameter)
+
     def _drop_snapshot(self, adapter: str) -> None:
         if self._job is not None:
             self._job.drop_snapshot(adapter)
@@ -635,3 +892,21 @@ class Engine:
         assert self._job is not None
         self._job.take_snapshot(name, self._learners[name])
         return self._learners[name]
+
+
+def _find_trained(model: CausalModel, adapters: Sequence[str]) -> list[torch.nn.Parameter]:
+    """Returns the parameters that the jobs of these adapters change; without adapters, all."""
+    found: list[torch.nn.Parameter] = []
+    for name in reversed(adapters):  # the first one stays active
+        model.use_adapter(name)
+        found += model.trained_parameters.values()
+    return found
+
+
+def _find_broken_tensors(learner: Learner) -> str:
+    """Returns which tensors of a learner are not finite, in words; empty if all are."""
+    tensors = {**learner.parameters, **learner.state()}
+    # summing takes a third of the time of testing every number, but finite numbers may overflow a sum: hence both
+    suspects = {name: value for name, value in tensors.items() if not torch.isfinite(value.sum())}
+    broken = [name for name, value in suspects.items() if not torch.isfinite(value).all()]
+    return f"{len(broken)} of {len(tensors)} tensors are not finite, including {broken[0]}" if broken else ""

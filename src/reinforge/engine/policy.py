@@ -8,12 +8,14 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.model.text_stream import TextStream
 from reinforge.engine.sampling.constraints import build_constraint
 from reinforge.engine.sampling.grammar import CompiledGrammar, GrammarCompiler
 from reinforge.engine.sampling.params import check_params
@@ -23,7 +25,7 @@ from reinforge.engine.sampling.stats import SamplerStats
 from reinforge.engine.sampling.threads import ThreadLoad
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
+from reinforge.types.request import Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprob, TokenLogprobs
 from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
@@ -37,6 +39,7 @@ class AdmissionState(enum.Enum):
     """Whether new replies may begin.
 
     OPEN -> JOB (a job changes the weights) -> ENDED (its weights are not published yet) -> OPEN
+    With a served copy of the weights, replies of the published version begin in all three.
     """
 
     OPEN = "open"
@@ -52,12 +55,24 @@ class Outbox:
     load: ThreadLoad = field(default_factory=ThreadLoad)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Caller:
-    """A coroutine that waits for a reply."""
+    """A coroutine that waits for a reply.
+
+    Attributes:
+        loop: Its event loop.
+        future: Done when the reply is.
+        waiter: Done at the next token, while a caller that streams waits for one.
+    """
 
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[None]
+    waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Wakes a caller that streams; runs in its loop."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 BFLOAT16_TOLERANCE = 0.5
@@ -65,7 +80,7 @@ BFLOAT16_TOLERANCE = 0.5
 
 
 class EmbeddedPolicy(PolicyServer):
-    """Samples in this process, from the module that the learner trains.
+    """Samples in this process, from the module that the learner trains or from a copy that serves meanwhile.
 
     Any number of loops and threads may call it at once. Requests that are ready in the same turn of a loop reach the
     sampler together, and the replies that a step finishes come back with one wake-up per loop.
@@ -79,6 +94,10 @@ class EmbeddedPolicy(PolicyServer):
         score: Computes log-probs as the learner does.
         fingerprint: Computes a hash of the weights.
         published: Called when admission opens.
+        copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
+
+    Attributes:
+        ends: Tokens that end a reply.
     """
 
     def __init__(
@@ -92,17 +111,19 @@ class EmbeddedPolicy(PolicyServer):
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
         fingerprint: Callable[[], str],
         published: Callable[[], None],
+        copy_weights: Callable[[], None] | None = None,
     ):
         self.sampler, self.renderer, self.adapter = sampler, renderer, adapter
         self.max_model_len = sampler.model.max_model_len
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
+        self._copy_weights = copy_weights
         self._admission, self._next_version = AdmissionState.OPEN, 0
         if sampler.model.dtype.itemsize < 4:
             self.tolerance = BFLOAT16_TOLERANCE
         self._grammars, self._has_warned = grammars, False
         self._lock = threading.Lock()
         self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
-        self._ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
+        self.ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
 
     @property
     def version(self) -> int:
@@ -133,13 +154,8 @@ class EmbeddedPolicy(PolicyServer):
             ContextOverflow: The prompt leaves no room for a reply.
             EngineError: The engine is closed, or failed while it sampled.
         """
-        loop = asyncio.get_running_loop()
-        grammar = (
-            None
-            if request.grammar is None
-            else await self._grammars.compile(self.renderer.bind_grammar(request.grammar))
-        )
-        sampled = self._build_request(request, Caller(loop, loop.create_future()), grammar)
+        loop, grammar = asyncio.get_running_loop(), await self.compile_grammar(request)
+        sampled = self.build_request(request, Caller(loop, loop.create_future()), grammar)
         self._post(loop, sampled)
         try:
             await sampled.owner.future  # type: ignore[attr-defined]
@@ -148,7 +164,50 @@ class EmbeddedPolicy(PolicyServer):
             raise
         if sampled.error is not None:
             raise sampled.error
-        return self._build_reply(request, sampled)
+        return self.build_reply(request, sampled)
+
+    async def stream(
+        self, request: ModelRequest, markers: Sequence[str] = ()
+    ) -> AsyncGenerator[ReplyPiece | ModelReply, None]:
+        """Yields the tokens of one reply as they are sampled, and then the reply.
+
+        Sampling stops when the generator is closed.
+
+        Raises:
+            ValueError: The sampler cannot follow the request's settings or its grammar, or the prompt cannot be
+                tokenized.
+            ContextOverflow: The prompt leaves no room for a reply.
+            EngineError: The engine is closed, or failed while it sampled.
+        """
+        loop, grammar = asyncio.get_running_loop(), await self.compile_grammar(request)
+        caller = Caller(loop, loop.create_future())
+        sampled = self.build_request(request, caller, grammar)
+        sampled.new_tokens = tokens = list[tuple[int, float]]()
+        text, num_taken = self.renderer.open_text(markers, request.sampling.stop), 0
+        self._post(loop, sampled)
+        try:
+            while num_taken < len(tokens) or not caller.future.done():
+                if num_taken == len(tokens):
+                    caller.waiter = loop.create_future()
+                    await caller.waiter
+                    continue
+                first, num_taken = num_taken, len(tokens)
+                yield self._build_piece(sampled, slice(first, num_taken), text)
+        finally:
+            sampled.cancelled = not caller.future.done()
+        if sampled.error is not None:
+            raise sampled.error
+        yield self.build_reply(request, sampled)
+
+    async def compile_grammar(self, request: ModelRequest) -> CompiledGrammar | None:
+        """Returns the grammar that a reply must match, ready for the sampler; None: it is free.
+
+        Raises:
+            ValueError: It cannot be compiled.
+        """
+        if request.grammar is None:
+            return None
+        return await self._grammars.compile(self.renderer.bind_grammar(request.grammar))
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given the tokens before it, at temperature 1, by a forward without cache."""
@@ -161,7 +220,7 @@ class EmbeddedPolicy(PolicyServer):
             ContextOverflow: Prompt and reply do not fit the context.
             EngineError: The template rejects the messages.
         """
-        prompt, token_ids = await asyncio.to_thread(self.renderer.encode, request, reply, self._ends)
+        prompt, token_ids = await asyncio.to_thread(self.renderer.encode, request, reply, self.ends)
         if len(prompt) + len(token_ids) > self.max_model_len:
             count = len(prompt) + len(token_ids)
             raise ContextOverflow(
@@ -170,12 +229,15 @@ class EmbeddedPolicy(PolicyServer):
         return TokenLogprobs(prompt, token_ids, (math.nan,) * len(token_ids), policy_version=-1)
 
     async def publish(self, version: int) -> None:
-        """Opens admission on the weights of `version`.
+        """Opens admission on the weights of `version`; with a served copy, once no reply is in flight.
 
         Raises:
             EngineError: A job is changing the weights.
         """
-        self.open(version)
+        if self._copy_weights is None:
+            self.open(version)
+        else:
+            await asyncio.to_thread(self.open, version)
 
     async def fingerprint(self) -> str:
         """Returns a short hash of the current weights."""
@@ -184,7 +246,7 @@ class EmbeddedPolicy(PolicyServer):
     # Called by the engine.
 
     def close_admission(self) -> None:
-        """Begins a job; returns when no reply is in flight.
+        """Begins a job; returns when no reply is in flight, or at once if a copy of the weights serves meanwhile.
 
         Raises:
             EngineError: A job is open already.
@@ -193,10 +255,13 @@ class EmbeddedPolicy(PolicyServer):
             if self._admission is AdmissionState.JOB:
                 raise EngineError("a job is already open; call end_job() or rollback() first")
             self._admission = AdmissionState.JOB
-        self.sampler.pause(self.adapter)
+        if self._copy_weights is None:
+            self.sampler.pause(self.adapter)
 
     def end_job(self, next_version: int | None = None) -> None:
         """Ends a job; `publish` opens admission, or else the first request does, on `next_version`.
+
+        With a served copy only `publish` does: requests come at any time.
 
         Args:
             next_version: Version of the weights if a request comes before `publish`; None: the current one plus 1.
@@ -210,13 +275,20 @@ class EmbeddedPolicy(PolicyServer):
     def open(self, version: int) -> None:
         """Opens admission; replies that begin from now on carry `version`."""
         with self._lock:
-            if self._admission is AdmissionState.JOB:
-                raise EngineError("publish: the job is still open; call end_job() first")
+            self._refuse_open_job()
+        if self._copy_weights is not None:
+            self.sampler.pause(self.adapter, self._copy_weights)  # without the lock, which new requests take
+        with self._lock:
+            self._refuse_open_job()
             self._open(version)
+
+    def _refuse_open_job(self) -> None:
+        if self._admission is AdmissionState.JOB:
+            raise EngineError("publish: the job is still open; call end_job() first")
 
     def _publish_if_ended(self) -> None:
         with self._lock:
-            if self._admission is AdmissionState.ENDED:
+            if self._admission is AdmissionState.ENDED and self._copy_weights is None:
                 self._open(self._next_version)
 
     def _open(self, version: int) -> None:
@@ -228,9 +300,20 @@ class EmbeddedPolicy(PolicyServer):
         """Returns the sampler's counters."""
         return self.sampler.stats()
 
-    def _build_request(
-        self, request: ModelRequest, caller: Caller, grammar: CompiledGrammar | None = None
+    def build_request(
+        self, request: ModelRequest, caller: Caller | None, grammar: CompiledGrammar | None = None
     ) -> SampleRequest:
+        """Returns what a sampler gets: the prompt's tokens, limits and constraints.
+
+        Args:
+            request: The request.
+            caller: Waits for the reply; None: another program samples it.
+            grammar: What the reply must match.
+
+        Raises:
+            ValueError: The sampler cannot follow the request's settings, or the prompt cannot be tokenized.
+            ContextOverflow: The prompt leaves no room for a reply.
+        """
         check_params(request.sampling, self.sampler.model.vocab_size)
         prompt, params = self.renderer.render(request), request.sampling
         if request.prompt is not None:
@@ -246,10 +329,16 @@ class EmbeddedPolicy(PolicyServer):
             self._warn_of_untrained_replies()
         built = SampleRequest(prompt, limit, params, constraint, adapter=self.adapter, owner=caller)
         built.num_top_logprobs = request.num_top_logprobs
-        if params.stop:
-            built.num_stop_tokens = 4 + max(len(text.encode()) for text in params.stop)
-            built.has_stop_text = lambda token_ids: any(text in self.renderer.decode(token_ids) for text in params.stop)
+        if params.stop or params.stop_token_ids:
+            built.num_stop_tokens = 4 + max((len(text.encode()) for text in params.stop), default=0)
+            built.has_stop_text = partial(self._has_stop, params.stop, frozenset(params.stop_token_ids))
         return built
+
+    def _has_stop(self, texts: Sequence[str], ends: Container[int], token_ids: list[int]) -> bool:
+        """Returns True if a reply whose last tokens are these ends there."""
+        if token_ids[-1] in ends:
+            return True
+        return bool(texts) and any(text in self.renderer.decode(token_ids) for text in texts)
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         """Refuses token ids that a client made up."""
@@ -287,7 +376,31 @@ class EmbeddedPolicy(PolicyServer):
             wake_callers(requests)
         self._publish_if_ended()
 
-    def _build_reply(self, request: ModelRequest, sampled: SampleRequest) -> ModelReply:
+    def _build_piece(self, sampled: SampleRequest, part: slice, text: TextStream) -> ReplyPiece:
+        token_ids, logprobs = zip(*(sampled.new_tokens or ())[part], strict=True)
+        tokens = TokenLogprobs(
+            prompt_token_ids=sampled.prompt,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            policy_version=sampled.version,
+            texts=self.renderer.decode_each(token_ids),
+            top_logprobs=self._name_top_logprobs(sampled.top_logprobs[part]),
+        )
+        return ReplyPiece(text.add(token_ids), tokens)
+
+    def _name_top_logprobs(
+        self, ranked: Sequence[tuple[list[int], list[float]]]
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        return tuple(
+            tuple(
+                TokenLogprob(text, logprob, token_id=token)
+                for text, logprob, token in zip(self.renderer.decode_each(token_ids), logprobs, token_ids, strict=True)
+            )
+            for token_ids, logprobs in ranked
+        )
+
+    def build_reply(self, request: ModelRequest, sampled: SampleRequest) -> ModelReply:
+        """Returns the reply to a request once it is sampled."""
         text, is_greedy = self.renderer.decode(sampled.token_ids), request.sampling.temperature == 0
         raw = self.renderer.decode_raw(sampled.token_ids)
         tokens = TokenLogprobs(
@@ -301,10 +414,7 @@ class EmbeddedPolicy(PolicyServer):
             texts=self.renderer.decode_each(sampled.token_ids),
             processed_logprobs=(0.0,) * len(sampled.token_ids) if is_greedy else tuple(sampled.processed_logprobs),
             supports=Supports.from_sets(sampled.supports) if sampled.supports else None,
-            top_logprobs=tuple(
-                tuple(map(TokenLogprob, self.renderer.decode_each(token_ids), logprobs))
-                for token_ids, logprobs in sampled.top_logprobs
-            ),
+            top_logprobs=self._name_top_logprobs(sampled.top_logprobs),
         )
         stop = request.sampling.stop
         return ModelReply(
@@ -332,12 +442,21 @@ def find_end_tokens(module: Any, tokenizer: Any) -> list[int]:
 
 def deliver_replies(requests: list[SampleRequest]) -> None:
     """Wakes every caller whose reply is done, with one call into each event loop."""
+    _call_loops(wake_callers, requests)
+
+
+def report_tokens(requests: list[SampleRequest]) -> None:
+    """Wakes every caller that streams and whose reply has a new token, with one call into each event loop."""
+    _call_loops(_wake_streams, requests)
+
+
+def _call_loops(function: Callable[[list[SampleRequest]], None], requests: list[SampleRequest]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[SampleRequest]] = {}
     for request in requests:
         by_loop.setdefault(request.owner.loop, []).append(request)  # type: ignore[attr-defined]
     for loop, done in by_loop.items():
         try:
-            loop.call_soon_threadsafe(wake_callers, done)
+            loop.call_soon_threadsafe(function, done)
         except RuntimeError:  # the loop is closed, so its callers no longer wait
             continue
 
@@ -345,6 +464,12 @@ def deliver_replies(requests: list[SampleRequest]) -> None:
 def wake_callers(requests: list[SampleRequest]) -> None:
     """Resolves the futures of these requests; runs in their loop."""
     for request in requests:
-        future = request.owner.future  # type: ignore[attr-defined]
-        if not future.done():
-            future.set_result(None)
+        caller: Caller = request.owner  # type: ignore[assignment]
+        if not caller.future.done():
+            caller.future.set_result(None)
+        caller.wake()
+
+
+def _wake_streams(requests: list[SampleRequest]) -> None:
+    for request in requests:
+        request.owner.wake()  # type: ignore[attr-defined]

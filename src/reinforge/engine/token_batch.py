@@ -86,6 +86,7 @@ class TokenBatch:
         old_logprobs_from_learner: True where the learner computed `old_logprobs`, False where they are the sampler's.
         supports: The tokens that each token was sampled from; None where all were sampled from the whole vocabulary.
         kl_baseline: The step's KL(p, p_ref) by the `mismatched` samples, at least 0, set by the learner; None without.
+        targets: `[B, T]` tokens whose log-probs are trained; None: those of `token_ids`.
     """
 
     token_ids: Tensor
@@ -107,3 +108,4 @@ class TokenBatch:
     old_logprobs_from_learner: bool = False
     supports: BatchSupports | None = None
     kl_baseline: float | None = None
+    targets: Tensor | None = None

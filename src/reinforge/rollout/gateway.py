@@ -29,13 +29,10 @@ from aiohttp.web_request import BaseRequest
 
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import CaptureError
-from reinforge.rollout.http.endpoint import (
-    EndpointRequest,
-    EndpointResponse,
-    EpisodeEndpoint,
-    build_ended,
-    build_error_response,
-)
+from reinforge.rollout.http.access import LOOPBACK, read_key
+from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
+from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, build_error_response
 from reinforge.rollout.http.gateway_door import GatewayDoor
 
 _http_logger = logging.getLogger(f"{__name__}.http")
@@ -44,7 +41,6 @@ _http_logger.addFilter(
 )
 """Bytes that are no HTTP are answered with 400, and clients may hang up; a traceback would tell the user nothing."""
 T = TypeVar("T")
-LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 1 << 25
 BODY_TIMEOUT_S = 60.0
 """Seconds in which a request's body must have arrived."""
@@ -177,7 +173,7 @@ class Gateway:
         Raises:
             BadRequest: There is no such episode, its key is another one, or it has ended.
         """
-        key, path = _read_key(request), request.path
+        key, path = read_key(request.headers), request.path
         hashed = _hash_key(key)
         if (found := _PATH.fullmatch(path)) is not None:
             path, episode_id = found["path"], found["id"]
@@ -195,31 +191,7 @@ class Gateway:
         return door, path
 
     async def _read_body(self, request: BaseRequest) -> bytes:
-        """Returns the whole body.
-
-        Raises:
-            BadRequest: It is too long, too slow, or no valid HTTP.
-        """
-        if not request.can_read_body:
-            return b""
-        limit = self._max_body_bytes
-        too_long = BadRequest(f"the body is longer than {limit} bytes", status=413, code="request_too_large")
-        if request.content_length is not None and request.content_length > limit:
-            raise too_long
-        if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        try:
-            if request.content.is_eof():  # it has arrived whole, as most do
-                return await request.read()
-            async with asyncio.timeout(self._body_timeout_s):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise too_long from None
-        except TimeoutError:
-            message = f"the body did not arrive within {self._body_timeout_s:g} s"
-            raise BadRequest(message, status=408, code="request_timeout") from None
-        except web.RequestPayloadError as error:
-            raise BadRequest(f"the body is no valid HTTP: {error}", status=400) from None
+        return await read_body(request, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s, expects=True)
 
 
 class EpisodeGateway:
@@ -265,13 +237,6 @@ def _check_connected(request: BaseRequest) -> None:
     """
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client has hung up")
-
-
-def _read_key(request: BaseRequest) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return request.headers.get("x-api-key") or request.headers.get("api-key") or ""
 
 
 def _hash_key(key: str) -> bytes:

@@ -28,6 +28,8 @@ class SamplingParams:
         frequency_penalty: Subtracted from a token's logit for each time that the reply has it already, in [-2, 2].
         presence_penalty: Subtracted once from the logit of each token that the reply has already, in [-2, 2].
         logit_bias: Pairs of a token id and what is added to its logit, in [-100, 100].
+        stop_token_ids: Further tokens that end the reply, as its last one.
+        ignore_eos: The tokens that end a reply otherwise do not.
     """
 
     temperature: float = 1.0
@@ -40,6 +42,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
 
     @property
     def restricts_support(self) -> bool:
@@ -101,11 +105,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token of `TokenLogprobs.content`."""
+    """One token of `TokenLogprobs.content`; `token_id` is -1 where it is unknown."""
 
     token: str
     logprob: float
     top_logprobs: tuple[TokenLogprob, ...] = ()
+    token_id: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,37 @@ class ModelRequest:
     prompt: str | tuple[int, ...] | None = None
     continued: ContinuedTurn | None = None
     num_top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPiece:
+    """The newest tokens of a reply that is being sampled.
+
+    Attributes:
+        text: What they add to its text. A character whose tokens are not all there, and what may be the beginning of a
+            stop text, is left for a later piece.
+        tokens: The new tokens alone, with the whole prompt.
+    """
+
+    text: str
+    tokens: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyDelta:
+    """What a piece adds to the message: the reply's reasoning, or its text.
+
+    Attributes:
+        content: Added to `content`.
+        reasoning: Added to `reasoning_content`.
+        tokens: The new tokens alone; None: the model reports none.
+        index: Of the choice.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tokens: TokenLogprobs | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,11 @@ class TrainingSample:
         mismatched: The sample's prompt with the reply to another prompt, by which KTO estimates the KL of a step;
             scored with the sample, never trained.
         defers_old_logprobs: The update sets `old_logprobs`, by the forward pass that it makes anyway.
+        is_stale: True if an older version than the one that the job starts from sampled some of its tokens.
         supports: The kept tokens of each trained position; its log-probs are normalized over them. None if there was
             no sampling filter.
+        targets: `[T]` tokens whose log-probs are trained in the place of those of `token_ids`, which stay the context;
+            None: the tokens themselves, as in everything that was sampled.
     """
 
     token_ids: IntArray
@@ -74,6 +77,8 @@ class TrainingSample:
     mismatched: TrainingSample | None = None
     supports: Supports | None = None
     defers_old_logprobs: bool = False
+    is_stale: bool = False
+    targets: IntArray | None = None
 
     @property
     def num_trained(self) -> int:
@@ -122,7 +127,8 @@ class Needs:
 
     Attributes:
         old_logprobs: Log-probs under the weights at the start of the job. True: always; `inexact`: only if those of
-            the sampler differ (bfloat16, which sampler and learner round differently); False: use the sampler's.
+            the sampler differ (bfloat16, which sampler and learner round differently, or older weights); False: use
+            the sampler's.
         ref_logprobs: Log-probs under the reference weights.
         values: The critic's values.
     """

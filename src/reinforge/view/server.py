@@ -20,6 +20,7 @@ from aiohttp import web
 from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError
 from reinforge.files import read_regular_file
 from reinforge.registry import REGISTRY
+from reinforge.rollout.http.access import HEADERS, KEY, LOOPBACK, REPORT_POLICY, AccessKey, is_own_host
 from reinforge.runs.comparison import compare_runs
 from reinforge.runs.journal_reader import JournalReader
 from reinforge.runs.page.chats import ChatStyle
@@ -28,7 +29,6 @@ from reinforge.runs.page.page import PAGE
 from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
-from reinforge.view.access import HEADERS, KEY, LOOPBACK, REPORT_POLICY, AccessKey, is_own_host
 from reinforge.view.compare_page import build_comparison
 from reinforge.view.documents import Live, build_problem, build_run_path
 from reinforge.view.episode_pages import build_episode_list, build_episode_page

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from reinforge.view.access import POLICY, AccessKey, is_own_host
+from reinforge.rollout.http.access import POLICY, AccessKey, is_own_host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7477", "localhost:8000", "LOCALHOST:1"])

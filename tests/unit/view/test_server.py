@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 
 from reinforge.errors import ConfigError
+from reinforge.rollout.http.access import POLICY
 from reinforge.runs.journal import RunJournal
 from reinforge.runs.run_folder import read_runs
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.view import server as server_module
-from reinforge.view.access import POLICY
 from reinforge.view.documents import build_run_path
 from reinforge.view.library import RunLibrary
 from reinforge.view.server import choose_port

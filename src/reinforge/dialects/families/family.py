@@ -104,6 +104,11 @@ class Family(ABC):
     call_id_length: ClassVar[int | None] = None
     reads_channels: ClassVar[bool] = False
 
+    @property
+    def call_starts(self) -> tuple[str, ...]:
+        """What a call may begin with; empty: nothing marks it."""
+        return () if self.start is None else (self.start,)
+
     @abstractmethod
     def matches(self, chat_template: str) -> bool:
         """Returns True if a chat template is this family's."""

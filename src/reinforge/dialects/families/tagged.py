@@ -95,6 +95,7 @@ class QwenXML(Tagged):
 
     tool_format = ToolFormat.QWEN_XML
     call, parameter, value_end, call_end = _QWEN_CALL, _QWEN_PARAMETER, _QWEN_VALUE_END, _QWEN_END
+    call_starts = (_START, "<function=")
 
     def matches(self, chat_template: str) -> bool:
         """Returns True for a template with the tag."""

@@ -6,7 +6,7 @@
 The learner does the averaging: the loss of an optimizer step is sum_t w_s l_t / sum_t w_s over all trained tokens of
 the step, w_s the sample's weight, so the split into micro-batches does not change it. A loss of one number per sample
 becomes sum_s w_s l_s / sum_s w_s.
-The built-in losses are in `policy_gradient.py` and `preference.py`; this module has the registry and shared parts.
+The built-in losses are in the modules of `FAMILIES`; this module has the registry and shared parts.
 Shapes: B samples, T tokens.
 """
 
@@ -29,6 +29,7 @@ FAMILIES = (
     "reinforge.engine.losses.policy_gradient",
     "reinforge.engine.losses.preference",
     "reinforge.engine.losses.distillation",
+    "reinforge.engine.losses.token_weighted",
 )
 """Modules that register losses; imported on the first lookup."""
 

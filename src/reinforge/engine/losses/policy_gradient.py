@@ -6,7 +6,9 @@ Each loss defines the objective g_t of a token; all of them then return
 
 c_t is truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
 Training", 2025). In bfloat16 the kernels of sampler and learner round differently, so the learner computes p_old
-itself, and c_t gives less weight to tokens that the sampler overestimated. Where p_old is the sampler's own, c_t is 1.
+itself, and c_t gives less weight to tokens that the sampler overestimated. The same holds for tokens that an older
+version sampled: r_t then bounds the step from the weights at the start of the job, and c_t corrects for the version
+(the decoupled objective of AReaL, arXiv:2505.24298, with a cap). Where p_old is the sampler's own, c_t is 1.
 In `gspo` c_t, like the ratio, is the geometric mean over the sample's tokens.
 Shapes: B samples, T tokens.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -174,6 +174,17 @@ class CausalModel:
     def make_frozen_copy(self) -> CausalModel:
         """Returns a copy that is never trained: the reference."""
         module = copy.deepcopy(self.module).requires_grad_(False)
+        return CausalModel(module, self.max_model_len, self.fast_paths)
+
+    def make_served_copy(self, trained: Collection[nn.Parameter]) -> CausalModel:
+        """Returns a copy that samples while this model is trained; the two share the weights that never change.
+
+        Args:
+            trained: Parameters of which the copy has its own: those of all adapters, or all.
+        """
+        own = {id(parameter) for parameter in trained}
+        frozen = (parameter for parameter in self.module.parameters() if id(parameter) not in own)
+        module = copy.deepcopy(self.module, {id(parameter): parameter for parameter in frozen})
         return CausalModel(module, self.max_model_len, self.fast_paths)
 
     def _resolve_max_model_len(self, wanted: int | None) -> int:

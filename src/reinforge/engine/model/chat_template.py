@@ -16,6 +16,7 @@ from reinforge.engine.model.history import build_continuation
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
+from reinforge.engine.model.text_stream import TextStream
 from reinforge.errors import ConfigError, EngineError, MessagesRejected, Problem, boundary
 from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
 
@@ -220,6 +221,20 @@ class PromptRenderer:
 
     def _decode(self, token_ids: tuple[int, ...]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def open_text(self, markers: Sequence[str] = (), stop: Sequence[str] = ()) -> TextStream:
+        """Returns what decodes a reply while it is sampled.
+
+        Args:
+            markers: Texts whose special tokens stay in the reply's text, such as the start of a tool call.
+            stop: Texts at which it ends.
+        """
+        texts = zip(self._special_ids, self.decode_each([*self._special_ids]), strict=True)
+        special = {token: text if any(text in each for each in markers) else "" for token, text in texts}
+        return TextStream(self._decode_plain, special, stop)
+
+    def _decode_plain(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def decode_raw(self, token_ids: Sequence[int]) -> str | None:
         """Returns the text of a reply with its special tokens, without the one that ended it.

@@ -29,12 +29,18 @@ class LoRABatch:
     """
 
     def __init__(self, model: CausalModel, min_rows: int = 1):
+        self.model, self.device, self.min_rows = model, model.device, min_rows
+        self._segments: list[tuple[str, Tensor]] | None = None
+        self._hooked: set[int] = set()
+        self.hook_layers()
+
+    def hook_layers(self) -> None:
+        """Takes over the layers that have got adapters since the last time."""
         from peft.tuners.lora import LoraLayer
 
-        self.device, self.min_rows = model.device, min_rows
-        self._segments: list[tuple[str, Tensor]] | None = None
-        for layer in model.module.modules():  # PEFT's layers are modules and `LoraLayer`s
-            if isinstance(layer, nn.Module) and isinstance(layer, LoraLayer):
+        for layer in self.model.module.modules():  # PEFT's layers are modules and `LoraLayer`s
+            if isinstance(layer, nn.Module) and isinstance(layer, LoraLayer) and id(layer) not in self._hooked:
+                self._hooked.add(id(layer))
                 layer.register_forward_pre_hook(self._skip_adapters, with_kwargs=True)
                 layer.register_forward_hook(self._add_own_adapters)
 
@@ -57,6 +63,8 @@ class LoRABatch:
 
     def _add_own_adapters(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for name, rows in self._segments or ():
+            if name not in layer.lora_A:
+                continue
             if inputs[0].ndim != 3:
                 raise EngineError(
                     f"cannot sample several adapters in one batch: a layer got {list(inputs[0].shape)}, not [B, T, H]"

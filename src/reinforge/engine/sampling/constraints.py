@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,20 @@ class TokenConstraint:
                 "while all other replies wait"
             )
         self.allowed = read_bitmask(bits, self.vocab_size) & self._unbanned
+
+    def replay(self, token_ids: Sequence[int]) -> list[Support]:
+        """Returns the allowed tokens of each position of a reply that another program sampled.
+
+        That program may allow a token that is not allowed here: what was allowed is then unknown from there on.
+        """
+        supports: list[Support] = []
+        for place, token in enumerate(token_ids):
+            if not self.is_allowed(np.array([token], np.int32)).all():
+                return [*supports, *[NOT_RECORDED] * (len(token_ids) - place)]
+            supports.append(self.read_support())
+            if place + 1 < len(token_ids):
+                self.advance(token)
+        return supports
 
     def compute_offsets(self) -> dict[int, float]:
         """Returns what is added to the logits of the next step, by token."""

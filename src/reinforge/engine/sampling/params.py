@@ -35,6 +35,9 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     _check_number("frequency_penalty", params.frequency_penalty, -2, 2)
     _check_number("presence_penalty", params.presence_penalty, -2, 2)
     _check_logit_bias(params.logit_bias, vocab_size)
+    for token in params.stop_token_ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
+            raise ValueError(f"stop has token {_shorten(token)}, expected token ids from 0 to {vocab_size - 1}")
     for text in params.stop:
         if not isinstance(text, str):
             raise ValueError(f"stop has {_shorten(text)}, expected texts")

@@ -37,6 +37,8 @@ class SampleRequest:
         top_logprobs: Of each token so far: the most likely tokens in its place, and their log-probs.
         error: Why there is no reply.
         cancelled: Set by a caller that no longer waits.
+        new_tokens: Each token and its log-prob as soon as it is sampled, for a caller that streams the reply; None: the
+            caller takes it whole.
     """
 
     prompt: tuple[int, ...]
@@ -57,6 +59,7 @@ class SampleRequest:
     top_logprobs: list[tuple[list[int], list[float]]] = field(default_factory=list)
     error: EngineError | ValueError | None = None
     cancelled: bool = False
+    new_tokens: list[tuple[int, float]] | None = None
 
 
 @dataclass
@@ -80,7 +83,9 @@ class RunningBatch:
         self.min_p = np.zeros(size, np.float32)
         self.is_filtered = np.zeros(size, np.bool_)
         self.is_constrained = np.zeros(size, np.bool_)
+        self.is_streamed = np.zeros(size, np.bool_)
         self.num_top_logprobs = np.zeros(size, np.int64)
+        self.ignores_eos = np.zeros(size, np.bool_)
         self.token_ids = np.zeros((size, 16), np.int64)
         self.logprobs = np.zeros((size, 16), np.float32)
 
@@ -88,7 +93,15 @@ class RunningBatch:
         """Returns every array that has one entry per slot."""
         state = (self.positions, self.last_tokens, self.num_sampled, self.limits, self.seeds)
         settings = (self.temperatures, self.top_p, self.top_k, self.min_p, self.is_filtered, self.is_constrained)
-        return (*state, *settings, self.num_top_logprobs, self.token_ids, self.logprobs)
+        return (
+            *state,
+            *settings,
+            self.is_streamed,
+            self.num_top_logprobs,
+            self.ignores_eos,
+            self.token_ids,
+            self.logprobs,
+        )
 
     def add(self, request: SampleRequest, seed: int, vocab_size: int) -> None:
         """Puts a request into the next row."""
@@ -105,6 +118,8 @@ class RunningBatch:
         self.is_filtered[row] = has_filter and params.temperature > 0
         self.is_constrained[row] = request.constraint is not None
         self.num_top_logprobs[row] = request.num_top_logprobs
+        self.is_streamed[row] = request.new_tokens is not None
+        self.ignores_eos[row] = params.ignore_eos
         self.requests.append(request)
         self.count += 1
 
@@ -119,6 +134,18 @@ class RunningBatch:
         self.logprobs[rows, columns] = logprobs
         self.last_tokens[start : self.count] = token_ids
         self.num_sampled[start : self.count] += 1
+
+    def list_streamed(self, start: int) -> list[SampleRequest]:
+        """Returns the requests from row `start` on whose callers stream, after they got their newest token."""
+        rows = np.flatnonzero(self.is_streamed[start : self.count]) + start
+        token_ids, logprobs = self.last_tokens[rows], self.logprobs[rows, self.num_sampled[rows] - 1]
+        streamed = []
+        for row, *token in zip(rows.tolist(), token_ids.tolist(), logprobs.tolist(), strict=True):
+            request = self.requests[row]
+            assert request.new_tokens is not None
+            request.new_tokens.append((token[0], token[1]))
+            streamed.append(request)
+        return streamed
 
     def record_supports(
         self, start: int, counts: NDArray[np.int64], tokens: NDArray[np.int32], log_mass: NDArray[np.float32]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -59,7 +60,7 @@ PREFILL_TOKENS = 2048
 
 
 class ReplySampler:
-    """Samples replies; call `submit` from any thread. `deliver` is called from the sampler's thread.
+    """Samples replies; call `submit` from any thread. `deliver` and `report` are called from the sampler's thread.
 
     Args:
         model: The model; an adapter's weights change only between its `pause` and `resume`.
@@ -67,6 +68,7 @@ class ReplySampler:
         max_num_seqs: Slots.
         seed: Seed of the stream for requests without one.
         deliver: Receives the replies that one step finished.
+        report: Receives the replies that are streamed and got a token; None: nobody streams.
         adapters: Names of the model's adapters; each request uses one.
         prefix_cache_bytes: Maximum memory of the prefix cache; 0: no prefix cache.
         deterministic: Use no prefix cache, and compute prompts one by one: how a matrix product is split into blocks
@@ -83,6 +85,7 @@ class ReplySampler:
         max_num_seqs: int,
         seed: int,
         deliver: Callable[[list[SampleRequest]], None],
+        report: Callable[[list[SampleRequest]], None] | None = None,
         adapters: Sequence[str] = (DEFAULT_ADAPTER,),
         prefix_cache_bytes: int = 0,
         deterministic: bool = False,
@@ -92,8 +95,8 @@ class ReplySampler:
         self.num_begun = 0
         self._eos = np.zeros(model.vocab_size, bool)
         self._eos[[token for token in eos_ids if token < model.vocab_size]] = True
-        self._deliver = deliver
-        self._prefill_tokens = 0 if deterministic else PREFILL_TOKENS
+        self._deliver, self._report = deliver, report
+        self._prefill_tokens, self._is_deterministic = 0 if deterministic else PREFILL_TOKENS, deterministic
         self._min_rows = MIN_ROWS
         if deterministic:
             most = max(max_num_seqs, MIN_ROWS)
@@ -153,11 +156,16 @@ class ReplySampler:
             self._load = load
             self._condition.notify_all()
 
-    def pause(self, adapter: str = DEFAULT_ADAPTER) -> None:
-        """Stops admitting requests of an adapter, which wait, and returns when none of its replies is in flight."""
+    def pause(self, adapter: str = DEFAULT_ADAPTER, change: Callable[[], None] | None = None) -> None:
+        """Stops admitting requests of an adapter, which wait, and returns when none of its replies is in flight.
+
+        Args:
+            adapter: The adapter.
+            change: Called then, in the sampler's thread, before a reply of another adapter begins.
+        """
         with self._condition:
             self._paused.add(adapter)
-        self.call(lambda: self._drain(adapter))
+        self.call(lambda: self._drain(adapter, change))
 
     def resume(self, version: int, adapter: str = DEFAULT_ADAPTER) -> None:
         """Admits an adapter's requests again; replies that begin from now on carry `version`."""
@@ -165,6 +173,26 @@ class ReplySampler:
             self.versions[adapter] = version
             self._paused.discard(adapter)
             self._condition.notify_all()
+
+    def add_adapter(self, name: str) -> None:
+        """Samples from one more adapter of the model; called within a `call`, between two steps."""
+        self.versions[name] = 0
+        self._prefiller.fast_llama, self._prefiller.mixes_adapters = None, True
+        if self._lora_batch is None:
+            self._lora_batch = LoRABatch(self.model, self._min_rows if self._is_deterministic else 1)
+        self._lora_batch.hook_layers()
+
+    def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter, which is paused; called within a `call`. Requests that wait for it fail."""
+        del self.versions[name]
+        with self._condition:
+            self._paused.discard(name)
+            failed = [request for request in self._waiting if request.adapter == name]
+            self._waiting = deque(request for request in self._waiting if request.adapter != name)
+        for request in failed:
+            request.error = EngineError(f"the adapter {name} was removed")
+        if failed:
+            self._deliver(failed)
 
     def has_waiting(self, adapter: str) -> bool:
         """Returns True if requests of an adapter wait."""
@@ -262,12 +290,27 @@ class ReplySampler:
         except Exception as cause:  # noqa: BLE001  every waiting caller must receive it
             self._fail(cause)
 
-    def _drain(self, adapter: str) -> None:
+    def run_for(self, seconds: float) -> None:
+        """Samples for this long, or until no reply is left to sample; called within a `call`.
+
+        Args:
+            seconds: The step that is running at the end of this time is completed.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with self._condition:
+                if self._closing or not (self._batch.count or self._can_admit()):
+                    return
+            self._advance()
+
+    def _drain(self, adapter: str, change: Callable[[], None] | None = None) -> None:
         while any(request.adapter == adapter for request in self._batch.requests) and not self._closing:
             self._advance()
         self._prefix_cache.clear(adapter)  # the weights may change now, and training needs the memory
         if self._prefiller.fast_llama is not None:
             self._prefiller.fast_llama.drop_weights()
+        if change is not None:
+            change()
 
     def _fail(self, cause: Exception) -> None:
         with self._condition:
@@ -399,6 +442,8 @@ class ReplySampler:
             batch.record_constrained(start, processed.cpu().numpy())
         if batch.num_top_logprobs[rows].any():
             self._record_top_logprobs(logits_BV, temperatures, start)
+        if self._report is not None and batch.is_streamed[rows].any():
+            self._report(batch.list_streamed(start))
         self._sampled_tokens += len(token_ids)
         self._remove_finished(start)
 
@@ -430,7 +475,7 @@ class ReplySampler:
 
     def _remove_finished(self, start: int) -> None:
         batch = self._batch
-        ended = self._eos[batch.last_tokens[: batch.count]]
+        ended = self._eos[batch.last_tokens[: batch.count]] & ~batch.ignores_eos[: batch.count]
         leaving = ended | (batch.num_sampled[: batch.count] >= batch.limits[: batch.count])
         for row in range(start, batch.count):
             request = batch.requests[row]

@@ -24,7 +24,7 @@ from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.rollout.isolation.containment import run_contained
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.isolation.worker import Link, Perform
+from reinforge.rollout.isolation.worker import JobLink, Perform
 from reinforge.rollout.isolation.worker_pool import Isolation, WorkerPool, refuse_other_functions
 from reinforge.rollout.isolation.worker_protocol import Message, dump_item, load_error, load_item
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -94,10 +94,10 @@ class IsolatedEvaluator(Evaluator):
             WorkerEnded: The process ended before the function did.
             Exception: Whatever the function raised.
         """
-        async with self.pool.lease() as worker:
-            await worker.send({"type": "job", "item": dump_item(item)})
-            answer = await worker.receive()
-            worker.is_idle = answer["type"] in ("done", "failed")
+        async with self.pool.lease() as job:
+            await job.send({"type": "job", "item": dump_item(item)})
+            answer = await job.receive()
+            job.is_done = answer["type"] in ("done", "failed")
         if answer["type"] == "failed":
             raise load_error(answer["error"])
         score = answer["result"]
@@ -112,7 +112,7 @@ def load_scorer(function: str, project_root: Path) -> tuple[Perform, Message]:
     """
     evaluator = PythonEvaluator(import_object(function, project_root, path="function"))
 
-    async def perform(job: Message, link: Link) -> Any:
+    async def perform(job: Message, link: JobLink) -> Any:
         result = await run_contained(lambda: evaluator.evaluate(load_item(job["item"])))
         if isinstance(result, EvalOutputItem):
             return {"item": {**result.model_dump(), "score": _to_plain_number(result.score)}}

@@ -16,13 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reinforge.errors import CaptureError, ConfigError, Problem
-from reinforge.rollout.http.endpoint import (
-    EndpointRequest,
-    EndpointResponse,
-    EpisodeEndpoint,
-    build_error_response,
-    build_no_episode,
-)
+from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_no_episode
+from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, build_error_response
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

@@ -9,94 +9,35 @@ was called, since a client that gets an exception from its transport hides its m
 from __future__ import annotations
 
 import asyncio
-import importlib
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any
 
-from pydantic_core import from_json, to_json
-
-from reinforge.dialects.chat_call import BadRequest, ChatCall
-from reinforge.dialects.openai_chat import write_error
-from reinforge.errors import (
-    BackendError,
-    BackendUnavailable,
-    CaptureError,
-    ContextOverflow,
-    MessagesRejected,
-    ReinforgeError,
-    did_you_mean,
+from reinforge.dialects.chat_call import BadRequest
+from reinforge.errors import CaptureError, did_you_mean
+from reinforge.rollout.http.exchange import (
+    EVENT_STREAM,
+    ROUTES,
+    EndpointRequest,
+    EndpointResponse,
+    build_error_response,
+    check_method,
+    decode_body,
+    describe_failure,
+    find_dialect,
+    respond,
 )
-from reinforge.safe_text import redact_secrets
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {
-    "chat/completions": "reinforge.dialects.openai_chat",
-    "completions": "reinforge.dialects.completions",
-    "responses": "reinforge.dialects.responses",
-    "messages": "reinforge.dialects.anthropic",
-}
-"""End of the path -> the module of its dialect."""
 NAMES_SHOWN = 20
 """Most names of models in a message."""
-NO_RETRY = {"x-should-retry": "false"}
-"""Tells the official clients not to send a failed request again: the run retries episodes, and a service's own client
-has retried the call already."""
 NO_EPISODE = (
     "clients of get_llm and of reinforge.current_..., and Context.get(), work inside an episode only, and this code "
     "runs in none; a thread that the agent starts itself needs a copy of the episode's context: "
     "threading.Thread(target=contextvars.copy_context().run, args=(work,))"
 )
-
-
-class Dialect(Protocol):
-    """A module of `reinforge.dialects` that speaks one API."""
-
-    def read_request(self, body: Mapping[str, Any]) -> ChatCall:
-        """Returns the call that a body asks for."""
-
-    def write_answer(self, completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-        """Returns the body of the response."""
-
-    def write_events(self, completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-        """Yields the events of a streamed response."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointRequest:
-    """An HTTP request.
-
-    Attributes:
-        method: Such as `POST`.
-        path: The path of its URL, without the query.
-        headers: Its headers, with names in small letters.
-        body: Its whole body.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointResponse:
-    """An HTTP response.
-
-    Attributes:
-        status: The status code.
-        headers: Its headers, with names in small letters.
-        body: The whole body, or its pieces, of which none waits for anything.
-    """
-
-    status: int
-    headers: dict[str, str]
-    body: bytes | Iterator[bytes]
 
 
 class EpisodeEndpoint:
@@ -183,28 +124,25 @@ class EpisodeEndpoint:
     async def _route(self, request: EndpointRequest) -> EndpointResponse:
         path = request.path.rstrip("/")
         if path.endswith("/models") or "/models/" in path:
-            _check_method(request, "GET")
-            return _respond(self._describe_models(path.partition("/models/")[2]))
-        parts = path.rsplit("/", 2)
-        module = ROUTES.get("/".join(parts[-2:])) or ROUTES.get(parts[-1])
-        if module is None:
+            check_method(request, "GET")
+            return respond(self._describe_models(path.partition("/models/")[2]))
+        dialect = find_dialect(path)
+        if dialect is None:
             raise BadRequest(
                 f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
                 f"it answers POST .../{', .../'.join(ROUTES)} and GET .../models",
                 status=404,
                 code="not_found",
             )
-        _check_method(request, "POST")
+        check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
-        dialect = _load_dialect(module)
-        call = dialect.read_request(_decode(request.body))
+        call = dialect.read_request(decode_body(request.body))
         llm = self._find_llm(self._choose_entry(call.model))
         completion = await llm.chat.completions.create(**call.arguments)
         if call.stream:
-            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            return EndpointResponse(200, headers, dialect.write_events(completion, call))
-        return _respond(dialect.write_answer(completion, call))
+            return EndpointResponse(200, dict(EVENT_STREAM), dialect.write_events(completion, call))
+        return respond(dialect.write_answer(completion, call))
 
     def _choose_entry(self, model: str) -> str:
         """Returns the entry of `llms` for the name that a client wrote.
@@ -268,66 +206,6 @@ def _build_blocking() -> BadRequest:
     )
 
 
-def build_error_response(request: EndpointRequest, error: BadRequest) -> EndpointResponse:
-    """Returns a failure in the form of the API that was called, which no client should try again."""
-    write = write_error
-    if "/messages" in request.path:
-        write = importlib.import_module(ROUTES["messages"]).write_error
-    response = _respond(write(error))
-    return EndpointResponse(error.status, {**response.headers, **NO_RETRY}, response.body)
-
-
-def _respond(body: Mapping[str, Any]) -> EndpointResponse:
-    try:
-        text = to_json(body)  # four times as fast as `json`
-    except ValueError:  # half a surrogate, which JSON can hold as an escape only
-        text = json.dumps(body).encode()
-    return EndpointResponse(200, {"content-type": "application/json"}, text)
-
-
-def _check_method(request: EndpointRequest, allowed: str) -> None:
-    if request.method.upper() != allowed:
-        raise BadRequest(
-            f"{request.path} takes {allowed}, found {request.method}", status=405, code="method_not_allowed"
-        )
-
-
-@cache
-def _load_dialect(module: str) -> Dialect:
-    return cast(Dialect, importlib.import_module(module))
-
-
-def _decode(body: bytes) -> Any:
-    try:
-        return from_json(body)
-    except ValueError:  # damaged, deep, or with half a surrogate: `json` reads more, and says what is wrong
-        pass
-    try:
-        return json.loads(body.decode())
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-
-
 def _describe(error: Exception, *, is_closed: bool) -> BadRequest:
-    """Returns what a client is told of an exception; a failure of the run, not of the request, is logged too."""
-    if isinstance(error, BadRequest):
-        return error
-    text = redact_secrets(str(error))
-    if isinstance(error, CaptureError) and is_closed:
-        return build_ended()
-    if isinstance(error, ContextOverflow):
-        return BadRequest(text, "messages", code="context_length_exceeded")
-    if isinstance(error, MessagesRejected):
-        return BadRequest(text, "messages")
-    if isinstance(error, BackendUnavailable | ConnectionError | TimeoutError):
-        return BadRequest(text or type(error).__name__, status=503, code="backend_unavailable")
-    if isinstance(error, BackendError):
-        return BadRequest(text, status=502, code="backend_error")
-    if isinstance(error, TypeError | ValueError) and not isinstance(error, ReinforgeError):
-        return BadRequest(text, getattr(error, "param", None))
-    logger.warning("a model call of an agent failed: %s: %s", type(error).__name__, text, exc_info=error)
-    return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")
+    """Returns what a client is told of an exception."""
+    return build_ended() if isinstance(error, CaptureError) and is_closed else describe_failure(error)

@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable
 from types import TracebackType
 
-from reinforge.rollout.http.endpoint import EndpointRequest, EndpointResponse, EpisodeEndpoint, build_ended
+from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
+from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 from reinforge.rollout.http.sent_replies import SentReplies, SentReply, hash_request
 
 KEY_PREFIX = "sk-episode-"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from reinforge.dialects.chat_call import BadRequest
-from reinforge.rollout.http.endpoint import EndpointRequest, EndpointResponse
+from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 
 RETRY_COUNT, IDEMPOTENCY_KEY = "x-stainless-retry-count", "idempotency-key"
 MAX_REPLIES = 256

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import Config, LLMConfig
+from reinforge.dialects.reply_deltas import DeltaReader
 from reinforge.dialects.tool_calls import ToolFormat, detect_tool_format, parse_reply, prepare_request
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer
 from reinforge.registry import register_llm
-from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +114,28 @@ class PolicyLLM:
             self._check_tool_format(server.chat_template)
         request = prepare_request(request, server.chat_template)
         return parse_reply(await server.sample(request), request, server.chat_template)
+
+    async def stream(self, request: ModelRequest, index: int = 0) -> AsyncGenerator[ReplyDelta | ModelReply, None]:
+        """Yields what each piece of one reply adds to its message, and then the reply; closing it stops sampling.
+
+        Args:
+            request: The request.
+            index: Of the choice, for the pieces.
+
+        Raises:
+            ValueError: The request's `tool_choice` or sampling settings cannot be followed.
+        """
+        server, template = self.server, self.server.chat_template
+        if request.tools and template and not self._knows_tool_format:
+            self._check_tool_format(template)
+        request = prepare_request(request, template)
+        reader = DeltaReader(request, template)
+        async with aclosing(server.stream(request, reader.markers)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, ModelReply):
+                    yield parse_reply(piece, request, template)
+                else:
+                    yield reader.read(piece, index)
 
     def _check_tool_format(self, chat_template: str) -> None:
         """Tells the user once if the model writes tool calls in a format that is not parsed."""

@@ -16,6 +16,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
@@ -79,15 +80,18 @@ class OpenAIEndpoint:
         config: Limits and retries.
         url: The endpoint's URL, up to /v1.
         key: Sent as a bearer token.
+        socket_path: The Unix domain socket at which the server listens; None: it listens at the URL's host.
 
     Raises:
         ConfigError: The HTTP client reads another host in the URL than `validate_url`, and that one is blocked.
     """
 
-    def __init__(self, config: EndpointConfig, url: str, key: SecretStr | None = None):
+    def __init__(
+        self, config: EndpointConfig, url: str, key: SecretStr | None = None, *, socket_path: Path | None = None
+    ):
         if is_metadata_host(yarl.URL(url).host or ""):
             raise ConfigError(Problem("base_url", f"{url} is a link-local address or a cloud's metadata service"))
-        self.config, self.url, self._key = config, url, key
+        self.config, self.url, self._key, self._socket_path = config, url, key, socket_path
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, **arguments: Any) -> str:
@@ -192,11 +196,14 @@ class OpenAIEndpoint:
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self.config.max_connections, resolver=SafeResolver()),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+            self._session = aiohttp.ClientSession(connector=self._connect(), cookie_jar=aiohttp.DummyCookieJar())
         return self._session
+
+    def _connect(self) -> aiohttp.BaseConnector:
+        limit = self.config.max_connections
+        if self._socket_path is not None:
+            return aiohttp.UnixConnector(str(self._socket_path), limit=limit)
+        return aiohttp.TCPConnector(limit=limit, resolver=SafeResolver())
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         chunks, size = [], 0

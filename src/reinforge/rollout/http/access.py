@@ -1,16 +1,17 @@
-"""Who may read the pages: this user's browser, on this machine, with the key of this server.
+"""Who may reach a server of ours: its own user's programs and browser, with its key, under a name of this machine.
 
     a page of another site, by DNS rebinding   its Host header names that site       -> 403
     a page of another site, by a request       there are no CORS headers, and the cookie is SameSite=Strict
     a program of another user of this machine  has no key                            -> 401
     text of a model in a page                  no inline script, no eval, no HTML from text (Trusted Types)
 
-The key is in the address that the command prints. The first request trades it for a cookie.
+For pages, the key is in the address that the command prints. The first request trades it for a cookie.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Mapping
 
@@ -32,7 +33,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Sent with every answer."""
+"""Sent with every page."""
 
 
 class AccessKey:
@@ -40,11 +41,13 @@ class AccessKey:
 
     Args:
         port: Its port; browsers send cookies to every port of a host, so the name of the cookie has it.
+        value: The key; None: a random one.
+        server: What the server is, for the name of the cookie.
     """
 
-    def __init__(self, port: int):
-        self.value = secrets.token_urlsafe(24)
-        self.cookie = f"reinforge-view-{port}"
+    def __init__(self, port: int, value: str | None = None, server: str = "view"):
+        self.value = value or secrets.token_urlsafe(24)
+        self.cookie = f"reinforge-{server}-{port}"
 
     def accepts(self, given: str | None) -> bool:
         """True if this is the key."""
@@ -58,3 +61,29 @@ class AccessKey:
 def is_own_host(host: str) -> bool:
     """True if a Host header names this machine: `localhost:8000`, `127.0.0.1`."""
     return host.rpartition(":")[0 if ":" in host else 2].lower() in HOST_NAMES
+
+
+def is_loopback(address: str) -> bool:
+    """True if only this machine can connect to an address: `127.0.0.1`, `::1`, `localhost`."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address.lower() == "localhost"
+
+
+def split_host(host: str) -> str:
+    """Returns the name in a Host header, in small letters and without port and brackets.
+
+    Example: "LocalHost:8000" -> "localhost"; "[::1]:8000" -> "::1"; "::1" -> "::1".
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return (host if host.count(":") > 1 else host.partition(":")[0]).lower()
+
+
+def read_key(headers: Mapping[str, str]) -> str:
+    """Returns the key that a program sends: `Authorization: Bearer KEY`, or `x-api-key`; empty: none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return headers.get("x-api-key") or headers.get("api-key") or ""

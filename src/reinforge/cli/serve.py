@@ -1,0 +1,191 @@
+"""`reinforge serve MODEL|RUN`: models behind the APIs of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
+from reinforge.cli.output import say, say_as_is
+from reinforge.cli.report import exit_on_error
+
+if TYPE_CHECKING:
+    from reinforge.server.app import ServeApp
+    from reinforge.server.loading import ModelLoader
+    from reinforge.server.models import ServedModels
+    from reinforge.server.routes import Feature
+
+DEFAULT_PORT = 8000
+ACCESS, TRAINING = "Access", "Training"
+"""Titles of groups of options."""
+
+
+@click.command("serve", cls=GroupedCommand, context_settings={"show_default": True})
+@click.argument("models", metavar="MODEL|RUN...", nargs=-1, required=True)
+@option("host", default="127.0.0.1", group=ACCESS, help="Address to listen on; any other one needs --token_file.")
+@option("port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, group=ACCESS, help="TCP port; 0: any free one.")
+@option(
+    "token_file",
+    metavar="FILE",
+    group=ACCESS,
+    help="File with the key that every request must carry; made, readable by you alone, if it does not exist.",
+)
+@option(
+    "allowed_hosts",
+    metavar="NAME,...",
+    group=ACCESS,
+    help="Further names of this machine that clients may use in URLs, such as gpu1.example.org.",
+)
+@option("versions", is_flag=True, help="Serve every checkpoint of a run, too, as RUN@VERSION, if they are adapters.")
+@option("device", default="auto", help="auto, cpu, cuda or mps.")
+@option("dtype", type=click.Choice(["float32", "bfloat16", "auto"]), help="Data type; default: that of the run.")
+@option("max_model_len", type=click.IntRange(min=8), group=LIMITS, help="Most tokens of prompt and reply together.")
+@option("max_num_seqs", type=click.IntRange(min=1), default=64, group=LIMITS, help="Replies sampled at a time.")
+@option("max_tokens", type=click.IntRange(min=1), group=LIMITS, help="Most tokens of one reply.")
+@option(
+    "max_in_flight",
+    type=click.IntRange(min=1),
+    default=512,
+    group=LIMITS,
+    help="Calls at a time; further ones get 429.",
+)
+@option(
+    "fine_tuning",
+    is_flag=True,
+    group=TRAINING,
+    help="Also speak OpenAI's fine-tuning API: clients upload rows and train the models that are served.",
+)
+@option(
+    "lora_rank",
+    type=click.IntRange(0, 512),
+    default=16,
+    group=TRAINING,
+    help="Fine-tuning, ART: rank of the adapters; 0: all weights.",
+)
+@option(
+    "max_jobs", type=click.IntRange(1, 64), default=1, group=TRAINING, help="Fine-tuning: jobs that train at a time."
+)
+@option(
+    "allow_python_graders",
+    is_flag=True,
+    group=TRAINING,
+    help="Fine-tuning: run graders in Python that clients send. No boundary: only where you would run their code.",
+)
+@option(
+    "art",
+    is_flag=True,
+    group=TRAINING,
+    help="Also speak the protocols of OpenPipe ART: its clients train LoRA adapters of the models that are served.",
+)
+@option(
+    "tinker",
+    is_flag=True,
+    group=TRAINING,
+    help="Also speak Tinker's protocol: clients train LoRA adapters of the one MODEL.",
+)
+@option(
+    "data_dir",
+    metavar="FOLDER",
+    default=".reinforge/serve",
+    group=TRAINING,
+    help="Where what clients train is kept.",
+)
+@option(
+    "max_models", type=click.IntRange(1, 64), default=4, group=TRAINING, help="ART, Tinker: models trained at a time."
+)
+@option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
+@OUTPUT_DIR
+@DEBUG
+def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: Any) -> None:
+    """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
+
+    Each MODEL|RUN is a run, a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or bundled:NAME. LoRA adapters
+    of one base model share its memory and are sampled in one batch.
+
+    \b
+    Examples:
+      reinforge serve runs/support-1
+      reinforge serve runs/support-1 runs/support-2 --port 9000
+      reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
+    """
+    with exit_on_error(as_json=False, debug=debug):
+        asyncio.run(_serve(models, Path(output_dir), options))
+
+
+async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
+    from reinforge.server.app import ServeApp
+    from reinforge.server.limits import ServerLimits
+    from reinforge.server.loading import LoadSettings, ModelLoader
+    from reinforge.server.models import ServedModels
+    from reinforge.server.routes import Feature
+    from reinforge.server.token_file import read_token
+
+    served, features = ServedModels(), list[Feature]()
+    token = read_token(options["token_file"])
+    chosen = {name: options[name] for name in ("device", "dtype", "max_model_len", "max_num_seqs")}
+    takes_adapters = bool(options["fine_tuning"] and options["lora_rank"])
+    chosen |= {"takes_adapters": takes_adapters, "serves_versions": options["versions"]}
+    loader = ModelLoader(served, LoadSettings(output_dir=output_dir, **chosen))
+    if options["fine_tuning"] or options["art"]:
+        features += await _make_training(served, loader, sources, output_dir, options)
+    if options["tinker"]:
+        from reinforge.server.tinker.setup import make_tinker
+
+        features.append(await make_tinker(served, sources, {**options, "output_dir": output_dir}, token))
+    app = ServeApp(
+        served,
+        features,
+        host=options["host"],
+        port=options["port"],
+        token=token,
+        limits=ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
+        allowed_hosts=filter(None, (options["allowed_hosts"] or "").split(",")),
+    )
+    try:
+        app.listen()  # before models are loaded, which takes long
+        for source in sources:
+            say(f"Loading {source} ...")
+            if not options["tinker"]:  # Tinker's part loads its model itself
+                await loader.open(source)
+        async with app:
+            _say_address(app, options["token_file"])
+            if options["art"]:
+                say("Point ART's clients at it:")
+                say_as_is(f"  ServerlessBackend(api_key=..., base_url='{app.address}/v1')")
+            if options["tinker"]:
+                key = "tml-local" if token is None else f"$(cat {options['token_file']})"
+                say("Point Tinker's clients at it:")
+                say_as_is(f"  export TINKER_BASE_URL={app.address} TINKER_API_KEY={key}")
+            await asyncio.Event().wait()
+    finally:
+        await loader.close()
+
+
+async def _make_training(
+    served: ServedModels, loader: ModelLoader, sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]
+) -> list[Feature]:
+    """Returns the parts of the server that train by the fine-tuning API and by ART's protocols."""
+    from reinforge.server.art.api import ARTApi
+    from reinforge.server.fine_tuning.setup import FineTuningOptions, find_bases, make_fine_tuning
+
+    shared = {name: options[name] for name in ("device", "dtype", "max_model_len", "max_tokens", "lora_rank")}
+    data_dir, allow_python = Path(options["data_dir"]), options["allow_python_graders"]
+    given = FineTuningOptions(output_dir, data_dir, **shared, max_jobs=options["max_jobs"], allow_python=allow_python)
+    features: list[Feature] = []
+    if options["fine_tuning"]:
+        features.append(await make_fine_tuning(served, loader, sources, given))
+    if options["art"]:
+        bases, folder = await find_bases(sources, given), data_dir.absolute() / "art"
+        features.append(ARTApi(served, bases, folder, device=options["device"], max_models=options["max_models"]))
+    return features
+
+
+def _say_address(app: ServeApp, token_file: str | None) -> None:
+    """Says in one line how to point a client at the server."""
+    key = "any" if token_file is None else f"$(cat {token_file})"
+    say(f"Serving {', '.join(app.models.names)} until you press Ctrl-C. Point a client at it:")
+    say_as_is(f"  export OPENAI_BASE_URL={app.address}/v1 OPENAI_API_KEY={key}")
+    say(f"Chat in the browser: {app.address}" + ("" if token_file is None else "/?key=KEY"))

@@ -1,0 +1,66 @@
+"""Saved LoRA adapters that a running model samples from, beside those that it trains."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from reinforge.engine import checkpoint
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
+from reinforge.errors import EngineError, boundary
+
+_PLAIN = {"modules_to_save": None, "use_dora": False, "target_parameters": None, "alora_invocation_tokens": None}
+"""Settings with which an adapter adds s B A x to linear layers and does nothing else."""
+
+
+def find_special_setting(folder: Path) -> str | None:
+    """Returns what keeps a saved adapter from being sampled in one batch with others; None: nothing does.
+
+    Example: "modules_to_save is ['lm_head']".
+    """
+    settings = read_json(folder / ADAPTER_CONFIG) or {}
+    if settings.get("peft_type", "LORA") != "LORA":
+        return f"peft_type is {settings.get('peft_type')}"
+    if settings.get("bias", "none") != "none":
+        return f"bias is {settings['bias']}"
+    return next((f"{name} is {settings[name]}" for name in _PLAIN if settings.get(name)), None)
+
+
+def add_saved_adapter(model: CausalModel, name: str, folder: Path) -> None:
+    """Adds a saved adapter to a model that has adapters already; the active one stays active.
+
+    Args:
+        model: The model.
+        name: The adapter's name in the model.
+        folder: With `adapter_config.json` and `adapter_model.safetensors`.
+
+    Raises:
+        EngineError: The adapter is not plain LoRA, or belongs to another model.
+    """
+    from peft import LoraConfig
+
+    if not model.has_adapters:
+        raise EngineError("adapters are added to a model that was loaded with adapters; set policy.lora")
+    if (special := find_special_setting(folder)) is not None:
+        raise EngineError(f"{folder}: {special}, so the adapter cannot share a batch with others")
+    active = model.adapter
+    with boundary(EngineError, f"cannot load the adapter {folder}"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are intended
+        settings = LoraConfig.from_pretrained(str(folder))
+        settings.inference_mode = True
+        model.module.add_adapter(settings, name)
+    try:
+        checkpoint.load_weights(folder, model)
+        for parameter in model.trained_parameters.values():
+            parameter.requires_grad_(False)
+    except BaseException:
+        model.use_adapter(active)
+        model.module.delete_adapter(name)
+        raise
+    model.use_adapter(active)
+
+
+def remove_adapter(model: CausalModel, name: str) -> None:
+    """Removes an adapter that is not the active one."""
+    model.module.delete_adapter(name)

@@ -1,0 +1,1 @@
+"""Graders: OpenAI's JSON form of a score, with templates that take the answer and the row."""

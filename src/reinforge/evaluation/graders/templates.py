@@ -1,0 +1,130 @@
+"""Templates of graders: `{{item.answer}}`, `{{sample.output_text}}`, `{{sample.output_json.city}}`.
+
+    template "{{ item.tags[0] }}: {{sample.output_text}}", item {"tags": ["a"]}, output "b"   =>  "a: b"
+
+A name is looked up in the row (`item`) and in the answer (`sample`), by keys and indices alone; nothing is called.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reinforge.evaluation.answers import UnusableOutputError, parse_answer
+
+REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+STEP = re.compile(r"\.([^.\[\]\s]+)|\[(\d{1,6})\]")
+NAMESPACES = ("item", "sample")
+SAMPLE_FIELDS = ("output_text", "output_json", "output_tools")
+
+
+class TemplateError(ValueError):
+    """A reference in a template that leads nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedSample:
+    """An answer to grade.
+
+    Attributes:
+        output_text: The text of the reply.
+        output_tools: Its tool calls.
+    """
+
+    output_text: str
+    output_tools: tuple[Any, ...] = ()
+
+    def find(self, name: str) -> Any:
+        """Returns one of `SAMPLE_FIELDS`.
+
+        Raises:
+            UnusableOutputError: The answer is to be read as JSON, and is none.
+        """
+        if name == "output_json":
+            try:
+                return parse_answer(self.output_text, allow_fence=True)
+            except ValueError as error:
+                raise UnusableOutputError(f"the answer is not JSON: {error}") from None
+        return list(self.output_tools) if name == "output_tools" else self.output_text
+
+
+def check_template(template: str) -> None:
+    """Checks the references of a template without values.
+
+    Raises:
+        TemplateError: One of them is not well-formed.
+    """
+    for match in REFERENCE.finditer(template):
+        _parse(match[1])
+
+
+def fill_template(
+    template: str, item: Mapping[str, Any], sample: GradedSample, quote: Callable[[str], str] = lambda text: text
+) -> str:
+    """Returns a template with the values of its references; values that are no text are written as JSON.
+
+    Args:
+        template: The template.
+        item: The row.
+        sample: The answer.
+        quote: Applied to what comes from the answer, which may try to instruct a model that reads it.
+
+    Raises:
+        TemplateError: The row has no such value.
+        UnusableOutputError: The answer has no such value.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        namespace, steps = _parse(match[1])
+        if namespace == "item":
+            return _to_text(_walk(item, steps, "item"))
+        try:
+            return quote(_to_text(_walk(sample.find(str(steps[0])), steps[1:], f"sample.{steps[0]}")))
+        except TemplateError as error:
+            raise UnusableOutputError(str(error)) from None
+
+    return REFERENCE.sub(fill, template)  # one pass, so braces in a value stay text
+
+
+def _parse(text: str) -> tuple[str, list[str | int]]:
+    """Returns namespace and steps: ` item.tags[0] ` -> ("item", ["tags", 0])."""
+    reference = text.strip()
+    namespace = next((each for each in NAMESPACES if re.match(rf"{each}(?=[.\[])", reference)), None)
+    if namespace is None:
+        raise TemplateError(f"{{{{{text}}}}} is unknown; a reference begins with item. or sample.")
+    rest, steps = reference.removeprefix(namespace), list[str | int]()
+    while rest:
+        match = STEP.match(rest)
+        if match is None:
+            raise TemplateError(f"{{{{{text}}}}} is not a name such as {{{{item.answer}}}} or {{{{item.tags[0]}}}}")
+        steps.append(match[1] if match[1] is not None else int(match[2]))
+        rest = rest[match.end() :]
+    if namespace == "sample" and steps[0] not in SAMPLE_FIELDS:
+        allowed = ", ".join(f"sample.{name}" for name in SAMPLE_FIELDS)
+        raise TemplateError(f"{{{{{text}}}}} is unknown; allowed: {allowed}")
+    return namespace, steps
+
+
+def _walk(value: Any, steps: list[str | int], where: str) -> Any:
+    for step in steps:
+        if not _has(value, step):
+            known = f"; it has {', '.join(map(str, value))[:200]}" if isinstance(value, Mapping) and value else ""
+            raise TemplateError(f"{where} has no {step}{known}")
+        value = value[step]
+        where = f"{where}[{step}]" if isinstance(step, int) else f"{where}.{step}"
+    return value
+
+
+def _has(value: Any, step: str | int) -> bool:
+    if isinstance(step, int):
+        return isinstance(value, list | tuple) and step < len(value)
+    return isinstance(value, Mapping) and step in value
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,181 @@
+"""Requests and responses of the HTTP interfaces to models, whoever answers: an episode or a server of models.
+
+    POST .../v1/chat/completions   find_dialect -> dialect.read_request(decode_body(body)) -> dialect.write_answer
+
+Every failure becomes a response in the form of the API that was called, since a client that gets an exception from its
+transport hides its message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol, cast
+
+from pydantic_core import from_json, to_json
+
+from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, ReplyHead
+from reinforge.dialects.openai_chat import write_error
+from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected, ReinforgeError
+from reinforge.safe_text import redact_secrets
+
+logger = logging.getLogger(__name__)
+
+ROUTES = {
+    "chat/completions": "reinforge.dialects.openai_chat",
+    "completions": "reinforge.dialects.completions",
+    "responses": "reinforge.dialects.responses",
+    "messages": "reinforge.dialects.anthropic",
+}
+"""End of the path -> the module of its dialect."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Tells the official clients not to send a failed request again."""
+EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+"""Headers of a streamed response."""
+
+
+class Dialect(Protocol):
+    """A module of `reinforge.dialects` that speaks one API."""
+
+    def read_request(self, body: Mapping[str, Any]) -> ChatCall:
+        """Returns the call that a body asks for."""
+
+    def write_answer(self, completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
+        """Returns the body of the response."""
+
+    def write_events(self, completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
+        """Yields the events of a finished reply."""
+
+    def open_events(self, call: ChatCall, head: ReplyHead) -> EventWriter:
+        """Returns what writes the events of a reply that is still being sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRequest:
+    """An HTTP request.
+
+    Attributes:
+        method: Such as `POST`.
+        path: The path of its URL, without the query.
+        headers: Its headers, with names in small letters.
+        body: Its whole body.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointResponse:
+    """An HTTP response.
+
+    Attributes:
+        status: The status code.
+        headers: Its headers, with names in small letters.
+        body: The whole body, or its pieces, of which none waits for anything.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | Iterator[bytes]
+
+
+def find_dialect(path: str) -> Dialect | None:
+    """Returns the dialect of a path, without a slash at its end; None: no dialect has it."""
+    parts = path.rsplit("/", 2)
+    module = ROUTES.get("/".join(parts[-2:])) or ROUTES.get(parts[-1])
+    return None if module is None else _load_dialect(module)
+
+
+@cache
+def _load_dialect(module: str) -> Dialect:
+    return cast(Dialect, importlib.import_module(module))
+
+
+def build_error_response(request: EndpointRequest, error: BadRequest) -> EndpointResponse:
+    """Returns a failure in the form of the API that was called, which no client should try again."""
+    response = respond(build_error_body(request.path, error))
+    return EndpointResponse(error.status, {**response.headers, **NO_RETRY}, response.body)
+
+
+def build_error_body(path: str, error: BadRequest) -> dict[str, Any]:
+    """Returns the body that says what is wrong, in the form of the API that a path belongs to."""
+    write = write_error
+    if "/messages" in path:
+        write = importlib.import_module(ROUTES["messages"]).write_error
+    return write(error)
+
+
+def respond(body: Mapping[str, Any]) -> EndpointResponse:
+    """Returns a response with a JSON body."""
+    return EndpointResponse(200, {"content-type": "application/json"}, encode_body(body))
+
+
+def encode_body(body: Mapping[str, Any]) -> bytes:
+    """Returns a body as JSON."""
+    try:
+        return to_json(body)  # four times as fast as `json`
+    except ValueError:  # half a surrogate, which JSON can hold as an escape only
+        return json.dumps(body).encode()
+
+
+def check_method(request: EndpointRequest, allowed: str) -> None:
+    """Refuses other methods.
+
+    Raises:
+        BadRequest: The request has another one.
+    """
+    if request.method.upper() != allowed:
+        raise BadRequest(
+            f"{request.path} takes {allowed}, found {request.method}", status=405, code="method_not_allowed"
+        )
+
+
+def decode_body(body: bytes) -> Any:
+    """Returns the value of a JSON body.
+
+    Raises:
+        BadRequest: It is no JSON.
+    """
+    try:
+        return from_json(body)
+    except ValueError:  # damaged, deep, or with half a surrogate: `json` reads more, and says what is wrong
+        pass
+    try:
+        return json.loads(body.decode())
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+
+
+def describe_failure(error: Exception, what: str = "a model call of an agent") -> BadRequest:
+    """Returns what a client is told of an exception; a failure that is no fault of the request is logged too.
+
+    Args:
+        error: The exception.
+        what: What failed, for the log.
+    """
+    if isinstance(error, BadRequest):
+        return error
+    text = redact_secrets(str(error))
+    if isinstance(error, ContextOverflow):
+        return BadRequest(text, "messages", code="context_length_exceeded")
+    if isinstance(error, MessagesRejected):
+        return BadRequest(text, "messages")
+    if isinstance(error, BackendUnavailable | ConnectionError | TimeoutError):
+        return BadRequest(text or type(error).__name__, status=503, code="backend_unavailable")
+    if isinstance(error, BackendError):
+        return BadRequest(text, status=502, code="backend_error")
+    if isinstance(error, TypeError | ValueError) and not isinstance(error, ReinforgeError):
+        return BadRequest(text, getattr(error, "param", None))
+    logger.warning("%s failed: %s: %s", what, type(error).__name__, text, exc_info=error)
+    return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")

@@ -1,0 +1,1 @@
+"""Training over the protocols of OpenPipe ART: its training service, and the server of `art run`."""

@@ -1,0 +1,374 @@
+"""ART's training service (protocol 2, as of its client 0.5.23), and the server of `art run` (protocol 1, 0.5.17).
+
+    POST   /v1/preview/models                          a model by entity, project and name; found again if it exists
+    DELETE /v1/preview/models/ID
+    GET    /v1/preview/models/ID/checkpoints           its steps;  DELETE {"steps": [1, 2]}
+    POST   /v1/preview/training-jobs                   trajectory groups; a job makes the next step
+    GET    /v1/preview/training-jobs/ID/events
+
+    POST   /register   /_prepare_backend_for_training   /_get_step   /_train_model   /_delete_checkpoint_files
+    GET    /healthcheck
+
+The newest step is served as `wandb-artifact:///ENTITY/PROJECT/NAME` and as `NAME`, an earlier one as `...:step3` and
+`NAME@3`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from reinforge.config.schema import PolicyConfig
+from reinforge.files import make_private_folder
+from reinforge.interfaces import PolicyServer
+from reinforge.server.api_error import ApiError
+from reinforge.server.art.earlier_steps import EarlierSteps, ModelStep
+from reinforge.server.art.model import ARTJob, ARTModel
+from reinforge.server.art.records import ModelFolder, ModelRecord, make_id
+from reinforge.server.art.replies import SampledReplies
+from reinforge.server.base_models import BaseModels
+from reinforge.server.models import ServedModels
+from reinforge.server.routes import read_json, write_json
+
+LOCAL_ENTITY = "local"
+DEFAULT_PROJECT = "default"
+MAX_MODELS = 8
+MAX_NAME = 200
+PAGE = 100
+_NAME = re.compile(r"[\w.@+ -]{1,200}")
+
+
+class ARTApi:
+    """The feature that trains models for ART's clients.
+
+    Args:
+        models: The served models, to which every trained one is added.
+        bases: What may be trained.
+        folder: Where the trained models are kept.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        max_models: Most models that are loaded at a time; each holds a copy of its base model.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        bases: BaseModels,
+        folder: Path,
+        *,
+        device: str = "auto",
+        max_models: int = MAX_MODELS,
+    ):
+        self._models, self._bases, self._folder, self._device = models, bases, folder, device
+        self._max_models = max_models
+        self._replies, self._earlier = SampledReplies(), EarlierSteps(device)
+        self._trained: dict[str, ARTModel] = {}
+        self._jobs: dict[str, ARTJob] = {}
+        self._creating = asyncio.Lock()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns the routes of both protocols."""
+        model, job = "/v1/preview/models", "/v1/preview/training-jobs"
+        return [
+            web.post(model, self.create_model),
+            web.delete(f"{model}/{{id}}", self.delete_model),
+            web.get(f"{model}/{{id}}/checkpoints", self.list_checkpoints),
+            web.delete(f"{model}/{{id}}/checkpoints", self.delete_checkpoints),
+            web.post(job, self.create_job),
+            web.get(f"{job}/{{id}}/events", self.list_events),
+            web.post("/v1/preview/sft-training-jobs", self.refuse_sft),
+            web.get("/healthcheck", self.show_health),
+            web.post("/register", self.register),
+            web.post("/_prepare_backend_for_training", self.prepare),
+            web.post("/_get_step", self.get_step),
+            web.post("/_delete_checkpoint_files", self.keep_steps),
+            web.post("/_train_model", self.train),
+        ]
+
+    async def start(self) -> None:
+        """Finds the models of earlier processes, and goes on with their jobs."""
+        make_private_folder(self._folder)
+        self._models.watch(self._replies.record)
+        self._models.add_finder(self._find_artifact)
+        for path in sorted(self._folder.iterdir()):
+            folder = ModelFolder(path)
+            record = folder.read()
+            is_known = record is not None and record.base_model in self._bases.names
+            if record is not None and is_known and record.name not in self._models and self._has_room():
+                await self._add(record, folder)
+
+    async def close(self) -> None:
+        """Stops the jobs, which go on after a restart, and frees the models."""
+        await self._earlier.close()
+        for model in self._trained.values():
+            await model.close()
+
+    # The training service, protocol 2.
+
+    async def create_model(self, request: web.Request) -> web.Response:
+        """Answers with a model; an existing one is found by entity, project and name."""
+        body = await read_json(request)
+        model = await self._find_or_create(body, may_exist=body.get("return_existing") is True)
+        return write_json(model.record.describe())
+
+    async def delete_model(self, request: web.Request) -> web.Response:
+        """Removes a model with all its steps; its calls and jobs end first."""
+        model = self._get_model(request)
+        del self._trained[model.record.id]
+        steps = [f"{model.record.name}@{step}" for step in model.list_steps()]
+        for name in [name for name in (model.record.artifact, model.record.name, *steps) if name in self._models]:
+            await self._models.remove(name)
+        await model.close()
+        model.folder.remove()
+        return web.Response(status=204)
+
+    async def list_checkpoints(self, request: web.Request) -> web.Response:
+        """Lists the steps of a model; `order` is asc or desc, `after` the id of a checkpoint."""
+        model = self._get_model(request)
+        steps = model.list_steps()
+        if request.query.get("order") == "desc":
+            steps.reverse()
+        rows = [{"id": f"{model.record.id}-step-{step}", "step": step, "metrics": {}} for step in steps]
+        return write_json(_build_page(request, rows))
+
+    async def delete_checkpoints(self, request: web.Request) -> web.Response:
+        """Deletes steps; the newest one and the base model stay."""
+        model, body = self._get_model(request), await read_json(request)
+        wanted = body.get("steps")
+        if not isinstance(wanted, list) or not all(isinstance(each, int) for each in wanted):
+            raise ApiError(422, "steps: expected a list of whole numbers", param="steps")
+        known = [step for step in wanted if step in model.folder.list_steps() and step != model.step]
+        for step in known:
+            await self._remove_step(model, step)
+        return write_json({"deleted_count": len(known), "not_found_steps": [s for s in wanted if s not in known]})
+
+    async def create_job(self, request: web.Request) -> web.Response:
+        """Starts a job."""
+        body = await read_json(request)
+        id_ = body.get("model_id")
+        model = self._trained.get(id_) if isinstance(id_, str) else None
+        if model is None:
+            raise ApiError(404, f"there is no model {str(id_)[:200]!r}", param="model_id", code="model_not_found")
+        settings = body.get("experimental_config") or {}
+        if not isinstance(settings, dict):
+            raise ApiError(422, "experimental_config: expected an object", param="experimental_config")
+        return write_json({"id": self._submit(model, body.get("trajectory_groups"), settings).id})
+
+    async def list_events(self, request: web.Request) -> web.Response:
+        """Lists what has happened in a job so far."""
+        return write_json(_build_page(request, _list_events(self._get_job(request.match_info["id"]))))
+
+    async def refuse_sft(self, request: web.Request) -> web.Response:
+        """Refuses supervised jobs, whose data would be at a URL of the client's."""
+        message = "this server reads no training data from a URL; upload it and use /v1/fine_tuning/jobs"
+        raise ApiError(501, message, code="not_supported")
+
+    # The server of `art run`, protocol 1.
+
+    async def show_health(self, request: web.Request) -> web.Response:
+        """Says that the server answers."""
+        return write_json({"status": "ok"})
+
+    async def register(self, request: web.Request) -> web.Response:
+        """Registers a model, or finds it again."""
+        await self._find_or_create(await read_json(request), may_exist=True)
+        return web.json_response(None)
+
+    async def prepare(self, request: web.Request) -> web.Response:
+        """Answers with the URL and the key of the inference endpoint, which is this server."""
+        await self._find_described((await read_json(request)).get("model"))
+        key = request.headers.get("authorization", "").removeprefix("Bearer ") or "none"
+        return web.json_response([f"http://{request.headers['host']}/v1", key])
+
+    async def get_step(self, request: web.Request) -> web.Response:
+        """Answers with the newest step."""
+        return web.json_response((await self._find_described(await read_json(request))).step)
+
+    async def keep_steps(self, request: web.Request) -> web.Response:
+        """Deletes all steps but those named, the newest and the base model."""
+        body = await read_json(request)
+        model, kept = await self._find_described(body.get("model")), body.get("steps_to_keep")
+        if not isinstance(kept, list):
+            raise ApiError(422, "steps_to_keep: expected a list of whole numbers", param="steps_to_keep")
+        for step in model.folder.list_steps():
+            if step not in kept and step != model.step:
+                await self._remove_step(model, step)
+        return web.json_response(None)
+
+    async def train(self, request: web.Request) -> web.StreamResponse:
+        """Runs one job; the response is a line of JSON with its metrics, and ends with it."""
+        body = await read_json(request)
+        model = await self._find_described(body.get("model"))
+        settings = {**(body.get("config") or {}), **(body.get("dev_config") or {}), **_read_trainer_args(body["model"])}
+        job = self._submit(model, body.get("trajectory_groups"), settings)
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        await response.prepare(request)
+        await job.done.wait()
+        assert job.result is not None  # it has ended
+        if job.result.error is not None:
+            if request.transport is not None:
+                request.transport.abort()  # a stream that breaks off is how these clients learn of a failure
+            return response
+        if job.result.metrics.get("num_updates"):
+            await response.write(json.dumps(_choose_metrics(job)).encode() + b"\n")
+        await response.write_eof()
+        return response
+
+    # Models and jobs.
+
+    async def _find_or_create(self, body: Mapping[str, Any], *, may_exist: bool) -> ARTModel:
+        entity, project, name = (
+            _read_name(body, field, default)
+            for field, default in (("entity", LOCAL_ENTITY), ("project", DEFAULT_PROJECT), ("name", None))
+        )
+        base = body.get("base_model")
+        self._bases.find(base if isinstance(base, str) else "")
+        async with self._creating:
+            found = self._find(entity, project, name)
+            if found is not None:
+                if not may_exist:
+                    raise ApiError(409, f"the model {name} of {project} exists", param="name", code="model_exists")
+                if found.record.base_model != base:
+                    message = f"the model {name} of {project} is trained from {found.record.base_model}, not {base}"
+                    raise ApiError(409, message, param="base_model", code="model_exists")
+                return found
+            if name in self._models:
+                message = f"a model is already served as {name!r}; choose another name"
+                raise ApiError(409, message, param="name", code="model_exists")
+            if not self._has_room():
+                message = f"{self._max_models} models are loaded already; delete one of them first"
+                raise ApiError(409, message, code="too_many_models")
+            record = ModelRecord(make_id("model"), entity, project, name, str(base), time.time())
+            return await self._add(record, ModelFolder.create(self._folder, record))
+
+    def _has_room(self) -> bool:
+        return len(self._trained) < self._max_models
+
+    async def _add(self, record: ModelRecord, folder: ModelFolder) -> ARTModel:
+        policy = self._bases.find(record.base_model)
+        model = ARTModel(record, folder, policy, self._device, self._replies, self._serve_step)
+        served = await model.load()
+        self._trained[record.id] = model
+        for step in model.list_steps():
+            self._serve_step(model, step)
+        for name in (record.artifact, record.name):
+            self._models.add(name, served, root=record.base_model)
+        for id_ in folder.list_jobs():
+            if folder.read_result(id_) is None and (job := model.resume(id_)) is not None:
+                self._jobs[id_] = job
+        return model
+
+    def _find(self, entity: str, project: str, name: str) -> ARTModel | None:
+        wanted = (entity, project, name)
+        for model in self._trained.values():
+            if (model.record.entity, model.record.project, model.record.name) == wanted:
+                return model
+        return None
+
+    async def _find_described(self, body: object) -> ARTModel:
+        """Returns the model that a client of protocol 1 describes in full."""
+        described = body if isinstance(body, dict) else {}
+        entity = _read_name(described, "entity", LOCAL_ENTITY)
+        project, name = _read_name(described, "project", DEFAULT_PROJECT), _read_name(described, "name", None)
+        if (model := self._find(entity, project, name)) is None:
+            raise ApiError(404, f"the model {name} of {project} is not registered", code="model_not_found")
+        return model
+
+    def _get_model(self, request: web.Request) -> ARTModel:
+        id_ = request.match_info["id"]
+        if (model := self._trained.get(id_)) is None:
+            raise ApiError(404, f"there is no model {id_[:200]!r}", code="model_not_found")
+        return model
+
+    def _submit(self, model: ARTModel, groups: object, settings: dict[str, Any]) -> ARTJob:
+        job = model.submit(groups, settings)
+        self._jobs[job.id] = job
+        return job
+
+    def _get_job(self, id_: str) -> ARTJob:
+        if (job := self._jobs.get(id_)) is not None:
+            return job
+        for model in self._trained.values():
+            if (job := model.resume(id_)) is not None:
+                self._jobs[id_] = job
+                return job
+        raise ApiError(404, f"there is no training job {id_[:200]!r}", code="job_not_found")
+
+    def _find_artifact(self, name: str) -> PolicyServer | None:
+        """Returns the policy of a step by its long name, `wandb-artifact:///ENTITY/PROJECT/NAME:step3`."""
+        artifact, _, step = name.rpartition(":step")
+        for model in self._trained.values():
+            short = f"{model.record.name}@{step}"
+            if model.record.artifact == artifact and short in self._models:
+                return self._models.find(short).policy
+        return None
+
+    def _serve_step(self, model: ARTModel, step: int) -> None:
+        """Serves a step under its own name."""
+        name = f"{model.record.name}@{step}"
+        if name not in self._models:
+            policy = self._bases.find(model.record.base_model)
+            if step:
+                policy = PolicyConfig(model=str(model.folder.get_checkpoint(step)), dtype=policy.dtype)
+            served = ModelStep(step, model.policy, self._earlier, policy)
+            self._models.add(name, served, root=model.record.base_model, close=lambda: self._earlier.remove(served))
+
+    async def _remove_step(self, model: ARTModel, step: int) -> None:
+        if (name := f"{model.record.name}@{step}") in self._models:
+            await self._models.remove(name)
+        model.folder.remove_step(step)
+
+
+def _read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:
+    value = body.get(field)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        message = f"{field}: expected 1 to {MAX_NAME} letters, digits and . _ - + @ or spaces, found {value!r:.100}"
+        raise ApiError(422, message, param=field)
+    return value
+
+
+def _read_trainer_args(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the user of the NeMo Agent Toolkit set as `training`.
+
+    Its plugin sends its own defaults with each job, a learning rate of 5e-5, and the user's settings with the model.
+    """
+    internal = model.get("_internal_config")
+    given = (internal.get("trainer_args") if isinstance(internal, dict) else None) or {}
+    names = {"learning_rate": "learning_rate", "beta": "kl_penalty_coef"}
+    return {name: given[theirs] for theirs, name in names.items() if given.get(theirs) is not None}
+
+
+def _build_page(request: web.Request, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the rows after the one named by `after`, at most `limit`."""
+    ids = [row["id"] for row in rows]
+    after, limit = request.query.get("after"), request.query.get("limit", str(PAGE))
+    if not limit.isdecimal() or not 1 <= int(limit) <= 10_000:
+        raise ApiError(422, f"limit: expected a number from 1 to 10000, found {limit[:20]!r}", param="limit")
+    first = ids.index(after) + 1 if after in ids else 0
+    page = rows[first : first + int(limit)]
+    edges = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, "has_more": first + len(page) < len(rows), **edges}
+
+
+def _list_events(job: ARTJob) -> list[dict[str, Any]]:
+    events: list[tuple[str, dict[str, Any]]] = [("training_started", {"num_sequences": job.num_sequences})]
+    if job.result is not None and job.result.error is None:
+        if job.result.metrics.get("num_updates"):
+            events.append(("gradient_step", _choose_metrics(job)))
+        events.append(("training_ended", {"step": job.result.step}))
+    elif job.result is not None:
+        events.append(("training_failed", {"error_message": job.result.error}))
+    return [{"id": f"{job.id}-event-{n}", "type": kind, "data": data} for n, (kind, data) in enumerate(events)]
+
+
+def _choose_metrics(job: ARTJob) -> dict[str, float]:
+    """Returns the metrics of a job, which are means over its optimizer steps."""
+    return job.result.metrics if job.result is not None else {}

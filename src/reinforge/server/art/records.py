@@ -1,0 +1,172 @@
+"""What is on disk of the models that clients train: their names, their jobs, and how those ended.
+
+    DATA/art/MODEL/model.json                   names and base model
+    DATA/art/MODEL/checkpoints/step-000003/     the weights of a step; the manifest names the job that made it
+    DATA/art/MODEL/jobs/JOB/request.json        what was asked for, before it is answered
+    DATA/art/MODEL/jobs/JOB/result.json         how it ended
+
+A job without a result runs again after a restart, unless a checkpoint shows that it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from reinforge.files import find_damage, make_private_folder, read_regular_file, remove_folder, write_json
+
+MANIFEST = "manifest.json"
+MAX_BYTES = 1 << 30
+"""Longest file that is read back."""
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """One model as clients know it.
+
+    Attributes:
+        id: Made here, and the name of its folder.
+        entity: The team, `local` if the client names none.
+        project: The project.
+        name: The name of the model in its project.
+        base_model: What it is trained from, by a name of `BaseModels`.
+        created_s: Unix time.
+    """
+
+    id: str
+    entity: str
+    project: str
+    name: str
+    base_model: str
+    created_s: float
+
+    @property
+    def artifact(self) -> str:
+        """The name under which clients of the training service ask for its newest step."""
+        return f"wandb-artifact:///{self.entity}/{self.project}/{self.name}"
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the model as the training service's clients read it."""
+        return {
+            "id": self.id,
+            "entity": self.entity,
+            "project": self.project,
+            "name": self.name,
+            "base_model": self.base_model,
+            "run_id": None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        step: The step that it made; None: it failed.
+        error: Why it failed.
+        metrics: Means over its optimizer steps.
+        num_sequences: Trajectories of the job.
+    """
+
+    step: int | None
+    error: str | None
+    metrics: dict[str, float]
+    num_sequences: int
+
+
+def make_id(kind: str) -> str:
+    """Returns an unused id, such as `job-3f1c...`."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+class ModelFolder:
+    """The folder of one model.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, parent: Path, record: ModelRecord) -> ModelFolder:
+        """Makes the folder of a new model.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        folder = cls(parent / record.id)
+        for path in (folder.path, folder.path / "checkpoints", folder.path / "jobs"):
+            make_private_folder(path)
+        write_json(folder.path / "model.json", asdict(record))
+        return folder
+
+    def read(self) -> ModelRecord | None:
+        """Returns the model; None: its creation was interrupted."""
+        found = _read_json(self.path / "model.json")
+        return None if found is None else ModelRecord(**found)
+
+    def remove(self) -> None:
+        """Removes the model with all its steps."""
+        remove_folder(self.path)
+
+    def get_checkpoint(self, step: int) -> Path:
+        """Returns the folder of a step."""
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def list_steps(self) -> list[int]:
+        """Returns the steps whose weights are complete, in rising order."""
+        found = [(int(match[1]), path) for path, match in self._match() if match is not None]
+        return sorted(step for step, path in found if find_damage(path) is None)
+
+    def _match(self) -> list[tuple[Path, re.Match[str] | None]]:
+        return [(path, _STEP.fullmatch(path.name)) for path in (self.path / "checkpoints").iterdir()]
+
+    def find_step_of(self, job: str) -> int | None:
+        """Returns the step that a job made; None: it made none."""
+        for step in reversed(self.list_steps()):
+            if (_read_json(self.get_checkpoint(step) / MANIFEST) or {}).get("job") == job:
+                return step
+        return None
+
+    def remove_step(self, step: int) -> None:
+        """Removes the weights of a step."""
+        remove_folder(self.get_checkpoint(step))
+
+    def record_job(self, id_: str, request: dict[str, Any]) -> None:
+        """Writes what a job was asked for; once this returns, the job survives a crash."""
+        make_private_folder(self.path / "jobs" / id_)
+        write_json(self.path / "jobs" / id_ / "request.json", request)
+
+    def record_result(self, id_: str, result: JobResult) -> None:
+        """Writes how a job ended."""
+        write_json(self.path / "jobs" / id_ / "result.json", asdict(result))
+
+    def read_request(self, id_: str) -> dict[str, Any] | None:
+        """Returns what a job was asked for; None: its creation was interrupted."""
+        return _read_json(self.path / "jobs" / id_ / "request.json")
+
+    def read_result(self, id_: str) -> JobResult | None:
+        """Returns how a job ended; None: it has not."""
+        found = _read_json(self.path / "jobs" / id_ / "result.json")
+        return None if found is None else JobResult(**found)
+
+    def list_jobs(self) -> list[str]:
+        """Returns the ids of all jobs, the oldest first."""
+        requests = [path / "request.json" for path in (self.path / "jobs").iterdir()]
+        known = [(path.stat().st_mtime_ns, path.parent.name) for path in requests if path.is_file()]
+        return [id_ for _, id_ in sorted(known)]
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(read_regular_file(path, MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,391 @@
+"""OpenAI's `/v1/files` and `/v1/uploads`: what fine-tuning jobs are given, and the files that they make."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from reinforge.server.api_error import ApiError
+from reinforge.server.fine_tuning.contents import CHUNK_BYTES, FileContents
+from reinforge.server.fine_tuning.database import UnknownObject, make_id
+from reinforge.server.fine_tuning.file_store import FileStore
+from reinforge.server.fine_tuning.records import FileRecord, UploadRecord
+from reinforge.server.routes import read_json, write_json
+
+T = TypeVar("T")
+
+PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+MAX_FIELD_BYTES = 4096
+MAX_NAME = 255
+MAX_FILES_PER_PAGE = 10_000
+MAX_PARTS = 10_000
+UPLOAD_S = 3600
+"""Seconds that an upload has until it must be completed."""
+EXPIRY_S = (3600, 2_592_000)
+"""Least and most seconds of `expires_after`."""
+RETRY_COUNT = "x-stainless-retry-count"
+"""The official clients' number of earlier attempts of a request."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """How much clients may store.
+
+    Attributes:
+        max_file_bytes: Longest file.
+        max_part_bytes: Longest part of an upload.
+        max_total_bytes: Most bytes of all files together.
+        chunk_timeout_s: Seconds without any data after which an upload is given up.
+    """
+
+    max_file_bytes: int = 512 << 20
+    max_part_bytes: int = 64 << 20
+    max_total_bytes: int = 16 << 30
+    chunk_timeout_s: float = 60.0
+
+
+class FilesApi:
+    """The routes of files and uploads.
+
+    Args:
+        store: The record.
+        contents: The contents.
+        limits: How much clients may store.
+    """
+
+    def __init__(self, store: FileStore, contents: FileContents, limits: FileLimits | None = None):
+        self.store, self.contents, self.limits = store, contents, limits or FileLimits()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns its routes."""
+        return [
+            web.post("/v1/files", self.create_file),
+            web.get("/v1/files", self.list_files),
+            web.get("/v1/files/{id}", self.retrieve_file),
+            web.get("/v1/files/{id}/content", self.read_content),
+            web.delete("/v1/files/{id}", self.delete_file),
+            web.post("/v1/uploads", self.create_upload),
+            web.post("/v1/uploads/{id}/parts", self.add_part),
+            web.post("/v1/uploads/{id}/complete", self.complete_upload),
+            web.post("/v1/uploads/{id}/cancel", self.cancel_upload),
+        ]
+
+    async def create_file(self, request: web.Request) -> web.Response:
+        """Stores the file of a multipart form; a retry of the same upload gets the same file."""
+        await asyncio.to_thread(self._remove_expired)
+        id_, fields = make_id("file"), dict[str, str]()
+        stored, filename = None, ""
+        try:
+            async for part in read_parts(request):
+                if part.name != "file":
+                    fields[str(part.name)] = await self._read_field(part)
+                elif stored is None:
+                    filename = clean_name(part.filename)
+                    most = await self._find_room(self.limits.max_file_bytes)
+                    stored = await self.contents.store(id_, self._read_chunks(part), most)
+                else:
+                    raise ApiError(400, "the form has more than one file", param="file")
+            if stored is None:
+                raise ApiError(400, "the form has no file", param="file", code="missing_required_parameter")
+            purpose = check_purpose(fields.get("purpose"))
+            seconds = read_expiry(fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]"))
+            digest = hash_parts("file", stored.sha256, filename, purpose)
+            if int_header(request, RETRY_COUNT) > 0 and (known := self.store.find_repeated(digest)) is not None:
+                self.contents.remove(id_)
+                return write_json(self.store.find_file(known).as_answer())
+            now = int(time.time())
+            expires_at = None if seconds is None else now + seconds
+            file = FileRecord(id_, stored.num_bytes, now, filename, purpose, stored.sha256, expires_at)
+            await asyncio.to_thread(self.store.add_file, file, digest)
+        except BaseException:
+            self.contents.remove(id_)
+            raise
+        return write_json(file.as_answer())
+
+    async def list_files(self, request: web.Request) -> web.Response:
+        """Lists files, the newest first unless `order` says otherwise."""
+        await asyncio.to_thread(self._remove_expired)
+        after, limit = read_page_query(request, usual=MAX_FILES_PER_PAGE, most=MAX_FILES_PER_PAGE)
+        order = request.query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise ApiError(400, f"order is {order[:40]!r}; allowed: asc, desc", param="order")
+        listing = partial(
+            self.store.list_files, after, limit, request.query.get("purpose"), oldest_first=order == "asc"
+        )
+        files, has_more = await find(listing)
+        return write_page([file.as_answer() for file in files], has_more)
+
+    async def retrieve_file(self, request: web.Request) -> web.Response:
+        """Returns a file's record."""
+        return write_json((await self._find_file(request)).as_answer())
+
+    async def read_content(self, request: web.Request) -> web.StreamResponse:
+        """Sends a file's content."""
+        file = await self._find_file(request)
+        headers = {"content-type": "application/octet-stream", "content-disposition": "attachment"}
+        return web.FileResponse(self.contents.path(file.id), headers=headers)
+
+    async def delete_file(self, request: web.Request) -> web.Response:
+        """Deletes a file; jobs keep the rows that they were given."""
+        id_ = request.match_info["id"]
+        await find(partial(self.store.remove_file, id_))
+        self.contents.remove(id_)
+        return write_json({"id": id_, "object": "file", "deleted": True})
+
+    async def create_upload(self, request: web.Request) -> web.Response:
+        """Begins an upload in parts."""
+        await asyncio.to_thread(self._remove_expired)
+        body = await read_json(request)
+        size, name = body.get("bytes"), body.get("filename")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ApiError(400, "bytes must be the size of the file, a whole number from 1", param="bytes")
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, "filename must be a text", param="filename")
+        if size > await self._find_room(self.limits.max_file_bytes):
+            raise ApiError(413, f"a file of {size:,} bytes is too large", param="bytes", code="file_too_large")
+        expiry = body.get("expires_after") or {}
+        if not isinstance(expiry, dict):
+            raise ApiError(400, "expires_after must be an object", param="expires_after")
+        seconds = read_expiry(expiry.get("anchor"), expiry.get("seconds"))
+        now, purpose = int(time.time()), check_purpose(body.get("purpose"))
+        upload = UploadRecord(
+            make_id("upload"), size, now, now + UPLOAD_S, clean_name(name), purpose, expires_after=seconds
+        )
+        await asyncio.to_thread(self.store.add_upload, upload)
+        return write_json(upload.as_answer())
+
+    async def add_part(self, request: web.Request) -> web.Response:
+        """Stores one part of an upload."""
+        upload = await self._find_pending(request)
+        known = self.store.list_parts(upload.id)
+        if len(known) >= MAX_PARTS:
+            raise ApiError(400, f"the upload has {len(known)} parts already, the most that are allowed", param="data")
+        id_, stored = make_id("part"), None
+        try:
+            async for part in read_parts(request):
+                if part.name == "data" and stored is None:
+                    most = min(self.limits.max_part_bytes, upload.num_bytes - sum(known.values()))
+                    stored = await self.contents.store(id_, self._read_chunks(part), most)
+                else:
+                    await self._read_field(part)
+            if stored is None:
+                raise ApiError(400, "the form has no data", param="data", code="missing_required_parameter")
+            await asyncio.to_thread(self.store.add_part, id_, upload.id, stored.num_bytes)
+        except BaseException:
+            self.contents.remove(id_)
+            raise
+        made = {"id": id_, "object": "upload.part", "created_at": int(time.time()), "upload_id": upload.id}
+        return write_json(made)
+
+    async def complete_upload(self, request: web.Request) -> web.Response:
+        """Makes a file of the parts of an upload; one that is completed already is returned as it is."""
+        done = await find(partial(self.store.find_upload, request.match_info["id"]))
+        if done.file_id is not None:
+            made = await find(partial(self.store.find_file, done.file_id))
+            return write_json(done.as_answer(made))
+        upload, body = await self._find_pending(request), await read_json(request)
+        parts, known = body.get("part_ids"), self.store.list_parts(upload.id)
+        if not isinstance(parts, list) or not parts or len(set(map(str, parts))) != len(parts):
+            raise ApiError(400, "part_ids must list the parts in their order, each once", param="part_ids")
+        if unknown := [str(part)[:80] for part in parts if part not in known]:
+            raise ApiError(400, f"the upload has no part {unknown[0]!r}", param="part_ids")
+        if (total := sum(known[part] for part in parts)) != upload.num_bytes:
+            message = f"the parts have {total:,} bytes, but the upload was announced with {upload.num_bytes:,}"
+            raise ApiError(400, message, param="part_ids")
+        id_, now = make_id("file"), int(time.time())
+        stored = await self.contents.join(id_, parts)
+        try:
+            given = body.get("md5")
+            if given is not None and not hmac.compare_digest(str(given).lower(), stored.md5):
+                raise ApiError(400, f"the content has the MD5 {stored.md5}, not the one given", param="md5")
+            expires_at = None if upload.expires_after is None else now + upload.expires_after
+            file = FileRecord(id_, total, now, upload.filename, upload.purpose, stored.sha256, expires_at)
+            await find(partial(self.store.end_upload, upload.id, "completed", file))
+        except BaseException:
+            self.contents.remove(id_)
+            raise
+        for part in known:
+            self.contents.remove(part)
+        upload = await find(partial(self.store.find_upload, upload.id))
+        return write_json(upload.as_answer(file))
+
+    async def cancel_upload(self, request: web.Request) -> web.Response:
+        """Gives an upload up; its parts are deleted."""
+        upload = await self._find_pending(request)
+        parts = self.store.list_parts(upload.id)
+        await find(partial(self.store.end_upload, upload.id, "cancelled"))
+        for part in parts:
+            self.contents.remove(part)
+        return write_json((await find(partial(self.store.find_upload, upload.id))).as_answer())
+
+    async def _find_file(self, request: web.Request) -> FileRecord:
+        return await find(partial(self.store.find_file, request.match_info["id"]))
+
+    async def _find_pending(self, request: web.Request) -> UploadRecord:
+        upload = await find(partial(self.store.find_upload, request.match_info["id"]))
+        if upload.status != "pending":
+            raise ApiError(400, f"the upload {upload.id} is {upload.status}", code="upload_not_pending")
+        return upload
+
+    async def _find_room(self, most: int) -> int:
+        """Returns how many bytes a new file may have.
+
+        Raises:
+            ApiError: There is no room for any.
+        """
+        room = min(most, self.limits.max_total_bytes - await asyncio.to_thread(self.store.count_bytes))
+        if room < 1:
+            message = f"all files together may have {self.limits.max_total_bytes:,} bytes; delete some"
+            raise ApiError(413, message, param="file", code="quota_exceeded")
+        return room
+
+    def _remove_expired(self) -> None:
+        for upload in self.store.list_expired_uploads():
+            parts = self.store.list_parts(upload)
+            self.store.end_upload(upload, "expired")
+            for part in parts:
+                self.contents.remove(part)
+        for file in self.store.list_expired_files():
+            self.store.remove_file(file.id)
+            self.contents.remove(file.id)
+
+    async def _read_chunks(self, part: BodyPartReader) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                async with asyncio.timeout(self.limits.chunk_timeout_s):
+                    chunk = await part.read_chunk(CHUNK_BYTES)
+            except TimeoutError:
+                message = f"nothing arrived for {self.limits.chunk_timeout_s:g} s"
+                raise ApiError(408, message, code="request_timeout") from None
+            except (ValueError, web.RequestPayloadError) as error:
+                raise ApiError(400, f"the form is cut off or not valid: {error}") from None
+            if not chunk:
+                return
+            yield chunk
+
+    async def _read_field(self, part: BodyPartReader) -> str:
+        value = bytearray()
+        async for chunk in self._read_chunks(part):
+            value += chunk
+            if len(value) > MAX_FIELD_BYTES:
+                name = CONTROL.sub("", str(part.name))[:40]
+                raise ApiError(400, f"the field {name!r} is longer than {MAX_FIELD_BYTES} bytes")
+        return value.decode("utf-8", "replace")
+
+
+async def find(read: partial[T]) -> T:
+    """Returns what a call of the store finds, off the event loop.
+
+    Raises:
+        ApiError: There is no such file, upload or job.
+    """
+    try:
+        return await asyncio.to_thread(read)
+    except UnknownObject as error:
+        raise ApiError(404, str(error), param="id", code="not_found") from None
+
+
+async def read_parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
+    """Yields the parts of a multipart form.
+
+    Raises:
+        ApiError: It is none.
+    """
+    if request.content_type != "multipart/form-data":
+        raise ApiError(400, f"expected multipart/form-data, found {request.content_type[:80]}")
+    try:
+        reader = await request.multipart()
+    except (ValueError, AssertionError) as error:
+        raise ApiError(400, f"the form is not valid: {error}") from None
+    while True:
+        try:
+            part = await reader.next()
+            name = None if part is None else getattr(part, "name", None)
+        except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
+            raise ApiError(400, f"the form is not valid: {CONTROL.sub('', str(error))[:200]}") from None
+        if part is None:
+            return
+        if not isinstance(part, BodyPartReader) or name is None:
+            raise ApiError(400, "the form has a part without a name")
+        yield part
+
+
+def read_page_query(request: web.Request, *, usual: int, most: int) -> tuple[str | None, int]:
+    """Returns `after` and `limit` of a list's query.
+
+    Raises:
+        ApiError: `limit` is no number in its range.
+    """
+    text = request.query.get("limit", str(usual))
+    limit = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+    if not 1 <= limit <= most:
+        raise ApiError(400, f"limit must be from 1 to {most}, found {text[:40]!r}", param="limit")
+    return request.query.get("after") or None, limit
+
+
+def write_page(data: list[dict[str, Any]], has_more: bool) -> web.Response:
+    """Returns a page of a list in OpenAI's form."""
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return write_json({"object": "list", "data": data, "has_more": has_more, **ends})
+
+
+def clean_name(name: str | None) -> str:
+    """Returns a client's name of a file without its folders and control characters: `../a.jsonl` -> `a.jsonl`."""
+    last = re.split(r"[/\\]", CONTROL.sub("", name or ""))[-1]
+    return last[:MAX_NAME] or "file"
+
+
+def check_purpose(purpose: Any) -> str:
+    """Returns the purpose of a file.
+
+    Raises:
+        ApiError: It is missing or unknown.
+    """
+    if purpose not in PURPOSES:
+        message = f"purpose is {str(purpose)[:40]!r}; allowed: {', '.join(PURPOSES)}"
+        raise ApiError(400, message, param="purpose", code="invalid_value")
+    return str(purpose)
+
+
+def read_expiry(anchor: Any, seconds: Any) -> int | None:
+    """Returns after how many seconds a file is deleted; None: never.
+
+    Raises:
+        ApiError: It is not valid.
+    """
+    if anchor is None and seconds is None:
+        return None
+    least, most = EXPIRY_S
+    value = int(seconds) if re.fullmatch(r"\d{1,9}", str(seconds)) else 0
+    if anchor != "created_at" or not least <= value <= most:
+        message = f"expires_after needs the anchor created_at and seconds from {least} to {most}"
+        raise ApiError(400, message, param="expires_after")
+    return value
+
+
+def hash_parts(*parts: str) -> str:
+    """Returns a hash by which a repeated request is recognized."""
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def int_header(request: web.Request, name: str) -> int:
+    """Returns the number in a header; 0 if it has none."""
+    text = request.headers.get(name, "")
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else 0
+
+
+def flatten_query(query: Mapping[str, str], name: str) -> dict[str, str]:
+    """Returns the pairs of `name[key]=value` in a query: `metadata[a]=b` -> {"a": "b"}."""
+    start = f"{name}["
+    return {key[len(start) : -1]: value for key, value in query.items() if key.startswith(start) and key.endswith("]")}

@@ -1,0 +1,166 @@
+"""Checks the rows of a file before a job runs, as `reinforge data validate` does, and by OpenAI's rules of each method.
+
+    line 3: messages[1]: unknown role 'bot'; allowed: system, developer, user, ...
+    line 7: item has no city; it has messages, answer                     (a grader asks for {{item.city}})
+
+Every bad row is named by its line, the first twenty of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.answers import UnusableOutputError
+from reinforge.evaluation.demonstrations import parse_demonstrations
+from reinforge.evaluation.graders.schema import Grader, list_graders, list_templates
+from reinforge.evaluation.graders.templates import GradedSample, TemplateError, fill_template
+from reinforge.evaluation.row_limits import RowLimits, TextRows
+from reinforge.evaluation.rows import Row, RowProblems, read_jsonl_rows
+from reinforge.evaluation.shapes import MESSAGES, InvalidRowError, parse_messages
+from reinforge.files import replace_file
+
+ROW_ID, PROMPT, ROW = "id", "prompt", "row"
+"""Columns of the file that a reinforcement job is given: the prompt, and the whole row for the grader."""
+MAX_SHOWN_ROWS = 16
+"""Training rows by which a job without a validation file shows its progress."""
+TOOL_KEYS = ("tools", "parallel_tool_calls", "functions")
+Check = Callable[[Any], None]
+
+
+def prepare_rows(source: Path, target: Path, method: str, grader: Grader | None = None) -> int:
+    """Checks the rows of a file and writes them in the form in which a job reads them.
+
+    Args:
+        source: The uploaded file.
+        target: The file of the job.
+        method: `supervised`, `dpo` or `reinforcement`.
+        grader: The grader of a reinforcement job.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ConfigError: Some rows cannot be used; each problem has the line as its location.
+    """
+    try:
+        values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader)]
+    except ConfigError as error:
+        raise ConfigError([_name_line(problem, source) for problem in error.problems]) from None
+    if method == "reinforcement":
+        values = [
+            {ROW_ID: str(number), PROMPT: value["messages"], ROW: value} for number, value in enumerate(values, 1)
+        ]
+    replace_file(target, "".join(json.dumps(value) + "\n" for value in values))
+    return len(values)
+
+
+def _read_checked_rows(source: Path, check: Check, grader: Grader | None) -> list[Row]:
+    problems, rows = RowProblems(), list[Row]()
+    for row in read_jsonl_rows(TextRows(source, RowLimits()), problems):
+        try:
+            check(row.value)
+            if grader is not None:
+                check_references(grader, row.value)
+        except (InvalidRowError, TemplateError) as error:
+            problems.add(row.location, str(error))
+        rows.append(row)
+    if not rows and not problems.problems:
+        problems.add("", "the file has no rows")
+    problems.raise_all()
+    return rows
+
+
+def check_references(grader: Grader, row: Mapping[str, Any]) -> None:
+    """Checks that a row has every field that a grader asks for.
+
+    Raises:
+        TemplateError: It lacks one.
+    """
+    for _, each in list_graders(grader):
+        for _, template in list_templates(each):
+            with contextlib.suppress(UnusableOutputError):  # the answer is not known yet
+                fill_template(template, row, GradedSample(""))
+
+
+def _check_supervised(row: Any) -> None:
+    _check_keys(row, "messages", *TOOL_KEYS)
+    if "functions" in row:
+        raise InvalidRowError("functions: use tools instead, a list of {type: function, function: {...}}")
+    _check_messages(row.get("messages"), "messages")
+    [demonstration] = parse_demonstrations(row, MESSAGES)
+    if len(row["messages"]) < 2:
+        raise InvalidRowError("messages: expected a message before the assistant's")
+    if not demonstration.replies():
+        raise InvalidRowError("messages: no assistant message has a weight other than 0, so there is nothing to train")
+
+
+def _check_preference(row: Any) -> None:
+    _check_keys(row, "input", "preferred_output", "non_preferred_output")
+    missing = [name for name in ("input", "preferred_output", "non_preferred_output") if name not in row]
+    if missing:
+        raise InvalidRowError(
+            f"no {' and no '.join(missing)}; expected input, preferred_output and non_preferred_output"
+        )
+    _check_keys(row["input"], "messages", "tools", "parallel_tool_calls", where="input: ")
+    _check_messages(row["input"].get("messages"), "input.messages")
+    for name in ("preferred_output", "non_preferred_output"):
+        messages = _check_messages(row[name], name)
+        if [message["role"] for message in messages] != ["assistant"]:
+            raise InvalidRowError(f"{name}: expected one assistant message")
+    parse_demonstrations(row, "openai preference")
+    if row["preferred_output"] == row["non_preferred_output"]:
+        raise InvalidRowError("preferred_output and non_preferred_output are the same")
+
+
+def _check_prompt(row: Any) -> None:
+    if not isinstance(row, Mapping):
+        raise InvalidRowError(f"expected an object, found {type(row).__name__}")
+    messages = _check_messages(row.get("messages"), "messages")
+    if messages[-1]["role"] == "assistant":
+        raise InvalidRowError("messages: the last message is the assistant's, but the model is to write that")
+
+
+CHECKS: dict[str, Check] = {
+    "supervised": _check_supervised,
+    "dpo": _check_preference,
+    "reinforcement": _check_prompt,
+}
+
+
+def _check_keys(value: Any, *allowed: str, where: str = "") -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidRowError(f"{where}expected an object, found {type(value).__name__}")
+    if further := sorted(str(key) for key in set(value) - set(allowed)):
+        raise InvalidRowError(f"{where}unexpected keys {', '.join(further)[:200]}; allowed: {', '.join(allowed)}")
+
+
+def _check_messages(value: Any, field: str) -> list[dict[str, Any]]:
+    messages = parse_messages(value, field)
+    for number, message in enumerate(messages):
+        if message.get("weight", 1) not in (0, 1):
+            raise InvalidRowError(f"{field}[{number}]: weight must be 0 or 1, found {str(message['weight'])[:20]}")
+        if message["role"] == "tool" and not message.get("tool_call_id"):
+            raise InvalidRowError(f"{field}[{number}]: tool_call_id is missing")
+    return messages
+
+
+def _name_line(problem: Problem, source: Path) -> Problem:
+    """Returns a problem whose location is `line 7`, without the server's own path."""
+    line = problem.location.removeprefix(str(source)).lstrip(":")
+    return Problem(problem.path, problem.message, problem.fix, f"line {line}" if line else "")
+
+
+def show_rows(source: Path, target: Path) -> None:
+    """Writes a few rows of a job's file, spread over it, by which a job without held-out rows shows its progress."""
+    lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
+    step = max(1, len(lines) // MAX_SHOWN_ROWS)
+    shown = lines[::step][:MAX_SHOWN_ROWS]
+    if len(shown) == 1:  # a run splits them in two
+        again = json.loads(shown[0])
+        shown.append(json.dumps({**again, **({ROW_ID: "again"} if ROW_ID in again else {})}) + "\n")
+    replace_file(target, "".join(shown))

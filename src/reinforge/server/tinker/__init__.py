@@ -1,0 +1,1 @@
+"""Tinker's protocol: programs written for Tinker's service train against this server."""

@@ -1,0 +1,307 @@
+"""The engine behind Tinker's protocol: one base model, adapters that are trained, and adapters that sample.
+
+    untrained        the base model (an adapter of zeros)
+    trained000 ...   one for each model that a client trains; nothing samples from it
+    sampled000 ...   hold the snapshots from which clients sample; more snapshots than slots take turns
+
+All calls into the engine run in one thread, one after the other, so a job of one model never meets that of another.
+Replies are sampled between two calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from reinforge.dialects.chat_call import BadRequest
+from reinforge.errors import EngineError
+from reinforge.files import write_folder
+from reinforge.interfaces import PolicyServer
+from reinforge.types.gradients import AdamSettings, GradientReport
+from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+    from reinforge.engine.model.adapter_weights import AdapterWeights
+
+T = TypeVar("T")
+BASE = "untrained"
+
+
+def list_slots(max_models: int, max_samplers: int) -> list[str]:
+    """Returns the names of the engine's adapters; PEFT confuses names of which one begins another."""
+    trained = [f"trained{i:03}" for i in range(max_models)]
+    return [BASE, *trained, *(f"sampled{i:03}" for i in range(max_samplers))]
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """Weights to sample from.
+
+    Attributes:
+        name: Of the model, for the record.
+        load: Returns the weights, in the engine's thread.
+        slot: Where they are now; None: in no slot.
+    """
+
+    name: str
+    load: Callable[[], AdapterWeights]
+    slot: SamplerSlot | None = None
+
+
+@dataclass(eq=False)
+class SamplerSlot:
+    """A place for a snapshot in the engine.
+
+    Attributes:
+        adapter: The engine's name of it.
+        snapshot: What is in it.
+        num_users: Requests that sample from it.
+        used_at: Number of its last use, in order.
+    """
+
+    adapter: str
+    snapshot: Snapshot | None = None
+    num_users: int = 0
+    used_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """What the weights of an adapter are made for.
+
+    Attributes:
+        rank: Rank of its matrices.
+        seed: Seed of its first weights.
+    """
+
+    rank: int
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class AdapterSlots:
+    """The slots of one engine.
+
+    Args:
+        engine: Loaded with the adapters of `list_slots`.
+    """
+
+    engine: Engine
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "reinforge-tinker"))
+
+    def __post_init__(self) -> None:
+        names = list(self.engine.policies)
+        self._free = [name for name in names if name.startswith("trained")]
+        self.num_models = len(self._free)
+        self._samplers = [SamplerSlot(name) for name in names if name.startswith("sampled")]
+        self._changed = asyncio.Condition()
+        self._num_uses = 0
+
+    @property
+    def has_free(self) -> bool:
+        """True if another model can be trained."""
+        return bool(self._free)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Returns what a function returns, which calls the engine."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    # Models that are trained.
+
+    async def take(self, shape: AdapterShape) -> str:
+        """Returns a slot with a new adapter.
+
+        Raises:
+            EngineError: All slots are taken, or the rank is too large.
+        """
+        if not self._free:
+            raise EngineError(
+                f"this server trains at most {self.num_models} models at a time, and that many are open: close a "
+                "session that is no longer needed, or start the server with a larger --max_models"
+            )
+        slot = self._free.pop(0)
+        try:
+            await self.run(lambda: self._change(slot, lambda: self._put_new(slot, shape)))
+        except BaseException:
+            self._free.append(slot)
+            raise
+        return slot
+
+    def release(self, slot: str) -> None:
+        """Gives a slot back."""
+        self._free.append(slot)
+
+    async def accumulate(
+        self,
+        slot: str,
+        samples: list[TrainingSample],
+        contexts: list[TrainingSample],
+        loss: LossSpec,
+        *,
+        backward: bool,
+    ) -> tuple[GradientReport, list[FloatArray]]:
+        """Adds the gradient of a loss to those of a slot; returns its report and the log-probs of the contexts.
+
+        Raises:
+            EngineError: A number is not finite; the gradients are as before.
+        """
+
+        def compute() -> tuple[GradientReport, list[FloatArray]]:
+            report = self.engine.accumulate(samples, loss, backward=backward, adapter=slot)
+            if report is None:
+                raise EngineError("the loss, a log-prob or a gradient of this request is not finite")
+            return report, self.engine.logprobs(contexts, slot) if contexts else []
+
+        return await self.run(compute)
+
+    async def clear_gradients(self, slot: str) -> None:
+        """Drops the gradients of a slot."""
+        await self.run(lambda: self.engine.clear_gradients(slot))
+
+    async def step(self, slot: str, settings: AdamSettings) -> dict[str, float]:
+        """Makes an optimizer step; returns its metrics.
+
+        Raises:
+            EngineError: The gradient or the new weights are not finite; the weights are as before.
+        """
+
+        def apply() -> dict[str, float]:
+            metrics = self.engine.apply(settings, slot)
+            if metrics is None:
+                raise EngineError("the gradient is not finite: no step was made, and the gradients are cleared")
+            return metrics
+
+        return await self.run(lambda: self._change(slot, apply))
+
+    async def read(self, slot: str) -> AdapterWeights:
+        """Returns a copy of a slot's weights."""
+        return await self.run(lambda: self.engine.read_adapter(slot))
+
+    async def save(self, slot: str, folder: Path, note: Callable[[Path], None], *, with_training: bool) -> None:
+        """Writes a slot's weights as a checkpoint.
+
+        Args:
+            slot: The slot.
+            folder: The checkpoint; an existing one is replaced.
+            note: Writes further files into the folder that it is given.
+            with_training: Also write the optimizer's state.
+        """
+
+        def write(staged: Path) -> None:
+            self.engine.write(staged, self.engine.policies[slot].version, slot, with_training)
+            note(staged)
+
+        await self.run(lambda: write_folder(folder, write))
+
+    async def load(self, slot: str, folder: Path, rank: int, *, with_training: bool) -> None:
+        """Loads a checkpoint into a slot.
+
+        Raises:
+            EngineError: It does not fit the model.
+        """
+
+        def load() -> None:
+            self._put_new(slot, AdapterShape(rank))  # an adapter's scale depends on its rank
+            self.engine.load_weights(folder, slot)
+            if not with_training:
+                self.engine.put_adapter(self.engine.read_adapter(slot), slot)  # which drops the optimizer's state
+
+        await self.run(lambda: self._change(slot, load))
+
+    # Snapshots that sample.
+
+    @asynccontextmanager
+    async def use(self, snapshot: Snapshot | None) -> AsyncIterator[PolicyServer]:
+        """Yields the policy of a snapshot, which stays in the engine meanwhile; None: that of the base model."""
+        if snapshot is None:
+            yield self.engine.policies[BASE]
+            return
+        slot = await self._place(snapshot)
+        try:
+            yield self.engine.policies[slot.adapter]
+        finally:
+            async with self._changed:
+                slot.num_users -= 1
+                self._changed.notify_all()
+
+    async def _place(self, snapshot: Snapshot) -> SamplerSlot:
+        """Returns the slot of a snapshot, in use; waits until one is free if need be."""
+        async with self._changed:
+            while (slot := snapshot.slot or self._find_free()) is None:
+                await self._changed.wait()
+            self._num_uses += 1
+            slot.num_users, slot.used_at = slot.num_users + 1, self._num_uses
+            if slot.snapshot is snapshot:
+                return slot
+            self._forget(slot)
+            try:
+                await self.run(lambda: self._fill(slot.adapter, snapshot))
+            except BaseException:
+                slot.num_users -= 1
+                self._changed.notify_all()
+                raise
+            slot.snapshot, snapshot.slot = snapshot, slot
+            return slot
+
+    def _find_free(self) -> SamplerSlot | None:
+        idle = [slot for slot in self._samplers if not slot.num_users]
+        return min(idle, key=lambda slot: (slot.snapshot is not None, slot.used_at), default=None)
+
+    def _forget(self, slot: SamplerSlot) -> None:
+        if slot.snapshot is not None:
+            slot.snapshot.slot = None
+        slot.snapshot = None
+
+    async def refresh(self, snapshot: Snapshot) -> None:
+        """Puts the new weights of a snapshot into its slot, if it has one, once no reply is in flight."""
+        async with self._changed:
+            if (slot := snapshot.slot) is not None:
+                await self.run(lambda: self._fill(slot.adapter, snapshot))
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Frees the slot of a snapshot that nobody samples from any more."""
+        async with self._changed:
+            if snapshot.slot is not None:
+                self._forget(snapshot.slot)
+                self._changed.notify_all()
+
+    # In the engine's thread.
+
+    def _fill(self, adapter: str, snapshot: Snapshot) -> None:
+        weights = snapshot.load()
+        self._change(adapter, lambda: self.engine.put_adapter(weights, adapter))
+
+    def _put_new(self, slot: str, shape: AdapterShape) -> None:
+        self.engine.put_adapter(self.engine.make_adapter(rank=shape.rank, seed=shape.seed), slot)
+
+    def _change(self, slot: str, change: Callable[[], T]) -> T:
+        """Runs a change of one adapter's weights as a job: as a whole or not at all."""
+        policy = self.engine.policies[slot]
+        self.engine.begin_job(slot)
+        try:
+            result = change()
+        except BaseException:
+            self.engine.rollback()
+            raise
+        self.engine.end_job()
+        policy.open(policy.version + 1)
+        return result
+
+    async def close(self) -> None:
+        """Ends the engine's thread and the engine."""
+        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self.engine.close)
+
+
+def describe_problem(error: Exception) -> tuple[str, str]:
+    """Returns what a client is told of a failure, and whose fault it is in the SDK's words: `user` or `server`."""
+    return str(error) or type(error).__name__, "user" if isinstance(error, _USERS) else "server"
+
+
+_USERS = (BadRequest, EngineError, ValueError)

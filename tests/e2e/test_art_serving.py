@@ -1,0 +1,58 @@
+"""`trainer_adapters._type: openpipe_art_trainer_adapter` trains on `reinforge serve`, with nothing changed."""
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from reinforge.config.schema import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.server.app import ServeApp
+from reinforge.server.art.api import ARTApi
+from reinforge.server.base_models import BaseModels
+from reinforge.server.models import ServedModels
+from tests.art import use_art_adapter
+
+
+@pytest.fixture
+def server(tiny_model_dir, tmp_path):
+    """A server in a thread of its own, described as the stand-in is."""
+    policy = PolicyConfig(
+        model=str(tiny_model_dir), lora=LoRAConfig(r=4), batch=BatchConfig(batch_size=16, num_iterations=2)
+    )
+    models, started = ServedModels(), threading.Event()
+    api = ARTApi(models, BaseModels({"tiny/base": policy}), tmp_path / "trained", device="cpu")
+    app = ServeApp(models, [api])
+    loop, done = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve():
+        async with app:
+            started.set()
+            await done.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert started.wait(60)
+    try:
+        base_url = f"{app.address}/v1"
+        yield SimpleNamespace(ip="127.0.0.1", port=app.port, base_url=base_url, key="any", folder=tmp_path / "trained")
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join(60)
+        loop.close()
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_run_trains_on_the_server_and_gets_better(project, server, protocol, monkeypatch):
+    monkeypatch.setenv("ART_KEY", server.key)
+    use_art_adapter(project, server, protocol, training={"learning_rate": 0.02})
+    project.set("finetuning.num_epochs", 5).set("trajectory_builders.builder.num_generations", 8)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    summary = project.summary
+    assert summary["confirm_tuned"]["mean"] > summary["confirm_base"]["mean"] + 0.1, summary
+    [model] = server.folder.iterdir()
+    results = [json.loads(path.read_text()) for path in model.glob("jobs/*/result.json")]
+    assert sorted(each["step"] for each in results) == [1, 2, 3, 4, 5]
+    assert all(each["metrics"]["num_derived"] == each["metrics"]["num_left_out"] == 0 for each in results)

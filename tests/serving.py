@@ -1,0 +1,48 @@
+"""A server over a tiny model or a scripted policy, and the official clients that talk to it."""
+
+import asyncio
+import contextlib
+
+import httpx
+
+from reinforge.server.app import ServeApp
+from reinforge.server.models import ServedModels
+
+
+@contextlib.asynccontextmanager
+async def serve(policies, features=(), **settings):
+    """Yields a server over policies by name."""
+    models = ServedModels()
+    for name, policy in policies.items():
+        models.add(name, policy)
+    async with ServeApp(models, features, **settings) as app:
+        yield app
+
+
+def http(app, **settings):
+    """Returns a client of the server."""
+    return httpx.AsyncClient(base_url=app.address, timeout=60, **settings)
+
+
+def async_openai(app, key="any", **settings):
+    """Returns OpenAI's client."""
+    import openai
+
+    return openai.AsyncOpenAI(base_url=f"{app.address}/v1", api_key=key, max_retries=0, **settings)
+
+
+def async_anthropic(app, key="any"):
+    """Returns Anthropic's client."""
+    import anthropic
+
+    return anthropic.AsyncAnthropic(base_url=app.address, api_key=key, max_retries=0)
+
+
+def says(text):
+    return [{"role": "user", "content": text}]
+
+
+async def wait_for(condition):
+    """Returns once a condition holds."""
+    while not condition():
+        await asyncio.sleep(0.005)

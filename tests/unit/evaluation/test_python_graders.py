@@ -1,0 +1,85 @@
+"""Graders in Python run only where they are allowed, in a process with few rights that never outlives its call."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from reinforge.evaluation.graders.grading import Grading
+from reinforge.evaluation.graders.python_grader import PythonFailed, open_python_graders
+from reinforge.evaluation.graders.schema import PythonGrader, parse_grader
+from reinforge.evaluation.graders.templates import GradedSample
+from reinforge.rollout.isolation.processes import list_processes
+
+
+async def run(source, text="4", item=None, timeout_s=20.0):
+    async with open_python_graders(timeout_s) as graders:
+        return await graders.grade(source, item or {"answer": 4}, GradedSample(text))
+
+
+async def test_a_grader_gets_the_answer_and_the_row():
+    source = (
+        "import re, json\n"
+        "def grade(sample, item):\n"
+        "    assert sample['output_json'] == 4 and sample['output_tools'] == []\n"
+        "    print('noise')\n"
+        "    return 0.5 if int(sample['output_text']) == item['answer'] else 0\n"
+    )
+    assert await run(source) == 0.5
+    assert await run(source.replace("== 4 and", "in (4, 5) and"), "5") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('odd row')", "odd row"),
+        ("return 'x'", "grade returned str, not a number"),
+        ("return None", "grade returned NoneType"),
+        ("return float('nan')", "nan, not a finite number"),
+        ("return 1e12", "beyond the largest score"),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", "a grader may not use socket"),
+        ("import subprocess; subprocess.run(['true'])", "a grader may not use"),
+        ("import os; os.fork()", "a grader may not use os.fork"),
+        ("import os; os.kill(os.getppid(), 9)", "a grader may not use os.kill"),
+        ("return len('x' * (1 << 30))", "MemoryError"),
+        ("open('big', 'wb').write(b'x' * (1 << 25))", "File too large|exit code -25"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os; os._exit(0)", "instead of a number"),
+    ],
+)
+async def test_what_a_grader_may_not_do(body, message):
+    with pytest.raises(PythonFailed, match=message):
+        await run(f"def grade(sample, item):\n    {body}")
+
+
+async def test_the_source_needs_the_function():
+    with pytest.raises(PythonFailed, match=r"defines no function grade\(sample, item\)"):
+        await run("x = 1")
+
+
+async def test_a_grader_that_hangs_is_killed_with_all_it_started():
+    before = time.monotonic()
+    with pytest.raises(PythonFailed, match=r"took longer than 0.5 s"):
+        await run("def grade(sample, item):\n    while True: pass", timeout_s=0.5)
+    assert time.monotonic() - before < 15
+    own = [pid for pid, process in list_processes().items() if process.parent == os.getpid()]
+    await asyncio.sleep(0)
+    assert not own, "nothing is left running"
+
+
+async def test_secrets_of_the_server_are_not_in_the_environment(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-1")
+    source = "import os\ndef grade(sample, item):\n    return 0 if 'sk-canary' in str(dict(os.environ)) else 1"
+    assert await run(source) == 1.0
+
+
+async def test_a_grader_in_python_is_missing_where_it_is_not_allowed():
+    source = "def grade(sample, item): return 1"
+    grader = PythonGrader(type="python", name="p", source=source)
+    found = await Grading(grader).grade({}, GradedSample("x"))
+    assert found.reward is None
+    assert "turned off" in found.error
+    async with open_python_graders() as graders:
+        allowed = parse_grader({"type": "python", "name": "p", "source": source}, allow_python=True)
+        assert (await Grading(allowed, python=graders).grade({}, GradedSample("x"))).reward == 1.0

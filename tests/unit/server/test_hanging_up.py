@@ -1,0 +1,128 @@
+"""A client that hangs up stops the sampling of its reply; one that does not read is given up."""
+
+import asyncio
+import json
+
+import pytest
+
+from reinforge.server import routes
+from reinforge.server.limits import ServerLimits
+from reinforge.types.request import ReplyPiece, TokenLogprobs
+from tests.doubles import ScriptedPolicy
+from tests.serving import http, says, serve, wait_for
+
+ASK = {"model": "m", "messages": says("hi")}
+CHAT = "/v1/chat/completions"
+
+
+class Endless(ScriptedPolicy):
+    """Samples until it is stopped."""
+
+    def __init__(self, text="word "):
+        super().__init__()
+        self.text, self.num_running, self.num_stopped = text, 0, 0
+
+    async def sample(self, request):
+        self.num_running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_running -= 1
+            self.num_stopped += 1
+
+    async def stream(self, request, markers=()):
+        self.num_running += 1
+        try:
+            while True:
+                yield ReplyPiece(self.text, TokenLogprobs((1,), (2,), (-1.0,), texts=(self.text,)))
+                await asyncio.sleep(0)
+        finally:
+            self.num_running -= 1
+            self.num_stopped += 1
+
+
+async def open_chat(app, **fields):
+    """Returns a connection that has sent its request."""
+    body = json.dumps({**ASK, **fields}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+    lines = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(lines.encode() + body)
+    return reader, writer
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_sampling_stops(n, stream):
+    policy = Endless()
+    async with serve({"m": policy}) as app:
+        reader, writer = await open_chat(app, stream=stream, n=n)
+        if stream:
+            assert b"word" in await reader.readuntil(b"word")
+        await wait_for(lambda: policy.num_running == n)
+        writer.close()
+        await wait_for(lambda: policy.num_stopped == n)
+        assert app.models.find("m").num_in_flight == policy.num_running == 0
+        async with http(app) as client:
+            counted = (await client.get("/metrics")).text
+        assert 'reinforge_requests_total{method="POST",route="/v1/chat/completions",status="499"} 1.0' in counted
+
+
+async def test_without_the_mark_sampling_goes_on(monkeypatch):
+    monkeypatch.setattr(routes, "_ABORTABLE", "never")
+    policy = Endless()
+    app_context = serve({"m": policy})
+    app = await app_context.__aenter__()
+    _, writer = await open_chat(app)
+    await wait_for(lambda: policy.num_running == 1)
+    writer.close()
+    await wait_for(lambda: not app._runner.server.connections)
+    assert policy.num_running == 1
+    for task in list(app._running):
+        task.cancel()
+    await app_context.__aexit__(None, None, None)
+
+
+async def test_a_client_that_does_not_read_is_given_up():
+    policy = Endless("x" * 10_000)
+    async with serve({"m": policy}, limits=ServerLimits(write_timeout_s=0.05)) as app:
+        _, writer = await open_chat(app, stream=True)
+        await wait_for(lambda: policy.num_stopped == 1)
+        writer.close()
+
+
+async def test_a_failure_before_the_first_token_has_its_status_and_one_after_it_ends_the_stream():
+    class Failing(ScriptedPolicy):
+        """Fails, at once or after one token."""
+
+        async def stream(self, request, markers=()):
+            if request.messages[0]["content"] == "late":
+                yield ReplyPiece("word", TokenLogprobs((1,), (2,), (-1.0,), texts=("word",)))
+            raise ValueError("this cannot be sampled")
+
+    import openai
+
+    from tests.serving import async_openai
+
+    async with serve({"m": Failing()}) as app, async_openai(app) as client:
+        with pytest.raises(openai.BadRequestError, match="this cannot be sampled"):
+            await client.chat.completions.create(model="m", messages=says("now"), stream=True)
+        stream = await client.chat.completions.create(model="m", messages=says("late"), stream=True)
+        texts = [(await anext(stream)).choices[0].delta.content for _ in range(2)]
+        with pytest.raises(openai.APIError, match="this cannot be sampled"):
+            await anext(stream)
+    assert texts == ["", "word"]
+
+
+async def test_closing_a_stream_frees_its_row_of_the_batch(engine):
+    from reinforge.types.request import ModelRequest, SamplingParams
+
+    policy = engine.policy
+    before = policy.stats()
+    stream = policy.stream(ModelRequest(says("hi"), SamplingParams(seed=1, ignore_eos=True)))
+    first = await anext(stream)
+    assert first.tokens.token_ids
+    await stream.aclose()
+    await wait_for(lambda: policy.stats().running == 0)
+    assert policy.stats().sampled_tokens - before.sampled_tokens < policy.max_model_len - 10
+    reply = await policy.sample(ModelRequest(says("hi"), SamplingParams(max_tokens=3)))
+    assert reply.num_completion_tokens <= 3
