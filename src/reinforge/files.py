@@ -299,13 +299,13 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
         for path in [staged, *paths]:
             make_private(path)
         for path in paths:
-            _fsync(path)
+            sync(path)
         crash_point("ckpt.after_tensor")
         manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
         with open(staged / MANIFEST, "w", encoding="utf-8", opener=open_private) as file:
             file.write(_format_manifest(manifest))
-        _fsync(staged / MANIFEST)
-        _fsync(staged)
+        sync(staged / MANIFEST)
+        sync(staged)
         crash_point("ckpt.after_manifest")
         replaced = _move_to_trash(target) if target.exists() else None
         try:
@@ -314,7 +314,7 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
             if replaced is not None:
                 os.rename(replaced, target)
             raise
-        _fsync(target.parent)
+        sync(target.parent)
         if replaced is not None:
             shutil.rmtree(replaced)
 
@@ -425,7 +425,8 @@ def _move_to_trash(folder: Path) -> Path:
     return trash
 
 
-def _fsync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Returns once a file, or the names in a folder, would survive a crash of the machine."""
     if os.name == "nt" and path.is_dir():  # Windows cannot sync a folder
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)

@@ -59,6 +59,7 @@ BUILTIN_MODULES = (
     "reinforge.adapters.openai",
     "reinforge.adapters.openpipe_art",
     "reinforge.adapters.nemo_customizer",
+    "reinforge.adapters.http",
     "reinforge.adapters.tinker",
     "reinforge.runs.trackers.mlflow",
     "reinforge.runs.trackers.tensorboard",

@@ -10,7 +10,7 @@ PERMISSIVE = {
     "0BSD", "APACHE 2.0", "APACHE 2.0 LICENSE", "APACHE LICENSE 2.0", "APACHE LICENSE VERSION 2.0", "APACHE SOFTWARE",
     "APACHE-2.0", "BSD", "BSD-2-CLAUSE", "BSD-3-CLAUSE", "BSL-1.0", "CC0-1.0", "CNRI-PYTHON", "HPND", "ISC",
     "ISC LICENSE (ISCL)", "LLVM-EXCEPTION", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "PYTHON SOFTWARE FOUNDATION",
-    "UNLICENSE", "ZLIB",
+    "UNLICENSE", "ZLIB", "3-CLAUSE BSD",
 }  # fmt: skip
 FILE_COPYLEFT = {"tqdm": "MPL-2.0", "certifi": "Mozilla Public License 2.0 (MPL 2.0)"}
 """Packages with a licence that covers changes of their own files only; they are used unchanged."""

@@ -25,7 +25,7 @@ SHIPPED = sorted(
     [*(ROOT / "src" / "reinforge" / "tasks").rglob("*.yml"), *(ROOT / "examples").rglob("*.yml"), *DATA.glob("*.yml")]
 )
 SHIPPED = [path for path in SHIPPED if path.name not in NOT_CONFIGURATIONS]
-ENVIRON = {"TRAINING_API_KEY": "sk-1", "HF_TOKEN": "hf-1"}
+ENVIRON = {"TRAINING_API_KEY": "sk-1", "HF_TOKEN": "hf-1", "RAY_ADDRESS": "10.0.0.1:6379"}
 
 WORDS = [
     "_type", "null", "~", "true", "no", "1e-5", "-1", "0", "99999999999999999999", ".nan", ".inf", "0o17", "2001-01-01",

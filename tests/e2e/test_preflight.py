@@ -104,17 +104,18 @@ def test_a_noisy_reward_is_found(project):
     project.write(
         "task.py",
         """
-        import random
+        import collections, zlib
         from reinforge import PolicyFailure
 
         async def agent(item, llm, context):
             reply = await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], max_tokens=4)
             return reply.choices[0].message.content
 
-        numbers = random.Random(3)
+        calls = collections.Counter()
 
         def vowels(output, expected):
-            return numbers.random()
+            calls[output] += 1
+            return (zlib.crc32(output.encode()) + calls[output]) % 2  # another number whenever it is asked again
         """,
     )
     found = report(project, *QUICK)

@@ -25,7 +25,7 @@ from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.rollout import runner
-from reinforge.rollout.isolation import containment, processes, transport
+from reinforge.rollout.isolation import agent_call, containment, processes, transport
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import guard, loop, resume, run, signals, stages
@@ -247,7 +247,7 @@ def contain_nothing():
         async with asyncio.timeout(timeout_s):
             return await call()
 
-    runner.run_contained = run_inline
+    agent_call.run_contained = run_inline
 
 
 def interrupt_nobody():

@@ -176,6 +176,34 @@ def test_without_the_memory_of_requests_a_retry_makes_a_second_job(servers):
     store.close()
 
 
+STUBBORN = """
+import signal, subprocess, sys, time
+from reinforge.server.fine_tuning import process
+process.STOP_S = 0.2
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(child.pid, flush=True)
+process._watch_server()
+"""
+
+
+def test_a_run_that_does_not_stop_when_the_server_is_gone_leaves_no_process():
+    """It ignores SIGTERM, and what it has started leads a group of its own."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdin=pipe, stdout=pipe, text=True) as job:
+        child = int(job.stdout.readline())
+        job.stdin.close()
+        assert job.wait(30) == 128 + signal.SIGTERM
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        for _ in range(100):
+            if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return  # dead; whoever has adopted it has not looked yet
+            os.kill(child, 0)
+            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the process that it had started is still there")
+
+
 @pytest.mark.parametrize(
     "num_kills",
     [

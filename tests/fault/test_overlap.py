@@ -77,9 +77,16 @@ def test_kills_at_random_times_train_nothing_twice(make_toy, finished):
 
 def test_episodes_that_are_counted_before_their_turn_make_a_difference(make_toy, finished):
     """Mutation check: the snapshot of an earlier epoch counts them, and the run that resumes from it once more."""
-    toy = make_toy(AHEAD)
+    assert any(miscounts(make_toy(AHEAD), f"publish.mid:{number}", finished(AHEAD)) for number in (3, 2, 1))
+
+
+def miscounts(toy, crash_at, whole):
+    """Returns True if a run that counts early episodes at once is not sound; it is if none had finished by then."""
     mutation = mutations.count_early_episodes_at_once
-    assert toy.start(crash_at="publish.mid:3", mutation=mutation).wait() == KILLED
+    assert toy.start(crash_at=crash_at, mutation=mutation).wait() == KILLED
     assert toy.resume(mutation=mutation).wait() == 0
-    with pytest.raises(AssertionError):
-        assert_sound(toy, finished(AHEAD))
+    try:
+        assert_sound(toy, whole)
+    except AssertionError:
+        return True
+    return False

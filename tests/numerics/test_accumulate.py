@@ -14,7 +14,7 @@ from reinforge.errors import EngineError
 from reinforge.types.gradients import AdamSettings
 from reinforge.types.sample import LossSpec
 from tests.device import DEVICE
-from tests.samples import random_samples
+from tests.samples import ask, random_samples, request
 
 NAMES = ("one", "two")
 CLIPPED = LossSpec("clipped_pg", {"clip_low": 0.1, "clip_high": 0.1, "tis_cap": None})
@@ -153,6 +153,48 @@ def test_a_forward_pass_adds_no_gradient_and_a_failure_leaves_the_earlier_ones(e
     after = gradients(engine)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_loss_of_one_number_per_sample_is_refused_since_it_cannot_be_summed_over_tokens(engine):
+    made = samples(4)
+    engine.accumulate(made, CLIPPED, adapter="one")
+    before = gradients(engine)
+    by_sample = LossSpec("clipped_pg", {**CLIPPED.params, "constant_length": 8})
+    with pytest.raises(EngineError, match="one number per token"):
+        engine.accumulate(made, by_sample, adapter="one")
+    assert all(torch.equal(before[name], each) for name, each in gradients(engine).items())
+
+
+def score(engine):
+    return engine.logprobs(samples(2), "one")
+
+
+def test_a_rollback_takes_other_weights_back_with_their_scale(engine):
+    made = engine.read_adapter("one")
+    tensors = {name: torch.ones_like(tensor) for name, tensor in made.tensors.items()}
+    change(engine, "one", lambda: engine.put_adapter(type(made)(tensors, 8.0), "one"))
+    before, fingerprint = score(engine), engine.fingerprint("one")
+    engine.begin_job("one")
+    engine.put_adapter(type(made)(tensors, 2.0), "one")
+    assert not np.allclose(score(engine)[0], before[0]), "another scale alone makes another model"
+    engine.put_adapter(engine.make_adapter(rank=2, seed=9), "one")
+    assert engine.fingerprint("one") != fingerprint
+    engine.rollback()
+    assert engine.fingerprint("one") == fingerprint
+    assert all(np.array_equal(a, b) for a, b in zip(score(engine), before, strict=True))
+
+
+@pytest.mark.parametrize("alpha", [4.0, 16.0])
+def test_a_copy_that_serves_has_the_scale_of_the_weights_that_it_was_given(tiny_model_dir, alpha):
+    config = PolicyConfig(model=str(tiny_model_dir), lora=LoRAConfig(r=4, lora_alpha=4))
+    with Engine.load(config, seed=0, device=DEVICE, adapters=NAMES, serves_during_jobs=True) as engine:
+        made = engine.read_adapter("one")
+        tensors = {name: torch.full_like(tensor, 0.2) for name, tensor in made.tensors.items()}
+        change(engine, "one", lambda: engine.put_adapter(type(made)(tensors, alpha), "one"))
+        [reply] = ask(engine.policies["one"], [request(seed=3)])
+        row = [*reply.tokens.prompt_token_ids, *reply.tokens.token_ids]
+        [scored] = engine._score_tokens([row], "one")
+        assert np.allclose(scored[-len(reply.tokens.token_ids) :], reply.tokens.logprobs, atol=1e-3)
 
 
 def test_without_its_safety_a_failed_call_loses_the_earlier_gradients(engine, monkeypatch):

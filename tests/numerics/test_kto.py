@@ -13,7 +13,7 @@ from reinforge.engine.losses.base import find_loss
 from reinforge.engine.losses.preference import kto
 from reinforge.engine.training import learner as learner_module
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.kl_baseline import estimate_kl, sum_kl
+from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.learner import JobProgress
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.errors import ConfigError, EngineError
@@ -23,6 +23,11 @@ from tests.numerics.test_whole_path import make_learner, step
 from tests.samples import make_sample, sibling_samples
 
 SPEC = LossSpec("kto", {"beta": 0.3})
+
+
+def estimate_kl(model, samples, max_tokens):
+    """The baseline of a step that one process computes."""
+    return combine_kl([sum_kl(model, samples, max_tokens)])
 
 
 def sigma(x):

@@ -147,6 +147,15 @@ class LocalAdapter(TrainerAdapter):
     def algorithm(self, algorithm: Algorithm) -> None:
         self._runner.algorithm = algorithm
 
+    def call_before_serving(self, function: Callable[[Engine], None] | None) -> None:
+        """Calls a function at the end of each job from now on, before a reply can be sampled from the new weights.
+
+        Args:
+            function: Gets the trained engine, in a thread of its own; if it raises, the job fails and the weights are
+                those from before it. None: nothing is called.
+        """
+        self._runner.before_end = function
+
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Loads the model, once.
 

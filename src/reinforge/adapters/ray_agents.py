@@ -77,8 +77,9 @@ class AgentHost:
 def _serve(link: Link, start: Message) -> None:
     try:
         run_loop(link.loop, link.loop.create_task(serve(link, start)))
-    finally:
-        os._exit(1)  # an agent has closed the files of the process
+    except BaseException:  # noqa: BLE001  such as an agent that has closed the files of the process
+        os._exit(1)
+    # it has refused the agent: the run reads why, and ends this process
 
 
 class RayTransport:

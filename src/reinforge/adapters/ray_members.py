@@ -26,7 +26,9 @@ PEER_FAILED = "PeerFailed"
 MAX_FAILURES = 3
 """Replacements in a row that cannot be used; after them no further one is started."""
 GRACE_S = 30.0
-"""How long workers may take to answer once one of them has lost another: each waits as long in its exchange."""
+"""How long workers may take to answer, once one of them has lost another, before they are asked for a sign."""
+SIGN_S = 10.0
+"""How long a worker may take to answer a `ping`, whatever else it does."""
 RESUME = "resume the run with --resume, which starts all workers again"
 
 
@@ -232,7 +234,7 @@ class Members:
             WorkerLost: One ended, or they lost their connections.
         """
         results, errors, lost = [], list[BaseException](), list[WorkerHandle]()
-        silent = _find_silent([call for _, call in calls], any_failure=self.sharding == "full")
+        silent = _find_silent(calls, any_failure=self.sharding == "full")
         for worker, call in calls:
             if call in silent:
                 logger.warning("%s gives no sign, and the others have lost it", worker)
@@ -264,22 +266,35 @@ class Members:
         self._workers.clear()
 
 
-def _find_silent(calls: Sequence[Any], *, any_failure: bool) -> list[Any]:
-    """Waits for calls; returns those without an answer when others have long lost a worker in an exchange.
+def _find_silent(calls: Sequence[tuple[WorkerHandle, Any]], *, any_failure: bool) -> list[Any]:
+    """Waits for calls; returns those of workers that give no sign when another has long lost a worker in an exchange.
+
+    A worker that is busy with its share answers a `ping`, and its call is waited for.
 
     Args:
-        calls: The calls.
-        any_failure: A worker that fails for any reason may have left the others in the middle of one.
+        calls: Workers, and what they were asked.
+        any_failure: A worker that fails for any reason may have left the others in the middle of an exchange, in which
+            they stay: none that has not answered is waited for.
     """
-    waiting, deadline = list(calls), None
+    waiting, deadline = [call for _, call in calls], None
     while waiting:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
         if not done:
-            return waiting
-        if deadline is None and _has_lost_peer(done[0], any_failure=any_failure):
+            silent = waiting if any_failure else _find_unresponsive(calls, waiting)
+            if silent:
+                return silent
+            deadline = time.monotonic() + GRACE_S
+        elif deadline is None and _has_lost_peer(done[0], any_failure=any_failure):
             deadline = time.monotonic() + GRACE_S
     return []
+
+
+def _find_unresponsive(calls: Sequence[tuple[WorkerHandle, Any]], waiting: Sequence[Any]) -> list[Any]:
+    """Returns the calls that wait for a worker whose event loop does not answer."""
+    signs = {worker.actor.ping.remote(): call for worker, call in calls if call in waiting}
+    _, missing = ray.wait(list(signs), num_returns=len(signs), timeout=SIGN_S)
+    return [signs[sign] for sign in missing]
 
 
 def _has_lost_peer(call: Any, *, any_failure: bool) -> bool:

@@ -110,6 +110,9 @@ class EngineWorker:
         node = ray.get_runtime_context().get_node_id()
         return node, os.getpid(), ray.util.get_node_ip_address(), list_versions()
 
+    async def ping(self) -> None:
+        """Returns at once, also while the engine computes."""
+
     # Sampling.
 
     async def sample(self, name: str, request: ModelRequest) -> ModelReply:
@@ -149,14 +152,17 @@ class EngineWorker:
             self._peers.close()
             self._peers = None
         self.rank, self.size = rank, size
+        listener, self._listener = self._listener, None
+        if listener is not None and (rank > 0 or size == 1):  # no other process will connect to it
+            listener.close()
+            listener = None
         if size > 1:
-            listener, self._listener = self._listener, None
             self._peers = await asyncio.to_thread(
                 DataParallel,
                 rank,
                 size,
                 address,
-                listener if rank == 0 else None,
+                listener,
                 device_type=self.engine.model.device.type,
                 timeout_s=self._peer_settings.peer_timeout_s,
             )

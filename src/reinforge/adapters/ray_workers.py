@@ -295,16 +295,28 @@ class WorkerGroup(EngineGroup):
         Raises:
             BackendError: They differ.
         """
+        self._require_worker()
         found = self._compare(name)
         self._published[name] = (self.policies[name].version, found)
         return found
 
     def _compare(self, name: str) -> str:
         calls = [(each, each.actor.call.remote("fingerprint", name)) for each in self.workers]
+        if not calls:
+            raise WorkerLost("all workers have ended")
         found = self.members.collect(calls, strict=False)
         left = [str(each) for each, _ in calls if self.members.find(each.number) is not None]
         require_equal(dict(zip(left, found, strict=True)))
         return str(found[0])
+
+    def _require_worker(self) -> None:
+        """Waits for a replacement if no worker is left.
+
+        Raises:
+            BackendUnavailable: None comes.
+        """
+        if not self.workers:
+            self.members.fill_up(1)
 
     # Checkpoints.
 
@@ -332,6 +344,7 @@ class WorkerGroup(EngineGroup):
     @property
     def missing_reference(self) -> int | None:
         """Version of the reference that the current stage needs and no worker has."""
+        self._require_worker()
         first = self.workers[0]
         found: list[int | None] = self.members.collect([(first, first.actor.missing_reference.remote())])
         return found[0]

@@ -29,6 +29,9 @@ ENDED = "ended"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_S = 0.2
 
+_CHOSEN: dict[TorchrunPlace, str] = {}
+"""The GPU that this process sees: its next run finds that one alone, and uses it again."""
+
 
 class SharedStore(Protocol):
     """What is used of torch's store."""
@@ -189,11 +192,11 @@ def choose_gpu(place: TorchrunPlace, device: str) -> None:
     from reinforge.engine.accelerators import count_gpus
 
     count = count_gpus()
-    if count == 0:
+    if count == 0 or os.environ.get(VISIBLE) == _CHOSEN.get(place, ""):
         return
     if count < place.size_here:
         message = f"torchrun has started {place.size_here} processes, but this machine has {count} GPUs"
         fix = f"start it with --nproc_per_node {count}, or set finetuning.device to cpu"
         raise ConfigError(Problem("finetuning.device", message, fix))
     visible = os.environ.get(VISIBLE, "").split(",") if os.environ.get(VISIBLE) else list(map(str, range(count)))
-    os.environ[VISIBLE] = visible[place.rank]
+    os.environ[VISIBLE] = _CHOSEN[place] = visible[place.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
 import socket
@@ -50,9 +51,18 @@ class WorkerLoop:
         return asyncio.run_coroutine_threadsafe(getattr(self._worker, method)(*arguments), self._loop)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Cancels the calls that still run, and ends the thread."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class WorkerClient:
@@ -67,7 +77,7 @@ class WorkerClient:
         self._connection, self._name = connection, name
         self._numbers, self._lock = itertools.count(), threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
-        self._is_closed = False
+        self._end: BackendUnavailable | None = None
         self._thread = threading.Thread(target=self._receive, name=f"{name}-replies", daemon=True)
         self._thread.start()
 
@@ -79,8 +89,8 @@ class WorkerClient:
         future: Future[Any] = Future()
         number = next(self._numbers)
         with self._lock:
-            if self._is_closed:
-                future.set_exception(self._explain_end())
+            if self._end is not None:
+                future.set_exception(self._end)
                 return future
             self._waiting[number] = future
         self._send((number, method, arguments))
@@ -107,11 +117,17 @@ class WorkerClient:
                 else:
                     future.set_exception(error)
         except (EOFError, OSError):
-            with self._lock:
-                self._is_closed, waiting = True, list(self._waiting.values())
-            for future in waiting:
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(self._explain_end())
+            self._fail_calls(self._explain_end())
+        except Exception as cause:  # noqa: BLE001  unpickling runs the code of any class
+            reason = f"{self._name} sent what cannot be read: {describe_error(cause)}"
+            self._fail_calls(BackendUnavailable(f"{reason}; resume the run with --resume"))
+
+    def _fail_calls(self, error: BackendUnavailable) -> None:
+        with self._lock:
+            self._end, waiting = error, list(self._waiting.values())
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
     def _explain_end(self) -> BackendUnavailable:
         return BackendUnavailable(f"{self._name} has ended; resume the run with --resume")
@@ -155,7 +171,7 @@ class CallServer:
         if done.cancelled():
             return
         error = done.exception()
-        message = (number, None, error) if error is not None else (number, done.result(), None)
+        message = (number, done.result(), None) if error is None else (number, None, _make_portable(error))
         try:
             with self._lock:
                 self._connection.send(message)
@@ -165,3 +181,15 @@ class CallServer:
             cause = failure if error is None else error
             with self._lock:
                 self._connection.send((number, None, ReinforgeError(f"a worker failed: {describe_error(cause)}")))
+
+
+def _make_portable(error: BaseException) -> BaseException:
+    """Returns an error that another process can make again: `copy` does what reading it there does.
+
+    Example: an error whose `__init__` takes a message and a code, and hands only the message to `Exception`, cannot be.
+    """
+    try:
+        copy.copy(error)
+    except Exception:  # noqa: BLE001  whatever its class raises
+        return ReinforgeError(f"a worker failed: {describe_error(error)}")
+    return error

@@ -114,11 +114,14 @@ class JobRunner:
 
     Attributes:
         loop: The event loop on which a teacher answers; jobs run in other threads. None: there is no teacher.
+        before_end: Called with the engine once it is trained, before a reply can be sampled from the new weights; if it
+            raises, the job fails and changes nothing. None: nothing is called.
     """
 
     def __init__(self, algorithm: Algorithm, *, from_scratch: bool = False):
         self.algorithm, self.from_scratch = algorithm, from_scratch
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.before_end: Callable[[Engine], None] | None = None
         self._num_skipped_in_a_row: Counter[str] = Counter()
 
     def run(
@@ -169,6 +172,8 @@ class JobRunner:
                 raise JobFailed("; ".join(reasons))
             if save is not None:
                 save()
+            if self.before_end is not None:
+                self.before_end(engine)
         except BaseException:
             engine.rollback()
             raise
@@ -389,7 +394,9 @@ def _choose_probes(
     before = [s.sampling_logprobs if s.old_logprobs is None else s.old_logprobs for s in chosen]
     if any(sample.defers_old_logprobs for sample in chosen):
         return [(s, None if s.defers_old_logprobs else row) for s, row in zip(chosen, before, strict=True)]
-    if not sampled_by_current or any(np.isnan(logprobs).any() for logprobs in before):  # NaN: given, not sampled
+    # the log-probs of older weights would count their jobs too; NaN: given, not sampled
+    has_older = any(sample.is_stale and sample.old_logprobs is None for sample in chosen)
+    if not sampled_by_current or has_older or any(np.isnan(logprobs).any() for logprobs in before):
         before = engine.logprobs(chosen, batch.adapter)
     return list(zip(chosen, before, strict=True))
 

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,14 +221,17 @@ class VLLMSampler:
     async def _send(self) -> None:
         """Replaces the server's weights, while it samples nothing."""
         folders = await run_in_daemon_thread(self._write, "vllm-weights")
-        await self._client.pause()
         try:
+            await self._client.pause()
             for name, folder in folders.items():
                 await self._load(self._policies[name].served_name, folder)
             await self._client.reset_prefix_cache()
             await self._client.set_weight_label(self.label)
-        finally:
-            await self._client.resume()
+        except BaseException:
+            with suppress(BackendError):  # the first error says why
+                await self._client.resume()  # a server of others must not stay paused, also if its answer was lost
+            raise
+        await self._client.resume()
         sent, self._sent = self._sent, list(folders.values())
         for folder in sent:
             shutil.rmtree(folder.parent, ignore_errors=True)

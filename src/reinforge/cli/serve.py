@@ -81,6 +81,12 @@ ACCESS, TRAINING = "Access", "Training"
     help="Also speak the protocols of OpenPipe ART: its clients train LoRA adapters of the models that are served.",
 )
 @option(
+    "sessions",
+    is_flag=True,
+    group=TRAINING,
+    help="Also sample and train for runs elsewhere: `trainer_adapters._type: http`.",
+)
+@option(
     "tinker",
     is_flag=True,
     group=TRAINING,
@@ -94,7 +100,11 @@ ACCESS, TRAINING = "Access", "Training"
     help="Where what clients train is kept.",
 )
 @option(
-    "max_models", type=click.IntRange(1, 64), default=4, group=TRAINING, help="ART, Tinker: models trained at a time."
+    "max_models",
+    type=click.IntRange(1, 64),
+    default=4,
+    group=TRAINING,
+    help="ART, sessions, Tinker: models trained at a time.",
 )
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR
@@ -129,7 +139,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     takes_adapters = bool(options["fine_tuning"] and options["lora_rank"])
     chosen |= {"takes_adapters": takes_adapters, "serves_versions": options["versions"]}
     loader = ModelLoader(served, LoadSettings(output_dir=output_dir, **chosen))
-    if options["fine_tuning"] or options["art"]:
+    if options["fine_tuning"] or options["art"] or options["sessions"]:
         features += await _make_training(served, loader, sources, output_dir, options)
     if options["tinker"]:
         from reinforge.server.tinker.setup import make_tinker
@@ -167,9 +177,10 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
 async def _make_training(
     served: ServedModels, loader: ModelLoader, sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]
 ) -> list[Feature]:
-    """Returns the parts of the server that train by the fine-tuning API and by ART's protocols."""
+    """Returns the parts of the server that train by the fine-tuning API, by ART's protocols, and for runs elsewhere."""
     from reinforge.server.art.api import ARTApi
     from reinforge.server.fine_tuning.setup import FineTuningOptions, find_bases, make_fine_tuning
+    from reinforge.server.sessions.api import SessionLimits, SessionsApi
 
     shared = {name: options[name] for name in ("device", "dtype", "max_model_len", "max_tokens", "lora_rank")}
     data_dir, allow_python = Path(options["data_dir"]), options["allow_python_graders"]
@@ -180,6 +191,10 @@ async def _make_training(
     if options["art"]:
         bases, folder = await find_bases(sources, given), data_dir.absolute() / "art"
         features.append(ARTApi(served, bases, folder, device=options["device"], max_models=options["max_models"]))
+    if options["sessions"]:
+        bases, folder = await find_bases(sources, given), data_dir.absolute() / "sessions"
+        limits = SessionLimits(max_sessions=options["max_models"])
+        features.append(SessionsApi(bases, folder, device=options["device"], limits=limits))
     return features
 
 

@@ -35,7 +35,9 @@ from reinforge.engine.model.adapter_weights import (
     load_adapter_weights,
     make_adapter_weights,
     read_adapter_weights,
+    read_scales,
     write_adapter_weights,
+    write_scales,
 )
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
@@ -113,6 +115,7 @@ class Engine:
         self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._job: EngineJob | None = None
+        self._has_trained = False
         ends = find_end_tokens(model.module, tokenizer)
         renderer = PromptRenderer(tokenizer, ends, history=config.history)
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size, ends)
@@ -269,7 +272,7 @@ class Engine:
         if peers is None or sharding == "replicate":
             return "replicate"
         obstacle = self._find_sharding_obstacle()
-        if sharding == "auto" and (obstacle or not self._call(lambda: needs_sharding(self.learner, processes_here))):
+        if sharding == "auto" and (obstacle or not self._call(partial(self._needs_sharding, processes_here))):
             return "replicate"
         if obstacle:
             raise EngineError(f"sharding: full is not possible: {obstacle}")
@@ -282,6 +285,9 @@ class Engine:
     def is_sharded(self) -> bool:
         """True if other processes hold parts of the optimizer state, without which no checkpoint can be written."""
         return any(learner.sharded is not None for learner in self._learners.values())
+
+    def _needs_sharding(self, processes_here: int) -> bool:
+        return needs_sharding(self.learner, processes_here, has_trained=self._has_trained)
 
     def _find_sharding_obstacle(self) -> str:
         if len(self._learners) > 1:
@@ -492,7 +498,7 @@ class Engine:
     def _update(
         self, name: str, samples: Sequence[TrainingSample], loss: LossSpec, progress: JobProgress
     ) -> UpdateReport:
-        learner = self._snapshot_learner(name)
+        learner, self._has_trained = self._snapshot_learner(name), True
         report = learner.update(samples, loss, progress)
         broken = _find_broken_tensors(learner)
         if report.num_updates and broken:
@@ -595,9 +601,10 @@ class Engine:
         name = self._require_job("put_adapter", adapter)
 
         def put() -> None:
+            learner = self._snapshot_learner(name)
             write_adapter_weights(self.model, name, weights)
-            self._learners[name].clear_gradients()
-            self._learners[name].reset()
+            learner.clear_gradients()
+            learner.reset()
 
         self._call(put, name)
 
@@ -882,6 +889,7 @@ class Engine:
         served = dict(self._served.module.named_parameters())
         for name, parameter in self.model.trained_parameters.items():
             served[name].copy_(parameter)
+        write_scales(self._served, adapter, read_scales(self.model, adapter))
 
     def _drop_snapshot(self, adapter: str) -> None:
         if self._job is not None:

@@ -124,7 +124,10 @@ class _Verifier:
         return self.result
 
     def _exists(self, name: str) -> bool:
-        return (self.folder / name).is_dir()
+        try:
+            return (self.folder / name).is_dir()
+        except OSError:  # a damaged journal may name what no folder can be called
+            return False
 
     def _report(self, what: str, problem: str, fix: str, *, is_damage: bool = True) -> None:
         self.result.findings.append(Finding(what, problem, fix, is_damage))

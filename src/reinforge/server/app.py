@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from reinforge.dialects.chat_call import BadRequest
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.rollout.http.access import LOOPBACK
 from reinforge.rollout.http.exchange import build_error_body, describe_failure
 from reinforge.server.api_error import ApiError
@@ -180,9 +180,9 @@ class ServeApp:
             return await self._run_to_its_end(request, handler)
         except web.HTTPException as error:
             return _write_error(request, _describe_status(request, error))
-        except ConnectionError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever fails is told to the client
+        except Exception as error:
+            if isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError):
+                raise  # the client hung up
             return _write_error(request, describe_failure(error, f"{request.method} {request.path[:200]}"))
 
     async def _run_to_its_end(self, request: web.Request, handler: Handler) -> web.StreamResponse:

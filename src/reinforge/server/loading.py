@@ -184,18 +184,19 @@ class ModelLoader:
 
     async def _release(self, name: str, loaded: LoadedEngine, adapter: str, folder: Path) -> None:
         """Frees what served a name, if no other name needs it."""
-        names = loaded.adapters[adapter]
-        names.discard(name)
-        if names:
-            return
-        del loaded.adapters[adapter]
-        self._folders.pop(folder, None)
-        if loaded.adapters:
-            if adapter != OWN_ADAPTER:
-                await run_in_daemon_thread(partial(loaded.engine.remove_adapter, adapter), "serve-remove")
-            return
-        self._engines = {key: each for key, each in self._engines.items() if each is not loaded}
-        await run_in_daemon_thread(loaded.engine.close, "serve-close")
+        async with self._loading:  # an adapter that is being added keeps its engine
+            names = loaded.adapters[adapter]
+            names.discard(name)
+            if names:
+                return
+            del loaded.adapters[adapter]
+            self._folders.pop(folder, None)
+            if loaded.adapters:
+                if adapter != OWN_ADAPTER:
+                    await run_in_daemon_thread(partial(loaded.engine.remove_adapter, adapter), "serve-remove")
+                return
+            self._engines = {key: each for key, each in self._engines.items() if each is not loaded}
+            await run_in_daemon_thread(loaded.engine.close, "serve-close")
 
 
 async def find_source(source: str, output_dir: Path) -> tuple[str, str, dict[str, Any]]:

@@ -25,8 +25,9 @@ NAMES_SHOWN = 20
 """Most names of models in a message."""
 WatchCall = Callable[[ModelCall, "ServedModel"], None]
 """Is told of every finished call."""
-FindPolicy = Callable[[str], PolicyServer | None]
-"""Returns the policy of a name that no model has; None: it does not know the name either."""
+FindPolicy = Callable[[str], "PolicyServer | ServedModel | None"]
+"""Returns the policy of a name that no model has, or the model of which it is another name; None: it does not know the
+name either."""
 
 
 @dataclass(eq=False)
@@ -155,8 +156,8 @@ class ServedModels:
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
         for find in self._finders:
-            if name and (policy := find(name)) is not None:
-                return ServedModel(name, policy)
+            if name and (found := find(name)) is not None:
+                return found if isinstance(found, ServedModel) else ServedModel(name, found)
         names = list(self._models)
         listed = ", ".join(names[:NAMES_SHOWN]) or "none"
         raise ApiError(

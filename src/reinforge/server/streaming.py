@@ -11,6 +11,7 @@ from aiohttp import web
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead
 from reinforge.dialects.events import encode_event
+from reinforge.errors import ReinforgeError
 from reinforge.rollout.capture import derive_call_seed
 from reinforge.rollout.http.exchange import EVENT_STREAM, Dialect, build_error_body, describe_failure
 from reinforge.server.caller import ModelCaller, PreparedCall
@@ -48,10 +49,9 @@ class ReplyStream:
         try:
             with model.use():
                 await self._send(caller, prepared, model)
-        except (ConnectionError, asyncio.CancelledError):
-            raise
         except Exception as error:
-            if self._response is None:
+            has_hung_up = isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError)
+            if self._response is None or has_hung_up:
                 raise
             await self._send_error(describe_failure(error, self._request.path))
         assert self._response is not None

@@ -1,13 +1,19 @@
 """What the Ray adapter refuses before it starts anything."""
 
+import os
+import threading
+
 import pytest
 
 from reinforge.adapters import ray_cluster
 from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
+from reinforge.adapters.ray_agents import AgentHost
 from reinforge.adapters.ray_cluster import check_ray, count_places
 from reinforge.adapters.ray_versions import find_differences, list_versions
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
+from reinforge.rollout.isolation.isolated_agent import LOADER
+from reinforge.rollout.isolation.worker_protocol import decode, encode
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +94,16 @@ def test_versions_name_the_libraries_and_our_own_code():
     versions = list_versions()
     assert {"reinforge", "code of reinforge", "torch", "transformers"} <= set(versions)
     assert len(versions["code of reinforge"]) == 12
+
+
+async def test_an_actor_that_refuses_an_agent_lives_until_the_run_has_read_why(monkeypatch, tmp_path):
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    host, start = AgentHost([]), {"function": "absent:agent", "project_root": str(tmp_path), "loader": LOADER}
+    await host.deliver(encode({"type": "start", "job": 0, **start}))
+    [refused] = map(decode, await host.collect())
+    assert refused["type"] == "refused"
+    assert "absent" in refused["problems"][0]["message"]
+    for thread in [each for each in threading.enumerate() if each.name == "agents"]:
+        thread.join(10)
+    assert ends == []

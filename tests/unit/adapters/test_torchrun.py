@@ -23,7 +23,7 @@ from reinforge.adapters.torchrun import (
 )
 from reinforge.adapters.torchrun_calls import CallServer, WorkerClient, WorkerLoop
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendUnavailable, ConfigError, EngineError
+from reinforge.errors import BackendUnavailable, ConfigError, EngineError, ReinforgeError
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -90,6 +90,9 @@ def test_each_process_sees_the_gpu_of_its_rank(monkeypatch):
     choose_gpu(place, "cuda")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     monkeypatch.setattr("reinforge.engine.accelerators.count_gpus", lambda: 1)
+    choose_gpu(place, "auto")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1", "its next run uses the same one"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ConfigError, match=r"2 processes, but this machine has 1 GPUs\n.*--nproc_per_node 1"):
         choose_gpu(place, "auto")
 
@@ -142,6 +145,25 @@ def test_workers_wait_for_one_run_after_the_other():
         wait_for_announcement(store, 2)
 
 
+class ErrorWithCode(Exception):
+    """What pickle keeps of it is not enough to make it again."""
+
+    def __init__(self, message, code):
+        super().__init__(message)
+        self.code = code
+
+
+def refuse():
+    raise ImportError("No module named 'elsewhere'")
+
+
+class Unreadable:
+    """Cannot be read by the process that gets it."""
+
+    def __reduce__(self):
+        return refuse, ()
+
+
 class Worker:
     """What is called from the other side."""
 
@@ -159,6 +181,12 @@ class Worker:
             pass
 
         raise Local("odd")
+
+    async def fail_with_a_code(self):
+        raise ErrorWithCode("wrong", 7)
+
+    async def answer_unreadably(self):
+        return Unreadable()
 
     async def wait(self):
         self.started.set()
@@ -193,6 +221,37 @@ def test_calls_return_values_and_errors_in_any_order(pair):
     with pytest.raises(Exception, match="a worker failed: Local: odd"):
         client.fail_strangely.remote().result(10)
     assert not waiting.done()
+
+
+@pytest.mark.timeout(60)
+def test_an_error_that_cannot_be_made_again_here_ends_its_call(pair):
+    _, client, _ = pair
+    with pytest.raises(ReinforgeError, match="a worker failed: ErrorWithCode: wrong"):
+        client.fail_with_a_code.remote().result(10)
+    assert client.double.remote(4).result(10) == 8
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_that_cannot_be_read_ends_all_calls(pair):
+    _, client, _ = pair
+    waiting = client.wait.remote()
+    for call in (client.answer_unreadably.remote(), waiting):
+        with pytest.raises(BackendUnavailable, match="sent what cannot be read: ImportError: No module"):
+            call.result(10)
+    with pytest.raises(BackendUnavailable, match="cannot be read"):
+        client.double.remote(4).result(10)
+
+
+@pytest.mark.timeout(60)
+def test_closing_a_loop_cancels_its_calls_and_frees_its_files():
+    worker = Worker()
+    calls = WorkerLoop(worker)
+    waiting = calls.wait.remote()
+    assert worker.started.wait(10)
+    calls.close()
+    assert waiting.cancelled()
+    assert worker.cancelled.is_set()
+    assert calls._loop.is_closed()
 
 
 def test_a_call_that_is_cancelled_is_cancelled_there(pair):

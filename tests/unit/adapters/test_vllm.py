@@ -13,6 +13,7 @@ from reinforge.adapters.vllm_config import VLLMSamplerConfig
 from reinforge.adapters.vllm_guard import check_sampler, require_guarded_server
 from reinforge.adapters.vllm_policy import fill_in_tokens
 from reinforge.adapters.vllm_process import PLUGIN, ServedModelSettings, build_arguments
+from reinforge.adapters.vllm_sampler import VLLMSampler
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -226,3 +227,29 @@ def test_filters_that_are_not_reported_leave_a_reply_untrained():
     fill_in_tokens(sampled, choose([7]))
     assert sampled.processed_logprobs == [-0.5]
     assert sampled.supports == []
+
+
+class LosingClient:
+    """The answer to one call is lost, and the server does not answer after it."""
+
+    def __init__(self, lost):
+        self.lost, self.calls, self.is_gone = lost, [], False
+
+    def __getattr__(self, name):
+        async def call(*arguments):
+            self.calls.append(name)
+            if name == self.lost or self.is_gone:
+                self.is_gone = True
+                raise BackendError(f"no answer to {name}")
+
+        return call
+
+
+@pytest.mark.parametrize("lost", ["pause", "reset_prefix_cache"])
+async def test_a_server_is_resumed_whatever_is_lost_and_the_first_error_is_told(lost, tmp_path):
+    sampler = object.__new__(VLLMSampler)
+    sampler._client, sampler._policies, sampler._sent = LosingClient(lost), {}, []
+    sampler._write = dict
+    with pytest.raises(BackendError, match=f"no answer to {lost}"):
+        await sampler._send()
+    assert sampler._client.calls[-1] == "resume"

@@ -7,6 +7,8 @@ from reinforge.engine import Engine
 from reinforge.engine.memory_use import MemoryUse
 from reinforge.engine.training import memory_need
 from reinforge.engine.training.memory_need import MemoryNeed, estimate_training, measure_need, needs_sharding
+from reinforge.types.sample import LossSpec
+from tests.samples import random_samples
 
 GIB = 2**30
 
@@ -59,11 +61,11 @@ def test_a_part_of_the_memory_is_left_free(used, added, total, fits):
 
 
 class Peers:
-    def __init__(self, fits):
-        self.fits = fits
+    def __init__(self, fits, *, has_trained=False):
+        self.found = {"fits": fits, "has_trained": has_trained}
 
     def collect(self, value):
-        return [value, {"fits": self.fits}]
+        return [value, self.found]
 
 
 @pytest.mark.parametrize(
@@ -74,3 +76,24 @@ def test_one_process_with_too_little_memory_is_enough(load, monkeypatch, total, 
     learner.peers = Peers(other)
     monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 0, total))
     assert needs_sharding(learner, 1) is divided
+
+
+def test_what_was_trained_whole_is_not_divided_when_a_worker_is_replaced(load, monkeypatch):
+    """The most that a process has used contains what training adds already."""
+    engine = load()
+    monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 6 * GIB, 6 * GIB))
+    engine.learner.peers = Peers(True)
+    assert engine._needs_sharding(1), "before its first job"
+    engine.learner.peers = None
+    engine.begin_job()
+    engine.update(random_samples(2, 1), LossSpec("clipped_pg"), progress_start=0.0, progress_end=1.0)
+    engine.end_job()
+    engine.learner.peers = Peers(True)
+    assert not engine._needs_sharding(1)
+    assert not needs_sharding(load_peer(load, has_trained=True), 1), "a new worker joins those that have trained"
+
+
+def load_peer(load, **settings):
+    learner = load().learner
+    learner.peers = Peers(True, **settings)
+    return learner

@@ -120,6 +120,17 @@ def test_a_number_that_is_not_finite_skips_the_step(load, peers):
     assert any(not torch.equal(a, b) for a, b in zip(before.values(), copy(engine).values(), strict=True))
 
 
+def test_a_process_that_stops_among_the_passes_sends_nothing_more(load, peers):
+    """The others are in a pass: what came next would be taken for weights, and gloo would end their processes."""
+    engine = load()
+    engine.join_peers(peers, "full")
+    engine.begin_job()
+    engine.learner.stopping.set()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.update(random_samples(9, 1), LossSpec("clipped_pg"), progress_start=0.0, progress_end=0.5)
+    assert peers.is_broken
+
+
 def test_divided_weights_belong_to_the_processes_that_they_began_with(load, peers):
     engine = load()
     engine.join_peers(peers, "full")

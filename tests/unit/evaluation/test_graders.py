@@ -1,11 +1,12 @@
 """Graders in the form of OpenAI's fine-tuning API: templates, comparisons, formulas, models that grade."""
 
 import math
+import time
 
 import pytest
 
 from reinforge.config.loader import build_config
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, ContextOverflow
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.graders.evaluator import GraderEvaluator
 from reinforge.evaluation.graders.formula import Formula, FormulaError
@@ -18,6 +19,8 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 
 ANSWER, REFERENCE = "{{sample.output_text}}", "{{item.answer}}"
+PROMPT = [{"role": "user", "content": "Rate: {{sample.output_text}} (expected {{item.answer}})"}]
+SCORE_MODEL = {"type": "score_model", "name": "s", "model": "judge-model", "input": PROMPT, "range": [0, 10]}
 
 
 def string_check(operation="eq", input=ANSWER, reference=REFERENCE, name="same"):
@@ -77,6 +80,14 @@ def test_a_reference_that_is_not_well_formed_is_named(template, message):
             check_template(template)
 
 
+def test_open_braces_take_no_longer_than_other_text():
+    began = time.monotonic()
+    check_template("{" * 1_000_000)
+    check_template("{{a" * 300_000)
+    assert time.monotonic() - began < 10, "seconds, not the hours of a search that begins anew at each brace"
+    assert fill_template("{{item.a}}{{item.a}}", {"a": "x"}, GradedSample("")) == "xx"
+
+
 def test_only_keys_and_indices_are_looked_up():
     with pytest.raises(TemplateError, match="item has no __class__"):
         fill_template("{{item.__class__}}", {}, GradedSample(""))
@@ -113,6 +124,8 @@ async def test_string_check(operation, text, score):
         ("rouge_1", "the cat sat", "the cat ran", 2 / 3),
         ("rouge_2", "the cat sat", "the cat ran", 1 / 2),
         ("rouge_5", "a b c d e", "a b c d e", 1.0),
+        ("rouge_1", "naïve", "naïf", 0.0),  # one word each, whatever its accents
+        ("rouge_1", "Café au lait", "café noir", 2 / 5),
         ("rouge_l", "the old cat sat", "the cat sat down", 3 / 4),
         ("gleu", "a b", "a b c", 3 / 6),  # runs a, b, ab of the six a, b, c, ab, bc, abc
         ("bleu", "the cat sat on", "the cat sat on", 1.0),
@@ -214,6 +227,18 @@ async def test_an_answer_that_is_not_the_json_scores_0():
         ({"type": "python", "name": "p", "source": "def grade("}, "no valid Python"),
         ({"type": "python", "name": "p", "source": "def grade(sample, item): return 1"}, "turned off"),
         ({"type": "score_model", "name": "s", "model": "m", "input": [], "range": [1, 1]}, "grader.input"),
+        ({**SCORE_MODEL, "range": [0, math.inf]}, "grader.range.1: .*finite"),
+        ({**SCORE_MODEL, "sampling_params": {"temperature": math.inf}}, "grader.sampling_params.temperature"),
+        ({**SCORE_MODEL, "sampling_params": {"reasoning_effort": "high"}}, "reasoning_effort 'high' is not supported"),
+        (
+            {
+                "type": "multi",
+                "name": "m",
+                "graders": {"same": string_check(reference="{{x}}")},
+                "calculate_output": "same",
+            },
+            r"grader\.graders\.same\.reference: ",
+        ),
         (
             {
                 "type": "label_model",
@@ -232,6 +257,13 @@ def test_a_grader_that_is_not_valid_is_refused_with_its_path(value, message):
         parse_grader(value)
 
 
+async def test_two_parts_that_fail_alike_are_both_named():
+    parts = {name: string_check(reference=f"{{{{item.{name}}}}}", name=name) for name in ("x", "y")}
+    found = await grade({"type": "multi", "name": "m", "graders": parts, "calculate_output": "x + y"}, "Rome")
+    assert "x: item has no x" in found.error
+    assert "y: item has no y" in found.error
+
+
 class Judge:
     """A model that replies with the given texts, in order."""
 
@@ -248,10 +280,6 @@ class Judge:
     async def find(self, name):
         assert name == "judge-model"
         return self
-
-
-PROMPT = [{"role": "user", "content": "Rate: {{sample.output_text}} (expected {{item.answer}})"}]
-SCORE_MODEL = {"type": "score_model", "name": "s", "model": "judge-model", "input": PROMPT, "range": [0, 10]}
 
 
 async def test_a_model_scores_within_its_range():
@@ -282,6 +310,16 @@ async def test_a_model_that_gives_no_score_gives_no_reward():
     found = await grade(SCORE_MODEL, "Rome", find_model=judge.find)
     assert found.reward is None
     assert "no valid verdict" in found.errors["model_grader_parse_error"]
+
+
+async def test_an_answer_too_long_for_the_judge_gives_no_reward():
+    class Short(Judge):
+        async def sample(self, request):
+            raise ContextOverflow("the prompt has 300 tokens, but the limit is 256")
+
+    found = await grade(SCORE_MODEL, "Rome", find_model=Short().find)
+    assert found.reward is None
+    assert "300 tokens" in found.errors["model_grader_server_error"]
 
 
 @pytest.mark.parametrize(("label", "score"), [("good", 1.0), ("bad", 0.0)])

@@ -1,22 +1,14 @@
 """Models trained over ART's protocols: what was sampled is trained, and the trained model is the one that is served."""
 
-import asyncio
 import json
 
 import httpx
 import pytest
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
-from reinforge.server.app import ServeApp
-from reinforge.server.art.api import ARTApi
 from reinforge.server.art.records import ModelFolder
 from reinforge.server.art.replies import SampledReplies
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
+from tests.art_client import PROMPT, ARTServer, build_trajectory, collect, get_artifact, score
 from tests.models import make_tiny_model
-
-PROMPT = [{"role": "user", "content": "yes, no, or maybe"}]
-SETTINGS = {"learning_rate": 0.03, "loss_fn": "cispo"}
 
 
 @pytest.fixture(scope="module")
@@ -26,79 +18,9 @@ def base(tmp_path_factory):
     return folder
 
 
-class Server:
-    """A server that trains, and the clients' calls."""
-
-    def __init__(self, base, folder):
-        bases = BaseModels({"tiny": PolicyConfig(model=str(base), lora=LoRAConfig(r=4), batch={"batch_size": 8})})
-        models = ServedModels()
-        self.api = ARTApi(models, bases, folder, device="cpu")
-        self.app = ServeApp(models, [self.api])
-
-    async def __aenter__(self):
-        await self.app.__aenter__()
-        self.http = httpx.AsyncClient(base_url=self.app.address, timeout=60)
-        return self
-
-    async def __aexit__(self, *exc_info):
-        await self.http.aclose()
-        await self.app.__aexit__(*exc_info)
-
-    async def call(self, method, path, body=None, status=200):
-        response = await self.http.request(method, path, json=body)
-        assert response.status_code == status, response.text
-        return response.json() if response.content else None
-
-    async def create(self, name="agent", **fields):
-        body = {"entity": None, "project": "games", "name": name, "base_model": "tiny", "return_existing": True}
-        return await self.call("POST", "/v1/preview/models", {**body, **fields})
-
-    async def sample(self, name, seed, **fields):
-        body = {"model": name, "messages": PROMPT, "seed": seed, "max_tokens": 4, "logprobs": True, **fields}
-        return await self.call("POST", "/v1/chat/completions", body)
-
-    async def start_job(self, model, groups, **settings):
-        body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": {**SETTINGS, **settings}}
-        return (await self.call("POST", "/v1/preview/training-jobs", body))["id"]
-
-    async def wait(self, job):
-        while True:
-            events = (await self.call("GET", f"/v1/preview/training-jobs/{job}/events"))["data"]
-            if events[-1]["type"] in ("training_ended", "training_failed"):
-                return events
-            await asyncio.sleep(0.01)
-
-    async def list_steps(self, model):
-        path = f"/v1/preview/models/{model['id']}/checkpoints?order=desc"
-        return [each["step"] for each in (await self.call("GET", path))["data"]]
-
-
-def get_artifact(model):
-    return f"wandb-artifact:///{model['entity']}/{model['project']}/{model['name']}"
-
-
-def build_trajectory(answer, reward, keep_ids=True):
-    choice = dict(answer["choices"][0])
-    if keep_ids:
-        choice["prompt_token_ids"] = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
-    else:
-        choice.pop("token_ids", None)
-    return {"messages_and_choices": [*PROMPT, choice], **({"reward": reward} if reward else {})}
-
-
-def score(answer):
-    """Rewards replies that begin with a letter of the first half of the alphabet."""
-    text = (answer["choices"][0]["message"]["content"] or "").strip().lower()
-    return 1.0 if text[:1] in set("abcdefghijklm") else 0.0
-
-
-async def collect(server, name, first_seed, count=24, **fields):
-    return await asyncio.gather(*(server.sample(name, first_seed + i, **fields) for i in range(count)))
-
-
 @pytest.mark.parametrize("sends_ids", [True, False])
 async def test_a_loop_over_the_training_service_raises_the_reward(base, tmp_path, sends_ids):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         name, rewards = get_artifact(model), []
         for step in range(7):
@@ -115,7 +37,7 @@ async def test_a_loop_over_the_training_service_raises_the_reward(base, tmp_path
 
 
 async def test_every_name_of_a_step_serves_its_weights(base, tmp_path):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         name = get_artifact(model)
         before = await server.sample(name, 1)
@@ -139,14 +61,14 @@ async def test_every_name_of_a_step_serves_its_weights(base, tmp_path):
 
 
 async def test_a_model_is_found_again_and_goes_on_after_a_restart(base, tmp_path):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         assert await server.create() == model
         answers = await collect(server, get_artifact(model), 0, 8, return_token_ids=True)
         group = [build_trajectory(answer, number % 2) for number, answer in enumerate(answers)]
         await server.wait(await server.start_job(model, [{"trajectories": group}]))
         replies = await collect(server, get_artifact(model), 50, 8, return_token_ids=True)
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         assert await server.create() == model
         again = await collect(server, get_artifact(model), 50, 8, return_token_ids=True)
         assert [each["choices"] for each in again] == [each["choices"] for each in replies]
@@ -157,10 +79,10 @@ async def test_a_model_is_found_again_and_goes_on_after_a_restart(base, tmp_path
 async def test_replies_that_are_not_remembered_are_trained_if_their_logprobs_are_those_of_the_model(
     base, tmp_path, sends_ids
 ):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         answers = await collect(server, get_artifact(model), 0, 8, return_token_ids=True, max_tokens=1)
-    async with Server(base, tmp_path) as server:  # which remembers nothing
+    async with ARTServer(base, tmp_path) as server:  # which remembers nothing
         false = json.loads(json.dumps(answers[0]))
         false["choices"][0]["logprobs"]["content"][0]["logprob"] -= 0.5
         groups = [build_trajectory(each, n % 2, sends_ids) for n, each in enumerate([false, *answers[1:]])]
@@ -175,7 +97,7 @@ async def test_replies_that_are_not_remembered_are_trained_if_their_logprobs_are
 
 
 async def test_equal_rewards_make_a_step_of_the_same_weights(base, tmp_path):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         before = await collect(server, get_artifact(model), 0, 4)
         group = [build_trajectory(answer, 1.0) for answer in before]
@@ -188,7 +110,7 @@ async def test_equal_rewards_make_a_step_of_the_same_weights(base, tmp_path):
 
 
 async def test_a_job_without_known_tokens_fails_and_says_why(base, tmp_path):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         choice = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "made up"}}
         group = [{"messages_and_choices": [*PROMPT, choice], "reward": reward} for reward in (0.0, 1.0)]
@@ -201,7 +123,7 @@ async def test_a_job_without_known_tokens_fails_and_says_why(base, tmp_path):
 
 async def interrupt(base, folder):
     """Returns a model and a job of it that ended, but whose end was not recorded."""
-    async with Server(base, folder) as server:
+    async with ARTServer(base, folder) as server:
         model = await server.create()
         answers = await collect(server, get_artifact(model), 0, 8, return_token_ids=True)
         group = [build_trajectory(answer, number % 2) for number, answer in enumerate(answers)]
@@ -213,12 +135,12 @@ async def interrupt(base, folder):
 
 async def test_a_job_that_was_interrupted_runs_once(base, tmp_path):
     model, job = await interrupt(base, tmp_path)
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         assert (await server.wait(job))[-1]["data"] == {"step": 1}
         assert await server.list_steps(model) == [1, 0]
     ModelFolder(tmp_path / model["id"]).remove_step(1)
     (tmp_path / model["id"] / "jobs" / job / "result.json").unlink()
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         assert (await server.wait(job))[-1]["data"] == {"step": 1}
         assert await server.list_steps(model) == [1, 0]
 
@@ -227,14 +149,14 @@ async def test_without_looking_for_its_checkpoint_a_job_is_trained_twice(base, t
     """Mutation check."""
     model, job = await interrupt(base, tmp_path)
     monkeypatch.setattr(ModelFolder, "find_step_of", lambda self, job: None)
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         await server.wait(job)
         assert await server.list_steps(model) == [2, 1, 0]
 
 
 async def test_the_server_of_art_run_trains_too(base, tmp_path):
     described = {"name": "agent", "project": "games", "entity": None, "base_model": "tiny", "trainable": True}
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         await server.call("POST", "/register", described)
         url, key = await server.call("POST", "/_prepare_backend_for_training", {"model": described, "config": None})
         assert url == f"{server.app.address}/v1"
@@ -263,7 +185,7 @@ async def test_settings_of_the_model_win_over_those_of_a_job(base, tmp_path):
     """The NeMo Agent Toolkit sends 5e-5 with each job, whatever its user has set."""
     internal = {"init_args": None, "engine_args": None, "trainer_args": {"learning_rate": 0.004, "beta": 0.1}}
     described = {"name": "agent", "project": "games", "base_model": "tiny", "_internal_config": internal}
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         await server.call("POST", "/register", described)
         answers = await collect(server, "agent", 0, 8)
         group = [build_trajectory(answer, n % 2, keep_ids=False) for n, answer in enumerate(answers)]
@@ -273,12 +195,12 @@ async def test_settings_of_the_model_win_over_those_of_a_job(base, tmp_path):
         }  # fmt: skip
         metrics = json.loads((await server.http.post("/_train_model", json=body)).text)
         assert metrics["lr"] == metrics["learning_rate"] == 0.004
-        assert "kl" in metrics
+        assert "kl_ref" in metrics
 
 
 async def test_a_failed_job_breaks_the_stream_of_its_response_off(base, tmp_path):
     described = {"name": "agent", "project": "games", "entity": None, "base_model": "tiny"}
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         await server.call("POST", "/register", described)
         choice = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "made up"}}
         group = [{"messages_and_choices": [*PROMPT, choice], "reward": reward} for reward in (0.0, 1.0)]
@@ -298,7 +220,7 @@ async def test_a_failed_job_breaks_the_stream_of_its_response_off(base, tmp_path
     ],
 )
 async def test_wrong_models_are_refused(base, tmp_path, fields, status, says):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         await server.create()
         body = {"project": "games", "name": "agent", "base_model": "tiny", "return_existing": True, **fields}
         refused = await server.call("POST", "/v1/preview/models", body, status)
@@ -316,7 +238,7 @@ async def test_wrong_models_are_refused(base, tmp_path, fields, status, says):
     ],
 )
 async def test_wrong_jobs_are_refused_before_anything_is_recorded(base, tmp_path, groups, settings, says):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": settings}
         text = json.dumps(body)
@@ -329,7 +251,7 @@ async def test_wrong_jobs_are_refused_before_anything_is_recorded(base, tmp_path
 
 
 async def test_a_deleted_model_is_no_longer_served(base, tmp_path):
-    async with Server(base, tmp_path) as server:
+    async with ARTServer(base, tmp_path) as server:
         model = await server.create()
         response = await server.http.delete(f"/v1/preview/models/{model['id']}")
         assert response.status_code == 204
@@ -343,7 +265,7 @@ def test_the_oldest_replies_are_forgotten_first():
 
     replies = SampledReplies(max_tokens=12)
     for number in range(4):
-        replies._add(TokenLogprobs((1, 2), (3, 4), (-0.5, -float(number))))
-    assert [replies.find((-0.5, -float(n))) is None for n in range(4)] == [True, False, False, False]
-    assert replies.find((-0.5, -3.0), (3, 5)) is None
-    assert replies.find((-0.5, -3.0), (3, 4), (1, 2)) is not None
+        replies._add("tiny", TokenLogprobs((1, 2), (3, 4), (-0.5, -float(number))))
+    assert [replies.find("tiny", (-0.5, -float(n))) is None for n in range(4)] == [True, False, False, False]
+    assert replies.find("tiny", (-0.5, -3.0), (3, 5)) is None
+    assert replies.find("tiny", (-0.5, -3.0), (3, 4), (1, 2)) is not None

@@ -53,6 +53,7 @@ def test_other_settings_reach_the_algorithm():
         ({"advantage_balance": 0.5}, "advantage_balance is 0.5, which this server does not do; leave it out"),
         ({"allow_training_without_logprobs": True}, "allow_training_without_logprobs is True"),
         ({"kl_penalty_step_lag": 2}, "kl_penalty_step_lag is 2"),
+        ({"kl_penalty_source": "sample", "kl_penalty_coef": 0.1}, "kl_penalty_source is 'sample'"),
         ({"learning_rat": 1e-5}, "learning_rat: Extra inputs are not permitted"),
         ({"learning_rate": -1}, "learning_rate: Input should be greater than 0"),
         ({"loss_fn": "ppo", "ppo": False}, "loss_fn is ppo, but ppo is False"),

@@ -16,6 +16,7 @@ from reinforge.server.fine_tuning.progress import read_events
 from reinforge.server.fine_tuning.runner import JobSettings
 from tests.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly, supervised_rows, to_jsonl
 
+IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 PYTHON = {"type": "python", "name": "p", "source": "def grade(sample, item): return item['x'] / 2"}
 
 
@@ -112,6 +113,16 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
             "supervised",
             "weight must be 0 or 1",
         ),
+        (
+            [{"messages": [{"role": "user", "content": "q", "foo": 1}, {"role": "assistant", "content": "a"}]}],
+            "supervised",
+            "line 1: messages[0]: unexpected keys foo",
+        ),
+        (
+            [{"messages": [{"role": "user", "content": [IMAGE]}, {"role": "assistant", "content": "a"}]}],
+            "supervised",
+            "line 1: messages[0].content[0]: only parts of the type text are supported, found image_url",
+        ),
         (supervised_rows(1), "dpo", "line 1: unexpected keys messages"),
         (
             [{"input": {"messages": [{"role": "user", "content": "q"}]}, "preferred_output": [], "x": 1}],
@@ -120,6 +131,11 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
         ),
         (supervised_rows(1), "reinforcement", "line 1: messages: the last message is the assistant's"),
         ([{"messages": [{"role": "user", "content": "q"}]}], "reinforcement", "line 1: item has no answer"),
+        (
+            [{"messages": [{"role": "user", "content": "q"}], "answer": 1, "tools": [{"type": "function"}]}],
+            "reinforcement",
+            "line 1: tools: a job with a grader trains answers without tools",
+        ),
     ],
 )
 async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, client, rows, method, message):
@@ -148,6 +164,8 @@ async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, 
         ({"training_file": "file-none"}, "training_file", "there is no file"),
         ({"training_file": "../../etc/passwd"}, "training_file", "there is no file"),
         ({"validation_file": "file-none"}, "validation_file", "there is no file"),
+        ({"method": {"type": ["dpo"]}}, "method.type", "allowed: supervised, dpo, reinforcement"),
+        ({"hyperparameters": {"learning_rate_multiplier": 10**400}}, None, "a number above 0"),
         ({"method": {"type": "magic"}}, "method.type", "allowed: supervised, dpo, reinforcement"),
         ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 1}}}}, None, "no hyperparameter"),
         ({"hyperparameters": {"n_epochs": 0}}, None, "auto or a whole number from 1"),
@@ -173,6 +191,47 @@ async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client, bo
     assert message in refused.value.message
     assert param is None or refused.value.param == param
     assert server.api.store.list_jobs(None, 9) == ([], False)
+
+
+async def test_a_field_that_a_grader_reads_after_the_answers_json_is_checked_too(server, client):
+    template = "{{sample.output_json.city}} in {{item.country}}"
+    grader = {"type": "string_check", "name": "g", "operation": "eq", "input": template, "reference": "x"}
+    method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
+    job = await create(client, [{"messages": [{"role": "user", "content": "q"}]}], method=method)
+    done = await server.wait(job.id)
+    assert "line 1: item has no country" in done.error.message
+
+
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        (supervised_rows(13)[11:], "line 1: the row is also in the training file"),
+        ([*supervised_rows(14)[12:], dict(reversed(supervised_rows(1)[0].items()))], "line 3: the row is also"),
+        (supervised_rows(13)[12:] * 2, "at least two rows that differ"),
+    ],
+)
+async def test_held_out_rows_that_are_none_are_refused_before_anything_runs(server, client, held_out, message):
+    """The run itself would refuse them too, in the words of its own configuration."""
+    job = await create(client, validation_file=(await upload(client, held_out)).id)
+    done = await server.wait(job.id)
+    assert (done.state.value, done.error.code) == ("failed", "invalid_validation_file")
+    assert message in done.error.message
+    assert server.api.runner._launcher.launched == []
+
+
+async def test_texts_that_cannot_be_stored_are_refused_or_written_out(server, client):
+    """Half a surrogate pair in JSON, and a header that is not UTF-8; the official client can send neither."""
+    body = {"model": "tiny", "training_file": (await upload(client)).id}
+    url = f"{server.url}/fine_tuning/jobs"
+    async with aiohttp.ClientSession() as session:
+        for name in ("model", "training_file", "job_key"):
+            async with session.post(url, json={**body, name: "\ud800"}) as response:
+                assert (response.status, (await response.json())["error"]["param"]) == (400, name)
+        ids = []
+        for _ in range(2):
+            async with session.post(url, json=body, headers={"Idempotency-Key": "k\udcff"}) as response:
+                ids.append((await response.json())["id"])
+    assert ids[0] == ids[1]
 
 
 async def test_a_cancelled_job_stays_cancelled_and_leaves_no_model(server, client):
@@ -260,6 +319,42 @@ async def test_a_process_that_is_killed_is_started_again_and_gives_up_in_the_end
     assert (failed.state.value, failed.error.code) == ("failed", "process_killed")
 
 
+async def test_a_process_that_someone_else_stops_is_started_again(server, client):
+    """An operator sends SIGTERM to the job's process: the run says that it was interrupted, and nobody had asked."""
+    server.api.runner._launcher.ends = [("interrupted", "stopped by SIGTERM")]
+    job = await create(client)
+    assert (await server.wait(job.id)).state.value == "succeeded"
+    assert len(server.api.runner._launcher.launched) == 2
+
+
+async def test_an_unexpected_error_fails_the_job_instead_of_leaving_it_running(server, client, monkeypatch):
+    async def load(*arguments):
+        raise RuntimeError("size mismatch for lora_A")
+
+    monkeypatch.setattr(server.host, "load", load)
+    done = await server.wait((await create(client)).id)
+    assert (done.state.value, done.error.code) == ("failed", "server_error")
+    assert "size mismatch" in done.error.message
+
+
+async def test_graders_in_python_that_were_turned_off_do_not_run_in_older_jobs(tmp_path, finished_run):
+    """The job was queued by a server that allowed them; the next server does not."""
+    launcher = CopyLauncher(finished_run)
+    launcher.hold.clear()
+    rows = [{"messages": [{"role": "user", "content": "q"}], "x": 1}]
+    method = {"type": "reinforcement", "reinforcement": {"grader": PYTHON}}
+    allowing = make_server(tmp_path, finished_run, launcher=launcher, jobs={"allow_python": True})
+    async with allowing, openai.AsyncOpenAI(base_url=allowing.url, api_key="x") as client:
+        job = await create(client, rows, method=method)
+        async with asyncio.timeout(20):
+            while not launcher.launched:
+                await asyncio.sleep(0.01)
+    async with make_server(tmp_path, finished_run) as server:
+        done = await server.wait(job.id)
+        assert (done.state.value, done.error.code) == ("failed", "invalid_grader")
+        assert server.api.runner._launcher.launched == []
+
+
 async def test_the_reason_of_a_failed_run_reaches_the_client(server, client):
     path = server.api.settings.folder / "jobs" / "x"
     server.api.runner._launcher.ends = [("training_failed", f"3 epochs trained nothing, see {path}")]
@@ -294,7 +389,7 @@ async def test_a_restarted_server_goes_on(tmp_path, finished_run):
         assert done.state.value == "succeeded"
         assert again.launched == launcher.launched
         messages = [each.message async for each in client.fine_tuning.jobs.list_events(job.id)]
-        assert "The server was restarted; the job goes on from its last checkpoint" in messages
+        assert "The server was restarted; the job resumes from its last checkpoint" in messages
         names = set(server.host.folders)
     async with make_server(tmp_path, finished_run) as server:
         assert set(server.host.folders) == names, "and serves the models of earlier jobs"
@@ -334,6 +429,33 @@ class TestCreatingOnce:
             await client.fine_tuning.jobs.create(**body, suffix="x", extra_headers=headers)
         assert refused.value.response.headers["x-should-retry"] == "false"
         assert refused.value.code == "idempotency_key_reused"
+
+    async def test_a_request_sent_again_gets_its_job_although_the_file_is_deleted(self, server, client):
+        file = await upload(client)
+        body = {"model": "tiny", "training_file": file.id}
+        first = await client.fine_tuning.jobs.create(**body, extra_headers={"Idempotency-Key": "k"})
+        await server.wait(first.id)
+        await client.files.delete(file.id)
+        again = await client.fine_tuning.jobs.create(**body, extra_headers={"Idempotency-Key": "k"})
+        retried = await client.fine_tuning.jobs.create(**body, extra_headers={"x-stainless-retry-count": "1"})
+        assert again.id == retried.id == first.id
+        with pytest.raises(openai.BadRequestError, match="there is no file"):
+            await client.fine_tuning.jobs.create(**body)
+
+    async def test_a_verb_sent_again_is_answered_alike(self, server, client):
+        """The response to `cancel` is lost; the official client asks again and is not told that it is too late."""
+        server.api.runner._launcher.hold.clear()
+        jobs, retry = client.fine_tuning.jobs, {"x-stainless-retry-count": "1"}
+        job = await create(client)
+        for verb, states in (("pause", {"paused"}), ("resume", {"queued", "running", "validating_files"})):
+            await getattr(jobs, verb)(job.id)
+            assert (await getattr(jobs, verb)(job.id, extra_headers=retry)).status in states
+            with pytest.raises(openai.BadRequestError):
+                await getattr(jobs, verb)(job.id)
+        await jobs.cancel(job.id)
+        assert (await jobs.cancel(job.id, extra_headers=retry)).status == "cancelled"
+        with pytest.raises(openai.BadRequestError, match="is cancelled"):
+            await jobs.pause(job.id, extra_headers=retry)
 
     async def test_a_repeated_upload_is_the_same_file(self, server, client):
         retry = {"x-stainless-retry-count": "1"}

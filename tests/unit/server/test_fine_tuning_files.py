@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import resource
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -207,7 +208,100 @@ async def test_files_have_a_purpose_an_order_and_an_end(server, client):
     assert expiring.id not in stored(server)
 
 
+async def test_files_that_arrive_at_once_share_the_limit(server):
+    """Four of 1 MiB where three fit: each reserves its room while it arrives."""
+    answers = await asyncio.gather(*(send(server, bytes([n]) * (1 << 20)) for n in range(4)))
+    assert sorted(status for status, _ in answers) == [200, 200, 200, 413]
+    assert server.api.store.count_bytes() == 3 << 20
+    assert server.api.files._arriving == 0
+
+
+async def test_a_name_that_is_no_text_is_stored_as_one(server, client):
+    status, answer = await send(server, b"x", "a\udcff.jsonl")
+    assert (status, answer["filename"]) == (200, "a?.jsonl")
+    body = {"bytes": 1, "filename": "\ud800.jsonl", "mime_type": "t", "purpose": "fine-tune"}
+    async with aiohttp.ClientSession() as session, session.post(f"{server.url}/uploads", json=body) as response:
+        assert (response.status, (await response.json())["filename"]) == (200, "?.jsonl")
+
+
+async def test_a_form_has_few_fields_and_does_not_wait_for_the_next(server):
+    field = b'--b\r\nContent-Disposition: form-data; name="%d"\r\n\r\nx\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with aiohttp.ClientSession() as session:
+        many = b"".join(field % n for n in range(100)) + b"--b--\r\n"
+        async with session.post(f"{server.url}/files", data=many, headers=headers) as response:
+            assert response.status == 400
+            assert "more than 16 fields" in (await response.json())["error"]["message"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.app.port)
+    head = "POST /v1/files HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    writer.write(f"{head}Content-Length: 9999\r\n\r\n--b\r\n".encode())
+    async with asyncio.timeout(20):
+        assert b" 408 " in await reader.readline()
+    writer.close()
+
+
+async def test_a_file_whose_time_is_over_is_gone_at_once(server, client):
+    file = await client.files.create(
+        file=("e", b"x"), purpose="fine-tune", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    with server.api.store._transaction() as database:
+        database.execute("UPDATE files SET expires_at = 1")
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(file.id)
+
+
 class TestUploads:
+    async def test_uploads_reserve_their_room(self, server, client):
+        """Three of 1 MiB fit; what is announced counts, before its parts arrive."""
+        create = partial(client.uploads.create, bytes=1 << 20, filename="x", mime_type="t", purpose="fine-tune")
+        first, *_ = [await create() for _ in range(3)]
+        with pytest.raises(openai.APIStatusError) as refused:
+            await create()
+        assert refused.value.code == "quota_exceeded"
+        await client.uploads.cancel(first.id)
+        await create()
+
+    async def test_what_a_client_sends_again_is_stored_once(self, server, client):
+        retry = {"x-stainless-retry-count": "1"}
+        settings = {"bytes": 6, "filename": "x", "mime_type": "t", "purpose": "fine-tune"}
+        upload = await client.uploads.create(**settings)
+        assert (await client.uploads.create(**settings, extra_headers=retry)).id == upload.id
+        parts = [await client.uploads.parts.create(upload.id, data=data) for data in (b"abc", b"def")]
+        again = await client.uploads.parts.create(upload.id, data=b"def", extra_headers=retry)
+        assert again.id == parts[1].id
+        with pytest.raises(openai.APIStatusError, match="as which the upload was announced"):
+            await client.uploads.parts.create(upload.id, data=b"x", extra_headers=retry)
+        done = await client.uploads.complete(upload.id, part_ids=[part.id for part in parts])
+        assert (await client.files.content(done.file.id)).read() == b"abcdef"
+        assert stored(server) == [done.file.id]
+
+    async def test_a_part_that_arrives_after_the_end_is_not_kept(self, server, client, monkeypatch):
+        upload = await client.uploads.create(bytes=6, filename="x", mime_type="t", purpose="fine-tune")
+        store_content = server.api.contents.store
+
+        async def cancel_meanwhile(*arguments):
+            made = await store_content(*arguments)
+            await client.uploads.cancel(upload.id)
+            return made
+
+        monkeypatch.setattr(server.api.contents, "store", cancel_meanwhile)
+        with pytest.raises(openai.NotFoundError, match="is cancelled"):
+            await client.uploads.parts.create(upload.id, data=b"abc")
+        assert stored(server) == []
+        assert server.api.store.list_part_ids() == set()
+
+    @pytest.mark.parametrize("body", [{"part_ids": [{}]}, {"part_ids": [[1]]}, {"part_ids": None}])
+    async def test_parts_that_are_no_ids_are_refused(self, server, client, body):
+        upload = await client.uploads.create(bytes=6, filename="x", mime_type="t", purpose="fine-tune")
+        with pytest.raises(openai.BadRequestError):
+            await client.post(f"/uploads/{upload.id}/complete", body=body, cast_to=object)
+
+    async def test_a_hash_that_is_none_is_refused(self, server, client):
+        upload = await client.uploads.create(bytes=1, filename="x", mime_type="t", purpose="fine-tune")
+        part = await client.uploads.parts.create(upload.id, data=b"x")
+        with pytest.raises(openai.BadRequestError, match="MD5"):
+            await client.uploads.complete(upload.id, part_ids=[part.id], md5="\xe9")
+
     async def test_parts_become_a_file(self, server, client):
         content = bytes(range(256)) * 40
         upload = await client.uploads.create(

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from reinforge.errors import BackendUnavailable
 from reinforge.server import routes
 from reinforge.server.limits import ServerLimits
 from reinforge.types.request import ReplyPiece, TokenLogprobs
@@ -126,3 +127,31 @@ async def test_closing_a_stream_frees_its_row_of_the_batch(engine):
     assert policy.stats().sampled_tokens - before.sampled_tokens < policy.max_model_len - 10
     reply = await policy.sample(ModelRequest(says("hi"), SamplingParams(max_tokens=3)))
     assert reply.num_completion_tokens <= 3
+
+
+class Unreachable(ScriptedPolicy):
+    """Fails as a backend does whose connection is lost, after some tokens."""
+
+    def __init__(self, num_tokens):
+        super().__init__()
+        self.num_tokens = num_tokens
+
+    async def sample(self, request):
+        raise BackendUnavailable("the backend does not respond")
+
+    async def stream(self, request, markers=()):
+        for _ in range(self.num_tokens):
+            yield ReplyPiece("word", TokenLogprobs((1,), (2,), (-1.0,), texts=("word",)))
+        raise BackendUnavailable("the backend does not respond")
+
+
+@pytest.mark.parametrize(("stream", "num_tokens"), [(False, 0), (True, 0), (True, 1)])
+async def test_a_backend_that_hangs_up_is_no_client_that_does(stream, num_tokens):
+    async with serve({"m": Unreachable(num_tokens)}) as app, http(app) as client:
+        response = await client.post(CHAT, json={**ASK, "stream": stream})
+    assert response.status_code == (200 if num_tokens else 503)
+    error = json.loads(response.text.rpartition("data: {")[2].join(["{", ""]) if num_tokens else response.text)
+    assert (error["error"]["message"], error["error"]["code"]) == (
+        "the backend does not respond",
+        "backend_unavailable",
+    )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -190,3 +191,33 @@ async def test_a_client_asks_each_by_its_name(loader, tiny_model_dir, adapters):
             (await client.chat.completions.create(model=each, **ask)).choices[0].message.content for each in policies
         ]
     assert texts[0] != texts[1]
+
+
+async def test_an_engine_that_an_adapter_is_joining_is_not_closed(tiny_model_dir, adapters, monkeypatch):
+    models = ServedModels()
+    loader = ModelLoader(models, LoadSettings(device="cpu"))
+    [name] = await loader.open(str(adapters / "one"))
+    joining, go, added = threading.Event(), threading.Event(), threading.Event()
+    add, close = Engine.add_adapter, Engine.close
+
+    def add_slowly(*args, **settings):
+        joining.set()
+        assert go.wait(10)
+        made = add(*args, **settings)
+        added.set()
+        return made
+
+    def close_late(engine):
+        assert added.wait(10)
+        close(engine)
+
+    monkeypatch.setattr(Engine, "add_adapter", add_slowly)
+    monkeypatch.setattr(Engine, "close", close_late)
+    loading = asyncio.ensure_future(loader.load("other", adapters / "two", name))
+    await asyncio.to_thread(joining.wait, 10)
+    removal = asyncio.ensure_future(models.remove(name))
+    await asyncio.sleep(0.05)
+    go.set()
+    await asyncio.gather(loading, removal)
+    assert (await models.find("other").policy.sample(ASK)).tokens.token_ids
+    await loader.close()

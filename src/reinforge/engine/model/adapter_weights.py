@@ -133,6 +133,36 @@ def scale_adapter(model: CausalModel, adapter: str, lora_alpha: float) -> None:
         layer.scaling[adapter] = settings.lora_alpha / settings.r
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterScales:
+    """By what an adapter's output is multiplied, as PEFT keeps it.
+
+    Attributes:
+        lora_alpha: That of its settings, which are saved with it.
+        layers: `lora_alpha` and factor of each layer, by its path.
+    """
+
+    lora_alpha: float
+    layers: Mapping[str, tuple[float, float]]
+
+
+def read_scales(model: CausalModel, adapter: str) -> AdapterScales | None:
+    """Returns the scales of an adapter; None: the model has none."""
+    if not model.has_adapters:
+        return None
+    layers = {path: (each.lora_alpha[adapter], each.scaling[adapter]) for path, each in _iterate_layers(model, adapter)}
+    return AdapterScales(model.module.peft_config[adapter].lora_alpha, layers)
+
+
+def write_scales(model: CausalModel, adapter: str, scales: AdapterScales | None) -> None:
+    """Sets what `read_scales` returned."""
+    if scales is None:
+        return
+    model.module.peft_config[adapter].lora_alpha = scales.lora_alpha
+    for path, layer in _iterate_layers(model, adapter):
+        layer.lora_alpha[adapter], layer.scaling[adapter] = scales.layers[path]
+
+
 def _iterate_layers(model: CausalModel, adapter: str) -> Iterator[tuple[str, Any]]:
     """Yields the path and PEFT's layer of each linear layer with this adapter."""
     from peft.tuners.lora import LoraLayer

@@ -13,29 +13,22 @@ from reinforge.errors import EngineError
 from reinforge.types.sample import TrainingSample
 
 
-def estimate_kl(
+def sum_kl(
     model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
-) -> float | None:
-    """Returns max(0, sum_s w_s d_s / sum_s w_s), d_s the sum over s.mismatched of log p / p_ref; None without any.
+) -> tuple[float, float]:
+    """Returns sum_s w_s d_s and sum_s w_s over some of the samples of a step, those of one process.
 
-    It covers the whole step, so it does not depend on micro-batches, and has no gradient.
+    d_s is the sum over s.mismatched of log p / p_ref; it has no gradient.
 
     Args:
         model: The model, with the weights from before the step.
-        samples: The samples of the step; w_s are their weights.
+        samples: The samples; w_s are their weights.
         max_tokens: Maximum tokens of a forward pass, padding included.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
 
     Raises:
         EngineError: A mismatched sample has no reference log-probs.
     """
-    return combine_kl([sum_kl(model, samples, max_tokens, masks)])
-
-
-def sum_kl(
-    model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
-) -> tuple[float, float]:
-    """Returns sum_s w_s d_s and sum_s w_s over some of the samples of a step, those of one process."""
     pairs = [(sample.weight, sample.mismatched) for sample in samples if sample.mismatched is not None]
     total = weights = 0.0
     if not pairs:
@@ -51,7 +44,9 @@ def sum_kl(
 
 
 def combine_kl(parts: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the baseline of a step from the sums of its parts; None without any mismatched sample.
+    """Returns max(0, sum_s w_s d_s / sum_s w_s) from the sums of a step's parts; None without any mismatched sample.
+
+    It covers the whole step, so it does not depend on micro-batches, nor on how many processes share the step.
 
     Example: (0.6, 2.0) and (0.2, 2.0) -> 0.2
     """

@@ -66,6 +66,7 @@ class GradientOptions:
         entropy_grad: The loss reads `batch.entropies` with gradient.
         measure_mismatch: Also sum how far sampler and learner differ.
         backward: False: compute the loss, and no gradient.
+        sums_tokens: The caller undoes the mean over tokens, so the loss must give one number per token.
         kl_baseline: KTO's baseline of the step; None: it has none.
         observe: Receives the indices of each micro-batch's samples and their log-probs, `[B, T]`; if memory runs out,
             samples come again.
@@ -74,6 +75,7 @@ class GradientOptions:
     entropy_grad: bool = False
     measure_mismatch: bool = False
     backward: bool = True
+    sums_tokens: bool = False
     kl_baseline: float | None = None
     observe: Callable[[Sequence[int], Tensor], None] | None = None
 
@@ -271,7 +273,7 @@ class Learner(ScheduledOptimizer):
             Loss and log-probs; None if a number is not finite.
 
         Raises:
-            EngineError: Other processes share this learner's steps.
+            EngineError: Other processes share this learner's steps, or the loss gives one number per sample or batch.
         """
         if self.peers is not None:
             raise EngineError("accumulate: gradients of several calls add up in one process only")
@@ -284,7 +286,8 @@ class Learner(ScheduledOptimizer):
         num_tokens = sum(sample.num_trained for sample in samples)
         earlier = self.take_out_gradients()
         try:
-            sums = self._compute_gradients(samples, samples, loss, GradientOptions(backward=backward, observe=observe))
+            options = GradientOptions(backward=backward, sums_tokens=True, observe=observe)
+            sums = self._compute_gradients(samples, samples, loss, options)
             if sums is None:
                 self.clear_gradients()
                 return None
@@ -365,7 +368,8 @@ class Learner(ScheduledOptimizer):
         failure: Exception | None = None
         for indices in self._list_passes(own):
             if self.stopping.is_set():
-                raise EngineError("the engine is closed")
+                with nullcontext() if self.sharded is None else self.sharded.require_end():  # others are in a pass
+                    raise EngineError("the engine is closed")
             if indices is None or failure is not None:
                 self._help_others()
                 continue
@@ -378,6 +382,8 @@ class Learner(ScheduledOptimizer):
                     _set_deferred_logprobs([own[i] for i in indices], batch, logprobs_BT)
                     batch.kl_baseline = options.kl_baseline
                     output = as_loss_output(loss(batch, logprobs_BT))
+                    if options.sums_tokens and output.loss.shape != batch.loss_mask.shape:
+                        raise EngineError("accumulate: the loss must give one number per token, to be summed")
                     part = scale_loss(output, batch, token_weight, sample_weight)
             except Exception as cause:
                 if self.peers is None or self.sharded is None or self.peers.is_broken:

@@ -79,15 +79,23 @@ def measure_need(learner: Learner, processes_here: int) -> MemoryNeed:
     return MemoryNeed(found.peak or 0, estimate_training(learner), total)
 
 
-def needs_sharding(learner: Learner, processes_here: int) -> bool:
+def needs_sharding(learner: Learner, processes_here: int, *, has_trained: bool = False) -> bool:
     """Returns True if one of the processes has too little memory for the whole model; all call it together.
+
+    Args:
+        learner: The learner.
+        processes_here: Processes that share the machine's memory.
+        has_trained: This process has trained the whole model before, which is in the most that it has used: it would
+            count twice. Where one has, all keep the whole model.
 
     Raises:
         PeerFailed: Another process failed before its turn.
     """
     assert learner.peers is not None
     need = measure_need(learner, processes_here)
-    found = learner.peers.collect({"fits": need.fits})
+    found = learner.peers.collect({"fits": need.fits, "has_trained": has_trained})
+    if any(each["has_trained"] for each in found):
+        return False
     if not need.fits and need.total is not None:
         logger.info(
             "training the whole model needs %.1f GiB (%.1f now, and %.1f more) of %.1f GiB",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from reinforge.errors import ConfigError, ReinforgeError, describe_error
+from reinforge.errors import ConfigError, ContextOverflow, InvalidCall, ReinforgeError, describe_error
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.evaluators.base import run_beside
 from reinforge.evaluation.evaluators.judging import (
@@ -141,7 +141,9 @@ class Grading:
         scores = await asyncio.gather(*(self._grade_leaf(part, item, sample, each) for _, part, each in parts))
         for (name, _, part), score in zip(parts, scores, strict=True):
             grade.sub_rewards[name] = score
-            grade.errors |= {kind: f"{name}: {text}" for kind, text in part.errors.items()}
+            for kind, text in part.errors.items():
+                known_text = f"{grade.errors[kind]}; " if kind in grade.errors else ""
+                grade.errors[kind] = f"{known_text}{name}: {text}"
             for model, counts in part.tokens.items():
                 known = grade.tokens.setdefault(model, {})
                 known |= {key: known.get(key, 0) + count for key, count in counts.items()}
@@ -168,7 +170,7 @@ class Grading:
             grade.errors["python_grader_runtime_error"] = str(error)
         except NoVerdictError as error:
             grade.errors["model_grader_parse_error"] = str(error)
-        except (ReinforgeError, OSError) as error:
+        except (ReinforgeError, OSError, ContextOverflow, InvalidCall) as error:
             is_model = isinstance(grader, ScoreModel | LabelModel) and not isinstance(error, ConfigError)
             grade.errors["model_grader_server_error" if is_model else "other_error"] = describe_error(error)
         return None

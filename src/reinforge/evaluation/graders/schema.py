@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.graders.formula import Formula, FormulaError
@@ -104,8 +104,15 @@ class GraderSampling(BaseModel):
     max_completions_tokens: Annotated[int, Field(ge=1)] | None = None
     reasoning_effort: str | None = None
     seed: int | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_effort(self) -> GraderSampling:
+        if self.reasoning_effort not in (None, "default"):
+            message = f"reasoning_effort {self.reasoning_effort[:20]!r} is not supported"
+            raise ValueError(f"{message}: the model reasons as its chat template says")
+        return self
 
 
 class ScoreModel(GraderBase):
@@ -114,7 +121,7 @@ class ScoreModel(GraderBase):
     type: Literal["score_model"]
     model: Name = Field(description="The model that grades.")
     input: list[GraderMessage] = Field(min_length=1, description="Its prompt.")
-    range: tuple[float, float] = Field(default=(0.0, 1.0), description="Lowest and highest score.")
+    range: tuple[FiniteFloat, FiniteFloat] = Field(default=(0.0, 1.0), description="Lowest and highest score.")
     sampling_params: GraderSampling | None = None
 
     @model_validator(mode="after")
@@ -204,7 +211,10 @@ def parse_grader(value: Any, *, allow_python: bool = False, path: str = "grader"
         grader = _ADAPTER.validate_python(value)
     except ValidationError as error:
         raise ConfigError([_to_problem(each, path) for each in error.errors(include_url=False)]) from None
-    problems = [problem for name, each in list_graders(grader) for problem in _check(each, name, path, allow_python)]
+    problems = list[Problem]()
+    for name, each in list_graders(grader):
+        where = f"{path}.graders.{name}" if isinstance(grader, Multi) else path
+        problems += _check(each, where, allow_python)
     if problems:
         raise ConfigError(problems)
     return grader
@@ -230,8 +240,7 @@ def list_templates(grader: Grader) -> list[tuple[str, str]]:
     return []
 
 
-def _check(grader: Grader, name: str, path: str, allow_python: bool) -> list[Problem]:
-    where = path if name == grader.name else f"{path}.graders.{name}"
+def _check(grader: Grader, where: str, allow_python: bool) -> list[Problem]:
     if isinstance(grader, PythonGrader) and not allow_python:
         message = "graders in Python are turned off, since they run code of whoever may call this server"
         return [Problem(where, message, "the operator can allow them; or use string_check, text_similarity or multi")]

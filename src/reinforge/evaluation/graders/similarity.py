@@ -22,7 +22,7 @@ from types import ModuleType
 from reinforge.errors import ConfigError
 
 WORD = re.compile(r"\w+|[^\w\s]")
-PLAIN_WORD = re.compile(r"[a-z0-9]+|[^\W_]+")
+PLAIN_WORD = re.compile(r"[^\W_]+")
 MAX_ORDER = 4
 MAX_WORDS = 4096
 """Longer texts are compared by this many words: the time of rouge_l grows with the square."""

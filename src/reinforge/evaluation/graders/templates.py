@@ -15,7 +15,8 @@ from typing import Any
 
 from reinforge.evaluation.answers import UnusableOutputError, parse_answer
 
-REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+REFERENCE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
+"""Stops at the next pair of braces, so that a text full of open ones takes no longer to read than any other."""
 STEP = re.compile(r"\.([^.\[\]\s]+)|\[(\d{1,6})\]")
 NAMESPACES = ("item", "sample")
 SAMPLE_FIELDS = ("output_text", "output_json", "output_tools")
@@ -59,6 +60,18 @@ def check_template(template: str) -> None:
     """
     for match in REFERENCE.finditer(template):
         _parse(match[1])
+
+
+def check_fields(template: str, item: Mapping[str, Any]) -> None:
+    """Checks that a row has every field that a template asks for, before there is an answer.
+
+    Raises:
+        TemplateError: It lacks one.
+    """
+    for match in REFERENCE.finditer(template):
+        namespace, steps = _parse(match[1])
+        if namespace == "item":
+            _walk(item, steps, "item")
 
 
 def fill_template(

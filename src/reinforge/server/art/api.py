@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -27,15 +28,17 @@ from aiohttp import web
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.files import make_private_folder
-from reinforge.interfaces import PolicyServer
 from reinforge.server.api_error import ApiError
 from reinforge.server.art.earlier_steps import EarlierSteps, ModelStep
 from reinforge.server.art.model import ARTJob, ARTModel
-from reinforge.server.art.records import ModelFolder, ModelRecord, make_id
+from reinforge.server.art.records import JobResult, ModelFolder, ModelRecord, make_id
 from reinforge.server.art.replies import SampledReplies
 from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
-from reinforge.server.routes import read_json, write_json
+from reinforge.server.models import ServedModel, ServedModels
+from reinforge.server.routes import abortable, read_json, write_json
+from reinforge.types.episode import ModelCall
+
+logger = logging.getLogger(__name__)
 
 LOCAL_ENTITY = "local"
 DEFAULT_PROJECT = "default"
@@ -43,6 +46,8 @@ MAX_MODELS = 8
 MAX_NAME = 200
 PAGE = 100
 _NAME = re.compile(r"[\w.@+ -]{1,200}")
+_STEP = re.compile(r".*@\d+")
+"""Names of steps."""
 
 
 class ARTApi:
@@ -94,14 +99,35 @@ class ARTApi:
     async def start(self) -> None:
         """Finds the models of earlier processes, and goes on with their jobs."""
         make_private_folder(self._folder)
-        self._models.watch(self._replies.record)
+        self._models.watch(self._record)
         self._models.add_finder(self._find_artifact)
-        for path in sorted(self._folder.iterdir()):
-            folder = ModelFolder(path)
-            record = folder.read()
-            is_known = record is not None and record.base_model in self._bases.names
-            if record is not None and is_known and record.name not in self._models and self._has_room():
+        for record, folder in self._list_records():
+            if (obstacle := self._find_obstacle(record)) is None:
                 await self._add(record, folder)
+            else:
+                logger.warning("the model %s of %s is not loaded: %s", record.name, record.project, obstacle)
+
+    def _list_records(self) -> list[tuple[ModelRecord, ModelFolder]]:
+        """Returns the models on disk, the oldest first."""
+        folders = [ModelFolder(path) for path in self._folder.iterdir()]
+        found = [(record, folder) for folder in folders if (record := folder.read()) is not None]
+        return sorted(found, key=lambda each: (each[0].created_s, each[0].id))
+
+    def _find_obstacle(self, record: ModelRecord) -> str | None:
+        """Returns why a model cannot be loaded now; None: it can."""
+        if record.base_model not in self._bases.names:
+            return f"this server has no model {record.base_model} to train; it has: {', '.join(self._bases.names)}"
+        if record.name in self._models:
+            return f"a model is already served as {record.name!r}; choose another name"
+        if len(self._trained) >= self._max_models:
+            return (
+                f"{self._max_models} models are loaded already (--max_models); delete one of them first, or start the "
+                "server with a larger number"
+            )
+        return None
+
+    def _record(self, call: ModelCall, model: ServedModel) -> None:
+        self._replies.record(call, model.root or model.name)
 
     async def close(self) -> None:
         """Stops the jobs, which go on after a restart, and frees the models."""
@@ -118,9 +144,14 @@ class ARTApi:
         return write_json(model.record.describe())
 
     async def delete_model(self, request: web.Request) -> web.Response:
-        """Removes a model with all its steps; its calls and jobs end first."""
+        """Removes a model with all its steps; its jobs are stopped, and its calls end first."""
         model = self._get_model(request)
         del self._trained[model.record.id]
+        await model.stop()  # before its steps are listed, since a job makes one more
+        for job in [job for job in self._jobs.values() if job.model_id == model.record.id]:
+            del self._jobs[job.id]
+            if job.result is None:
+                job.end(JobResult(None, f"the model {model.record.name} was deleted", {}, job.num_sequences))
         steps = [f"{model.record.name}@{step}" for step in model.list_steps()]
         for name in [name for name in (model.record.artifact, model.record.name, *steps) if name in self._models]:
             await self._models.remove(name)
@@ -143,7 +174,7 @@ class ARTApi:
         wanted = body.get("steps")
         if not isinstance(wanted, list) or not all(isinstance(each, int) for each in wanted):
             raise ApiError(422, "steps: expected a list of whole numbers", param="steps")
-        known = [step for step in wanted if step in model.folder.list_steps() and step != model.step]
+        known = sorted({step for step in wanted if step in model.list_earlier()})
         for step in known:
             await self._remove_step(model, step)
         return write_json({"deleted_count": len(known), "not_found_steps": [s for s in wanted if s not in known]})
@@ -155,9 +186,7 @@ class ARTApi:
         model = self._trained.get(id_) if isinstance(id_, str) else None
         if model is None:
             raise ApiError(404, f"there is no model {str(id_)[:200]!r}", param="model_id", code="model_not_found")
-        settings = body.get("experimental_config") or {}
-        if not isinstance(settings, dict):
-            raise ApiError(422, "experimental_config: expected an object", param="experimental_config")
+        settings = _read_object(body, "experimental_config")
         return write_json({"id": self._submit(model, body.get("trajectory_groups"), settings).id})
 
     async def list_events(self, request: web.Request) -> web.Response:
@@ -196,16 +225,18 @@ class ARTApi:
         model, kept = await self._find_described(body.get("model")), body.get("steps_to_keep")
         if not isinstance(kept, list):
             raise ApiError(422, "steps_to_keep: expected a list of whole numbers", param="steps_to_keep")
-        for step in model.folder.list_steps():
-            if step not in kept and step != model.step:
+        for step in model.list_earlier():
+            if step not in kept:
                 await self._remove_step(model, step)
         return web.json_response(None)
 
+    @abortable  # the job runs to its end, even if nobody waits for it
     async def train(self, request: web.Request) -> web.StreamResponse:
         """Runs one job; the response is a line of JSON with its metrics, and ends with it."""
         body = await read_json(request)
         model = await self._find_described(body.get("model"))
-        settings = {**(body.get("config") or {}), **(body.get("dev_config") or {}), **_read_trainer_args(body["model"])}
+        given = _read_object(body, "config") | _read_object(body, "dev_config")
+        settings = given | _read_trainer_args(body["model"])
         job = self._submit(model, body.get("trajectory_groups"), settings)
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
@@ -238,17 +269,18 @@ class ARTApi:
                     message = f"the model {name} of {project} is trained from {found.record.base_model}, not {base}"
                     raise ApiError(409, message, param="base_model", code="model_exists")
                 return found
-            if name in self._models:
-                message = f"a model is already served as {name!r}; choose another name"
-                raise ApiError(409, message, param="name", code="model_exists")
-            if not self._has_room():
-                message = f"{self._max_models} models are loaded already; delete one of them first"
-                raise ApiError(409, message, code="too_many_models")
             record = ModelRecord(make_id("model"), entity, project, name, str(base), time.time())
-            return await self._add(record, ModelFolder.create(self._folder, record))
-
-    def _has_room(self) -> bool:
-        return len(self._trained) < self._max_models
+            if (obstacle := self._find_obstacle(record)) is not None:
+                raise ApiError(409, obstacle, param="name", code="model_unavailable")
+            for known, folder in self._list_records():  # one that was not loaded, since there was no room
+                if (known.artifact, known.base_model) == (record.artifact, record.base_model):
+                    return await self._add(known, folder)
+            folder = ModelFolder.create(self._folder, record)
+            try:
+                return await self._add(record, folder)
+            except BaseException:
+                folder.remove()
+                raise
 
     async def _add(self, record: ModelRecord, folder: ModelFolder) -> ARTModel:
         policy = self._bases.find(record.base_model)
@@ -300,13 +332,13 @@ class ARTApi:
                 return job
         raise ApiError(404, f"there is no training job {id_[:200]!r}", code="job_not_found")
 
-    def _find_artifact(self, name: str) -> PolicyServer | None:
-        """Returns the policy of a step by its long name, `wandb-artifact:///ENTITY/PROJECT/NAME:step3`."""
+    def _find_artifact(self, name: str) -> ServedModel | None:
+        """Returns a step by its long name, `wandb-artifact:///ENTITY/PROJECT/NAME:step3`."""
         artifact, _, step = name.rpartition(":step")
         for model in self._trained.values():
             short = f"{model.record.name}@{step}"
             if model.record.artifact == artifact and short in self._models:
-                return self._models.find(short).policy
+                return self._models.find(short)
         return None
 
     def _serve_step(self, model: ARTModel, step: int) -> None:
@@ -332,6 +364,16 @@ def _read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         message = f"{field}: expected 1 to {MAX_NAME} letters, digits and . _ - + @ or spaces, found {value!r:.100}"
         raise ApiError(422, message, param=field)
+    if field == "name" and _STEP.fullmatch(value):
+        message = f"name: {value!r:.100} is the name of a step; choose one without @ and a number at its end"
+        raise ApiError(422, message, param=field)
+    return value
+
+
+def _read_object(body: Mapping[str, Any], field: str) -> dict[str, Any]:
+    value = body.get(field) or {}
+    if not isinstance(value, dict):
+        raise ApiError(422, f"{field}: expected an object, found {type(value).__name__}", param=field)
     return value
 
 
@@ -341,7 +383,7 @@ def _read_trainer_args(model: Mapping[str, Any]) -> dict[str, Any]:
     Its plugin sends its own defaults with each job, a learning rate of 5e-5, and the user's settings with the model.
     """
     internal = model.get("_internal_config")
-    given = (internal.get("trainer_args") if isinstance(internal, dict) else None) or {}
+    given = _read_object(internal, "trainer_args") if isinstance(internal, dict) else {}
     names = {"learning_rate": "learning_rate", "beta": "kl_penalty_coef"}
     return {name: given[theirs] for theirs, name in names.items() if given.get(theirs) is not None}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine.packages import import_engine
@@ -96,18 +96,37 @@ class ModelStep(PolicyServer):
 
 
 class LoadedStep:
-    """An earlier step in memory."""
+    """An earlier step in memory.
 
-    def __init__(self) -> None:
-        self.engine: Engine | None = None
-        self.lock = asyncio.Lock()
+    Args:
+        load: Loads its engine.
+
+    Attributes:
+        loading: Has the engine once it is loaded; a client that hangs up does not stop it.
+        num_in_flight: Calls that use it.
+        idle: Set while no call does.
+    """
+
+    def __init__(self, load: Coroutine[Any, Any, Engine]):
+        self.loading = asyncio.create_task(load)
         self.num_in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
+    async def free(self) -> None:
+        """Frees the weights once no call is in flight."""
+        await self.idle.wait()
+        try:
+            engine = await asyncio.shield(self.loading)
+        except Exception:  # noqa: BLE001  it was never loaded, as its callers were told
+            return
+        await run_in_daemon_thread(engine.close, "engine-close")
+
 
 class EarlierSteps:
     """The earlier steps in memory, of all models; the one that was asked for longest ago goes first.
+
+    A step that is needed while calls use all the others waits for one of them, and later calls wait behind it.
 
     Args:
         device: `auto`, `cpu`, `cuda` or `mps`.
@@ -116,48 +135,66 @@ class EarlierSteps:
     def __init__(self, device: str):
         self._device = device
         self._loaded: OrderedDict[ModelStep, LoadedStep] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._making_room = asyncio.Lock()
+        self._has_idle = asyncio.Event()
 
     @asynccontextmanager
     async def use(self, step: ModelStep) -> AsyncIterator[PolicyServer]:
         """Yields the policy of a step, which stays in memory inside the block."""
-        loaded = self._loaded.pop(step, None) or LoadedStep()
-        self._loaded[step] = loaded
-        loaded.num_in_flight += 1
-        loaded.idle.clear()
-        while len(self._loaded) > MAX_LOADED:
-            _, oldest = self._loaded.popitem(last=False)
-            task = asyncio.create_task(_free(oldest))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        if step not in self._loaded or self._making_room.locked():
+            async with self._making_room:
+                await self._make_room(step)
+                loaded = self._take(step)
+        else:
+            loaded = self._take(step)
         try:
-            async with loaded.lock:
-                if loaded.engine is None:
-                    load = import_engine().load
-                    loaded.engine = await run_in_daemon_thread(
-                        lambda: load(step.policy_config, seed=0, device=self._device, frozen=True), "engine-load"
-                    )
-                    await loaded.engine.policy.publish(step.step)
-            yield loaded.engine.policy
+            yield (await asyncio.shield(loaded.loading)).policy
         finally:
             loaded.num_in_flight -= 1
             if not loaded.num_in_flight:
                 loaded.idle.set()
+                self._has_idle.set()
+
+    async def _make_room(self, step: ModelStep) -> None:
+        """Frees the step that was used longest ago, if another one must be loaded."""
+        while step not in self._loaded and len(self._loaded) >= MAX_LOADED:
+            idle = next((each for each, loaded in self._loaded.items() if not loaded.num_in_flight), None)
+            if idle is None:
+                self._has_idle.clear()
+                await self._has_idle.wait()
+            else:
+                await self.remove(idle)
+
+    def _take(self, step: ModelStep) -> LoadedStep:
+        """Returns a step in use; begins to load it if need be."""
+        if step not in self._loaded:
+            self._loaded[step] = LoadedStep(self._load(step))
+        self._loaded.move_to_end(step)
+        loaded = self._loaded[step]
+        loaded.num_in_flight += 1
+        loaded.idle.clear()
+        return loaded
+
+    async def _load(self, step: ModelStep) -> Engine:
+        load = import_engine().load
+        try:
+            engine = await run_in_daemon_thread(
+                lambda: load(step.policy_config, seed=0, device=self._device, frozen=True), "engine-load"
+            )
+        except BaseException:
+            self._loaded.pop(step, None)  # the next call tries again
+            self._has_idle.set()
+            raise
+        await engine.policy.publish(step.step)
+        return engine
 
     async def remove(self, step: ModelStep) -> None:
         """Frees a step before its checkpoint is deleted."""
         if (loaded := self._loaded.pop(step, None)) is not None:
-            await _free(loaded)
+            self._has_idle.set()
+            await loaded.free()
 
     async def close(self) -> None:
         """Frees all steps."""
         for step in list(self._loaded):
             await self.remove(step)
-        await asyncio.gather(*self._closing)
-
-
-async def _free(loaded: LoadedStep) -> None:
-    """Frees the weights once no call is in flight."""
-    await loaded.idle.wait()
-    if loaded.engine is not None:
-        await run_in_daemon_thread(loaded.engine.close, "engine-close")

@@ -6,22 +6,25 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig, PolicyConfig
-from reinforge.errors import EngineError, JobFailed, ReinforgeError
+from reinforge.errors import EngineError, JobFailed, ReinforgeError, StorageError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.server.api_error import ApiError
 from reinforge.server.art.records import JobResult, ModelFolder, ModelRecord, make_id
 from reinforge.server.art.replies import SampledReplies
-from reinforge.server.art.settings import read_settings
+from reinforge.server.art.settings import ARTTraining, read_settings
 from reinforge.server.art.trajectories import ReadTrajectories, TrajectoryReader, parse_groups
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.trajectory import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +38,14 @@ class ARTJob:
 
     Attributes:
         id: Its id.
-        model: The model that it trains.
+        model_id: The model that it trains.
         num_sequences: Its trajectories.
         done: Set once it has ended.
         result: How it ended; None: it has not.
     """
 
     id: str
-    model: ARTModel
+    model_id: str
     num_sequences: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
     result: JobResult | None = None
@@ -93,8 +96,9 @@ class ARTModel:
             if self._adapter.engine is None:
                 config = FinetuneConfig(policy=self._policy_config, device=self._device)
                 await self._adapter.initialize(config)
-                if steps := self.folder.list_steps():
-                    await self._adapter.restore(self.folder.get_checkpoint(steps[-1]), steps[-1])
+                step = await run_in_daemon_thread(self.folder.find_newest, "step-check")
+                if step is not None:
+                    await self._adapter.restore(self.folder.get_checkpoint(step), step)
         return self.policy
 
     @property
@@ -118,6 +122,10 @@ class ARTModel:
         """Returns the steps that exist, in rising order; 0, the base model, is always there."""
         return [0, *self.folder.list_steps()]
 
+    def list_earlier(self) -> list[int]:
+        """Returns the steps that may be deleted: not the newest, nor one that is saved and about to be served."""
+        return [step for step in self.folder.list_steps() if step < self.step]
+
     def submit(self, groups: object, settings: Mapping[str, Any]) -> ARTJob:
         """Starts a job, which trains once those before it have ended.
 
@@ -134,7 +142,7 @@ class ARTModel:
             raise ApiError(422, "trajectory_groups holds no trajectory", param="trajectory_groups")
         if self._num_waiting >= MAX_WAITING:
             raise ApiError(429, f"{MAX_WAITING} jobs of this model wait already", headers={"retry-after": "10"})
-        job = ARTJob(make_id("job"), self, num_sequences)
+        job = ARTJob(make_id("job"), self.record.id, num_sequences)
         self.folder.record_job(job.id, {"trajectory_groups": groups, "experimental_config": dict(settings)})
         self._start(job, groups, settings)
         return job
@@ -143,7 +151,7 @@ class ARTModel:
         """Returns a job of an earlier process, which runs again if it had not ended; None: there is none of that id."""
         if id_ not in self.folder.list_jobs():
             return None
-        job, request = ARTJob(id_, self), self.folder.read_request(id_)
+        job, request = ARTJob(id_, self.record.id), self.folder.read_request(id_)
         if (result := self.folder.read_result(id_)) is not None:
             job.end(result)
         elif request is not None:
@@ -172,47 +180,45 @@ class ARTModel:
             except Exception as error:
                 logger.exception("the job %s of %s failed", job.id, self.record.name)
                 result = JobResult(None, f"{type(error).__name__}: {error}", {}, job.num_sequences)
-            self.folder.record_result(job.id, result)
+            try:
+                self.folder.record_result(job.id, result)
+            except StorageError as error:
+                logger.warning("the job %s has ended, but this is not recorded: %s", job.id, error)
             job.end(result)
 
     async def _train(self, job: ARTJob, groups: object, settings: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         """Makes the next step and returns it, with the metrics of the job."""
         await self.load()
-        training = read_settings(settings)
-        read = await TrajectoryReader(self.policy, self.replies).read(parse_groups(groups))
+        training, engine = read_settings(settings), self._adapter.engine
+        assert engine is not None  # it is loaded
+        reader = TrajectoryReader(self.policy, self.replies, self.record.base_model, engine.model.max_model_len)
+        read = await reader.read(parse_groups(groups))
         step = self.step + 1
+        target = self.folder.get_checkpoint(step)
+
+        def save(trained: Engine) -> None:
+            write_folder(target, lambda staged: trained.write(staged, step), version=step, job=job.id)
+
         metrics: dict[str, float] = {}
         if _has_signal(read):
-            metrics = await self._update(job, read, step, settings)
+            self._adapter.call_before_serving(save)
+            metrics = await self._update(job, read, step, training)
+        else:
+            await run_in_daemon_thread(lambda: save(engine), "engine-save")
         counts = {"num_replies": read.num_replies, "num_derived": read.num_derived, "num_left_out": read.num_left_out}
         metrics |= {name: float(value) for name, value in counts.items()}
         metrics["learning_rate"] = training.learning_rate
-        engine = self._adapter.engine
-        assert engine is not None  # it is loaded
-        target = self.folder.get_checkpoint(step)
-
-        def save() -> None:
-            write_folder(target, lambda staged: engine.write(staged, step), version=step, job=job.id)
-
-        try:
-            await run_in_daemon_thread(save, "engine-save")
-        except BaseException:
-            if engine.has_job:
-                await run_in_daemon_thread(engine.rollback, "engine-rollback")
-            raise
         await self.policy.publish(step)
         self._has_made(self, step)
         return step, metrics
 
-    async def _update(
-        self, job: ARTJob, read: ReadTrajectories, step: int, settings: Mapping[str, Any]
-    ) -> dict[str, float]:
-        """Trains on the trajectories.
+    async def _update(self, job: ARTJob, read: ReadTrajectories, step: int, training: ARTTraining) -> dict[str, float]:
+        """Trains on the trajectories, and saves the step before a reply can be sampled from it.
 
         Raises:
             JobFailed: Nothing could be trained.
+            StorageError: The step cannot be saved; the weights are as before.
         """
-        training = read_settings(settings)
         engine = self._adapter.engine
         assert engine is not None  # it is loaded
         self._adapter.algorithm = training.algorithm
@@ -227,11 +233,15 @@ class ARTModel:
         reported = status.metadata or {}
         return {name: float(value) for name, value in reported.items() if isinstance(value, int | float)}
 
-    async def close(self) -> None:
-        """Stops the running job, which goes on after a restart, and frees the model."""
+    async def stop(self) -> None:
+        """Stops all jobs, which run again after a restart."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stops all jobs, and frees the model."""
+        await self.stop()
         await self._adapter.cleanup()
 
 

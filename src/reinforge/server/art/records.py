@@ -11,6 +11,7 @@ A job without a result runs again after a restart, unless a checkpoint shows tha
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.files import find_damage, make_private_folder, read_regular_file, remove_folder, write_json
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 30
@@ -93,6 +96,7 @@ class ModelFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self._damaged: set[tuple[Path, int]] = set()
 
     @classmethod
     def create(cls, parent: Path, record: ModelRecord) -> ModelFolder:
@@ -121,12 +125,26 @@ class ModelFolder:
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def list_steps(self) -> list[int]:
-        """Returns the steps whose weights are complete, in rising order."""
+        """Returns the steps that are saved, in rising order; without those that `find_newest` has found damaged."""
         found = [(int(match[1]), path) for path, match in self._match() if match is not None]
-        return sorted(step for step, path in found if find_damage(path) is None)
+        return sorted(step for step, path in found if self._is_saved(path))
 
     def _match(self) -> list[tuple[Path, re.Match[str] | None]]:
         return [(path, _STEP.fullmatch(path.name)) for path in (self.path / "checkpoints").iterdir()]
+
+    def _is_saved(self, path: Path) -> bool:
+        """True if a checkpoint is there; its files, which are hashed when it is loaded, are not read."""
+        return (path / MANIFEST).is_file() and (path, path.stat().st_mtime_ns) not in self._damaged
+
+    def find_newest(self) -> int | None:
+        """Returns the newest step whose files are intact; None: there is none. It reads all of them."""
+        for step in reversed(self.list_steps()):
+            path = self.get_checkpoint(step)
+            if (damage := find_damage(path)) is None:
+                return step
+            logger.warning("%s is not used: %s", path, damage)
+            self._damaged.add((path, path.stat().st_mtime_ns))
+        return None
 
     def find_step_of(self, job: str) -> int | None:
         """Returns the step that a job made; None: it made none."""

@@ -28,14 +28,19 @@ MAX_GROUPS = 100_000
 """Most groups of one job."""
 
 
-class ARTTrajectory(BaseModel):
-    """One trajectory; clients leave out what is empty, a reward of 0.0 too."""
+class ARTHistory(BaseModel):
+    """One conversation; clients leave out what is empty."""
 
     model_config = ConfigDict(extra="ignore")
 
     messages_and_choices: list[dict[str, Any]] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
-    additional_histories: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class ARTTrajectory(ARTHistory):
+    """One trajectory; clients leave out a reward of 0.0, too."""
+
+    additional_histories: list[ARTHistory] = Field(default_factory=list)
     reward: float = Field(default=0.0, allow_inf_nan=False)
 
 
@@ -88,10 +93,13 @@ class TrajectoryReader:
     Args:
         policy: The model as it is served.
         replies: What was sampled lately.
+        base_model: The name of what the model is trained from.
+        max_tokens: Most tokens of prompt and reply; longer ones are not known to the model.
     """
 
-    def __init__(self, policy: PolicyServer, replies: SampledReplies):
+    def __init__(self, policy: PolicyServer, replies: SampledReplies, base_model: str, max_tokens: int):
         self._policy, self._replies = policy, replies
+        self._base_model, self._max_tokens = base_model, max_tokens
 
     async def read(self, groups: Sequence[ARTGroup]) -> ReadTrajectories:
         """Returns the trajectories of all groups."""
@@ -103,11 +111,10 @@ class TrajectoryReader:
 
     async def _read_trajectory(self, given: ARTTrajectory, group_id: str, found: ReadTrajectories) -> Trajectory:
         episode: list[EpisodeItem] = []
-        first = {"messages_and_choices": given.messages_and_choices, "tools": given.tools}
-        for history in [first, *given.additional_histories]:
-            tools = history.get("tools") or None
+        for history in [given, *given.additional_histories]:
+            tools = history.tools or None
             messages: list[Message] = []
-            for entry in history.get("messages_and_choices") or []:
+            for entry in history.messages_and_choices:
                 if "role" in entry:
                     messages.append(entry)
                     episode.append(build_episode_item(entry, trained=False))
@@ -124,7 +131,7 @@ class TrajectoryReader:
     ) -> TokenLogprobs | None:
         logprobs = _read_logprobs(choice)
         ids, prompt = _read_ids(choice, "token_ids"), _read_ids(choice, "prompt_token_ids")
-        tokens = self._replies.find(logprobs, ids, prompt) if logprobs else None
+        tokens = self._replies.find(self._base_model, logprobs, ids, prompt) if logprobs else None
         if tokens is None and logprobs:
             is_cut = choice.get("finish_reason") == "length"
             tokens = await self._derive(request, message, logprobs, ids, prompt, is_cut=is_cut)
@@ -164,7 +171,8 @@ class TrajectoryReader:
                 tokens = replace(tokens, token_ids=tokens.token_ids[: len(logprobs)])
         else:
             tokens = TokenLogprobs(prompt, ids, tuple(logprobs))
-        if len(tokens.token_ids) != len(logprobs) or not tokens.token_ids:
+        count = len(tokens.token_ids)
+        if not 0 < count == len(logprobs) or len(tokens.prompt_token_ids) + count > self._max_tokens:
             return None
         try:
             [scored] = await self._policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]])
@@ -191,7 +199,7 @@ def _read_logprobs(choice: Mapping[str, Any]) -> list[float]:
     values: list[float] = []
     for each in content if isinstance(content, list) else []:
         value = each.get("logprob") if isinstance(each, dict) else None
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not -1e30 < value < 1e30:
             return []
         values.append(float(value))
     return values

@@ -56,6 +56,8 @@ NO_RETRY = {"x-should-retry": "false"}
 """A conflict stays one however often the request is sent."""
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY = 512
+RESUMED = dict.fromkeys((JobState.VALIDATING, JobState.QUEUED), (JobState.QUEUED, JobState.RUNNING))
+"""The states in which a resumed job may be when its client asks again."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class FineTuningApi:
         ]
 
     async def start(self) -> None:
-        """Removes what a killed server has left, serves the models, and goes on with the jobs."""
+        """Removes what a killed server has left, serves the models, and resumes the jobs."""
         known = {file.id for file in self.store.list_files(None, 1 << 30)[0]} | self.store.list_part_ids()
         await asyncio.to_thread(self.contents.remove_except, known)
         await self.graders.start()
@@ -140,7 +142,7 @@ class FineTuningApi:
         await self.runner.start()
 
     async def close(self) -> None:
-        """Stops the jobs, which go on when the server starts again."""
+        """Stops the jobs, which resume when the server starts again."""
         await self.runner.close()
         await self.graders.close()
         self.store.close()
@@ -150,16 +152,18 @@ class FineTuningApi:
         """Creates a job, once: the same request sent again gets the same job."""
         body = await read_json(request)
         job, job_key = read_job(body), read_job_key(body)
-        await asyncio.to_thread(self._check, job)
         digest = hash_parts("job", hash_request(body))
-        header = request.headers.get(IDEMPOTENCY_KEY, "")
+        header = request.headers.get(IDEMPOTENCY_KEY, "").encode("utf-8", "backslashreplace").decode()
         if len(header) > MAX_KEY:
             raise ApiError(400, f"{IDEMPOTENCY_KEY} is longer than {MAX_KEY} characters")
         keys = [f"header:{header}"] if header else []
         keys += [f"job_key:{job_key}"] if job_key else []
         is_retry = int_header(request, RETRY_COUNT) > 0
         try:
-            created = await asyncio.to_thread(partial(self.store.create_job, job, digest, keys, is_retry=is_retry))
+            created = await asyncio.to_thread(partial(self.store.find_created, digest, keys, is_retry=is_retry))
+            if created is None:  # a file or a model of a job that exists may have been deleted since
+                await asyncio.to_thread(self._check, job)
+                created = await asyncio.to_thread(partial(self.store.create_job, job, digest, keys, is_retry=is_retry))
         except KeyReused as error:
             raise ApiError(409, str(error), code="idempotency_key_reused", headers=NO_RETRY) from None
         if created.id == job.id:
@@ -218,7 +222,8 @@ class FineTuningApi:
         found = await self._find(request)
         next_state = JobState.QUEUED if found.hyperparameters else JobState.VALIDATING
         job = await self._change(request, next_state, "The job was resumed", only_from=JobState.PAUSED)
-        self.runner.drive(job.id)
+        if job.state is next_state:
+            self.runner.drive(job.id)
         return write_json(job.as_answer())
 
     async def list_events(self, request: web.Request) -> web.Response:
@@ -258,7 +263,7 @@ class FineTuningApi:
             raise ApiError(404, str(error), code="fine_tune_not_found") from None
 
     async def _change(self, request: web.Request, state: JobState, message: str, **only: Any) -> FineTuningJob:
-        """Brings a job into a state that a client asks for.
+        """Brings a job into a state that a client asks for; a retry of a request that has done so is answered alike.
 
         Raises:
             ApiError: It may not follow the job's state.
@@ -267,6 +272,8 @@ class FineTuningApi:
         try:
             return await asyncio.to_thread(partial(self.store.transition, found.id, state, message, **only))
         except IllegalTransition as error:
+            if int_header(request, RETRY_COUNT) > 0 and error.job.state in (state, *RESUMED.get(state, ())):
+                return error.job
             verb = request.path.rpartition("/")[2]
             message = f"the job {error.job.id} is {error.job.state.value}, so it cannot be changed by {verb}"
             code = {"cancel": "job_not_cancellable"}.get(verb, f"job_not_{verb[:-1]}able")

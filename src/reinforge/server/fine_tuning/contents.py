@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.files import make_private_folder, open_private, storage_boundary
+from reinforge.files import make_private_folder, open_private, storage_boundary, sync
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.server.api_error import ApiError
 
@@ -144,3 +144,4 @@ def _commit(file: Any, staged: Path, target: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     os.replace(staged, target)
+    sync(target.parent)  # else a crash of the machine could undo the renaming, but not the record of the file

@@ -29,12 +29,13 @@ class FileStore(Database):
                 self._remember(database, f"digest:{digest}", digest, file.id)
 
     def find_file(self, id_: str) -> FileRecord:
-        """Returns a file.
+        """Returns a file whose time is not over.
 
         Raises:
             UnknownObject: There is none.
         """
-        rows = self._read("SELECT * FROM files WHERE id = ?", id_)
+        alive = "expires_at IS NULL OR expires_at >= ?"
+        rows = self._read(f"SELECT * FROM files WHERE id = ? AND ({alive})", id_, int(time.time()))
         if not rows:
             raise UnknownObject(f"there is no file {id_[:80]!r}")
         return _read_file(rows[0])
@@ -71,12 +72,13 @@ class FileStore(Database):
             database.execute("DELETE FROM requests WHERE object_id = ?", (id_,))
 
     def count_bytes(self) -> int:
-        """Returns the size of all files, and of the parts of uploads that are not completed."""
-        query = "SELECT (SELECT coalesce(sum(bytes), 0) FROM files) + (SELECT coalesce(sum(bytes), 0) FROM parts) AS n"
-        return int(self._read(query)[0]["n"])
+        """Returns the size of all files, and of the uploads that are not completed, as they were announced."""
+        stored = "SELECT coalesce(sum(bytes), 0) FROM files"
+        announced = "SELECT coalesce(sum(bytes), 0) FROM uploads WHERE status = 'pending'"
+        return int(self._read(f"SELECT ({stored}) + ({announced}) AS n")[0]["n"])
 
-    def add_upload(self, upload: UploadRecord) -> None:
-        """Records an upload that begins."""
+    def add_upload(self, upload: UploadRecord, digest: str | None = None) -> None:
+        """Records an upload that begins; `digest` recognizes a retry of its request."""
         with self._transaction() as database:
             database.execute(
                 "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -85,6 +87,8 @@ class FileStore(Database):
                     upload.status, upload.file_id, upload.expires_after,
                 ),
             )  # fmt: skip
+            if digest is not None:
+                self._remember(database, f"digest:{digest}", digest, upload.id)
 
     def find_upload(self, id_: str) -> UploadRecord:
         """Returns an upload; a pending one whose time is over is `expired`.
@@ -123,10 +127,25 @@ class FileStore(Database):
         rows = self._read("SELECT id FROM uploads WHERE status = 'pending' AND expires_at < ?", int(time.time()))
         return [row["id"] for row in rows]
 
-    def add_part(self, id_: str, upload_id: str, num_bytes: int) -> None:
-        """Records a part of an upload whose content is on disk."""
+    def add_part(self, id_: str, upload_id: str, num_bytes: int, digest: str | None = None) -> bool:
+        """Records a part of an upload whose content is on disk; `digest` recognizes a retry of its request.
+
+        Returns:
+            False if the parts would be longer than the upload was announced; nothing is recorded then.
+
+        Raises:
+            UnknownObject: The upload is not pending any more.
+        """
         with self._transaction() as database:
+            upload = self.find_upload(upload_id)
+            if upload.status != "pending":
+                raise UnknownObject(f"the upload {upload_id[:80]!r} is {upload.status}")
+            if sum(self.list_parts(upload_id).values()) + num_bytes > upload.num_bytes:
+                return False
             database.execute("INSERT INTO parts VALUES (?, ?, ?)", (id_, upload_id, num_bytes))
+            if digest is not None:
+                self._remember(database, f"digest:{digest}", digest, id_)
+            return True
 
     def list_parts(self, upload_id: str) -> dict[str, int]:
         """Returns the size of each part of an upload, by its id."""

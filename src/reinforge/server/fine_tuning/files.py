@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
+import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ T = TypeVar("T")
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FIELD_BYTES = 4096
 MAX_NAME = 255
+MAX_FIELDS = 16
+"""Most fields of a form."""
 MAX_FILES_PER_PAGE = 10_000
 MAX_PARTS = 10_000
 UPLOAD_S = 3600
@@ -66,6 +69,7 @@ class FilesApi:
 
     def __init__(self, store: FileStore, contents: FileContents, limits: FileLimits | None = None):
         self.store, self.contents, self.limits = store, contents, limits or FileLimits()
+        self._arriving = 0
 
     def routes(self) -> list[web.RouteDef]:
         """Returns its routes."""
@@ -84,15 +88,15 @@ class FilesApi:
     async def create_file(self, request: web.Request) -> web.Response:
         """Stores the file of a multipart form; a retry of the same upload gets the same file."""
         await asyncio.to_thread(self._remove_expired)
-        id_, fields = make_id("file"), dict[str, str]()
+        id_, fields, room = make_id("file"), dict[str, str](), ExitStack()
         stored, filename = None, ""
         try:
-            async for part in read_parts(request):
+            async for part in read_parts(request, self.limits.chunk_timeout_s):
                 if part.name != "file":
                     fields[str(part.name)] = await self._read_field(part)
                 elif stored is None:
                     filename = clean_name(part.filename)
-                    most = await self._find_room(self.limits.max_file_bytes)
+                    most = room.enter_context(self._keep_room(request.content_length))
                     stored = await self.contents.store(id_, self._read_chunks(part), most)
                 else:
                     raise ApiError(400, "the form has more than one file", param="file")
@@ -101,7 +105,7 @@ class FilesApi:
             purpose = check_purpose(fields.get("purpose"))
             seconds = read_expiry(fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]"))
             digest = hash_parts("file", stored.sha256, filename, purpose)
-            if int_header(request, RETRY_COUNT) > 0 and (known := self.store.find_repeated(digest)) is not None:
+            if (known := self._find_repeated(request, digest)) is not None:
                 self.contents.remove(id_)
                 return write_json(self.store.find_file(known).as_answer())
             now = int(time.time())
@@ -111,6 +115,8 @@ class FilesApi:
         except BaseException:
             self.contents.remove(id_)
             raise
+        finally:
+            room.close()
         return write_json(file.as_answer())
 
     async def list_files(self, request: web.Request) -> web.Response:
@@ -152,8 +158,6 @@ class FilesApi:
             raise ApiError(400, "bytes must be the size of the file, a whole number from 1", param="bytes")
         if not isinstance(name, str) or not name:
             raise ApiError(400, "filename must be a text", param="filename")
-        if size > await self._find_room(self.limits.max_file_bytes):
-            raise ApiError(413, f"a file of {size:,} bytes is too large", param="bytes", code="file_too_large")
         expiry = body.get("expires_after") or {}
         if not isinstance(expiry, dict):
             raise ApiError(400, "expires_after must be an object", param="expires_after")
@@ -162,26 +166,41 @@ class FilesApi:
         upload = UploadRecord(
             make_id("upload"), size, now, now + UPLOAD_S, clean_name(name), purpose, expires_after=seconds
         )
-        await asyncio.to_thread(self.store.add_upload, upload)
+        digest = hash_parts("upload", json.dumps(body, sort_keys=True))
+        if (known := self._find_repeated(request, digest)) is not None:
+            upload = await find(partial(self.store.find_upload, known))
+        else:
+            with self._keep_room(size) as room:
+                if size > room:
+                    raise ApiError(413, f"a file of {size:,} bytes is too large", param="bytes", code="file_too_large")
+                await asyncio.to_thread(self.store.add_upload, upload, digest)
         return write_json(upload.as_answer())
 
     async def add_part(self, request: web.Request) -> web.Response:
-        """Stores one part of an upload."""
+        """Stores one part of an upload; a retry of the same part gets the same part."""
         upload = await self._find_pending(request)
         known = self.store.list_parts(upload.id)
         if len(known) >= MAX_PARTS:
             raise ApiError(400, f"the upload has {len(known)} parts already, the most that are allowed", param="data")
         id_, stored = make_id("part"), None
+        taken = 0 if int_header(request, RETRY_COUNT) else sum(known.values())  # a retry may be among them
         try:
-            async for part in read_parts(request):
+            async for part in read_parts(request, self.limits.chunk_timeout_s):
                 if part.name == "data" and stored is None:
-                    most = min(self.limits.max_part_bytes, upload.num_bytes - sum(known.values()))
+                    most = min(self.limits.max_part_bytes, upload.num_bytes - taken)
                     stored = await self.contents.store(id_, self._read_chunks(part), most)
                 else:
                     await self._read_field(part)
             if stored is None:
                 raise ApiError(400, "the form has no data", param="data", code="missing_required_parameter")
-            await asyncio.to_thread(self.store.add_part, id_, upload.id, stored.num_bytes)
+            digest = hash_parts("part", upload.id, stored.sha256)
+            repeated = self._find_repeated(request, digest)
+            if repeated is not None and repeated in self.store.list_parts(upload.id):
+                self.contents.remove(id_)
+                id_ = repeated
+            elif not await find(partial(self.store.add_part, id_, upload.id, stored.num_bytes, digest)):
+                message = f"the parts are longer than {upload.num_bytes:,} bytes, as which the upload was announced"
+                raise ApiError(413, message, param="data", code="file_too_large")
         except BaseException:
             self.contents.remove(id_)
             raise
@@ -198,7 +217,7 @@ class FilesApi:
         parts, known = body.get("part_ids"), self.store.list_parts(upload.id)
         if not isinstance(parts, list) or not parts or len(set(map(str, parts))) != len(parts):
             raise ApiError(400, "part_ids must list the parts in their order, each once", param="part_ids")
-        if unknown := [str(part)[:80] for part in parts if part not in known]:
+        if unknown := [str(part)[:80] for part in parts if not isinstance(part, str) or part not in known]:
             raise ApiError(400, f"the upload has no part {unknown[0]!r}", param="part_ids")
         if (total := sum(known[part] for part in parts)) != upload.num_bytes:
             message = f"the parts have {total:,} bytes, but the upload was announced with {upload.num_bytes:,}"
@@ -207,7 +226,7 @@ class FilesApi:
         stored = await self.contents.join(id_, parts)
         try:
             given = body.get("md5")
-            if given is not None and not hmac.compare_digest(str(given).lower(), stored.md5):
+            if given is not None and str(given).lower() != stored.md5:
                 raise ApiError(400, f"the content has the MD5 {stored.md5}, not the one given", param="md5")
             expires_at = None if upload.expires_after is None else now + upload.expires_after
             file = FileRecord(id_, total, now, upload.filename, upload.purpose, stored.sha256, expires_at)
@@ -238,26 +257,41 @@ class FilesApi:
             raise ApiError(400, f"the upload {upload.id} is {upload.status}", code="upload_not_pending")
         return upload
 
-    async def _find_room(self, most: int) -> int:
-        """Returns how many bytes a new file may have.
+    def _find_repeated(self, request: web.Request, digest: str) -> str | None:
+        """Returns the id of what an earlier attempt of a request has made; None: it is the first, or made nothing."""
+        return self.store.find_repeated(digest) if int_header(request, RETRY_COUNT) > 0 else None
+
+    @contextmanager
+    def _keep_room(self, wanted: int | None) -> Iterator[int]:
+        """Yields how many bytes a new file may have; during the block no other file gets this room.
+
+        Args:
+            wanted: Its most bytes; None: unknown.
 
         Raises:
             ApiError: There is no room for any.
         """
-        room = min(most, self.limits.max_total_bytes - await asyncio.to_thread(self.store.count_bytes))
+        left = self.limits.max_total_bytes - self.store.count_bytes() - self._arriving
+        room = min(left, self.limits.max_file_bytes if wanted is None else min(wanted, self.limits.max_file_bytes))
         if room < 1:
             message = f"all files together may have {self.limits.max_total_bytes:,} bytes; delete some"
             raise ApiError(413, message, param="file", code="quota_exceeded")
-        return room
+        self._arriving += room
+        try:
+            yield room
+        finally:
+            self._arriving -= room
 
     def _remove_expired(self) -> None:
         for upload in self.store.list_expired_uploads():
             parts = self.store.list_parts(upload)
-            self.store.end_upload(upload, "expired")
+            with suppress(UnknownObject):  # another request was faster
+                self.store.end_upload(upload, "expired")
             for part in parts:
                 self.contents.remove(part)
         for file in self.store.list_expired_files():
-            self.store.remove_file(file.id)
+            with suppress(UnknownObject):
+                self.store.remove_file(file.id)
             self.contents.remove(file.id)
 
     async def _read_chunks(self, part: BodyPartReader) -> AsyncIterator[bytes]:
@@ -296,12 +330,17 @@ async def find(read: partial[T]) -> T:
         raise ApiError(404, str(error), param="id", code="not_found") from None
 
 
-async def read_parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
-    """Yields the parts of a multipart form.
+async def read_parts(request: web.Request, timeout_s: float) -> AsyncIterator[BodyPartReader]:
+    """Yields the parts of a multipart form, each of which must be read to its end.
+
+    Args:
+        request: The request.
+        timeout_s: Seconds within which the next part must begin.
 
     Raises:
-        ApiError: It is none.
+        ApiError: It is none, has too many parts, or the next one does not begin.
     """
+    num_parts = 0
     if request.content_type != "multipart/form-data":
         raise ApiError(400, f"expected multipart/form-data, found {request.content_type[:80]}")
     try:
@@ -310,14 +349,20 @@ async def read_parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
         raise ApiError(400, f"the form is not valid: {error}") from None
     while True:
         try:
-            part = await reader.next()
+            async with asyncio.timeout(timeout_s):
+                part = await reader.next()
             name = None if part is None else getattr(part, "name", None)
+        except TimeoutError:
+            raise ApiError(408, f"nothing arrived for {timeout_s:g} s", code="request_timeout") from None
         except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
             raise ApiError(400, f"the form is not valid: {CONTROL.sub('', str(error))[:200]}") from None
         if part is None:
             return
         if not isinstance(part, BodyPartReader) or name is None:
             raise ApiError(400, "the form has a part without a name")
+        num_parts += 1
+        if num_parts > MAX_FIELDS:
+            raise ApiError(400, f"the form has more than {MAX_FIELDS} fields")
         yield part
 
 
@@ -343,7 +388,7 @@ def write_page(data: list[dict[str, Any]], has_more: bool) -> web.Response:
 def clean_name(name: str | None) -> str:
     """Returns a client's name of a file without its folders and control characters: `../a.jsonl` -> `a.jsonl`."""
     last = re.split(r"[/\\]", CONTROL.sub("", name or ""))[-1]
-    return last[:MAX_NAME] or "file"
+    return last[:MAX_NAME].encode("utf-8", "replace").decode() or "file"  # half a character cannot be stored
 
 
 def check_purpose(purpose: Any) -> str:

@@ -28,6 +28,7 @@ from typing import Any
 from reinforge.config.schema import PolicyConfig
 from reinforge.engine.learning_rate import IMITATION, choose_learning_rate, count_parameters
 from reinforge.engine.model.preflight import has_adapters
+from reinforge.engine.model.source import MODEL, find_base_source, find_source
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.graders.schema import Grader, list_models
 from reinforge.server.fine_tuning.records import FineTuningJob
@@ -161,7 +162,7 @@ def _build_policy(given: JobInput, hyperparameters: Mapping[str, Any], num_steps
     multiplier, is_offline = hyperparameters["learning_rate_multiplier"], given.job.method_type != "reinforcement"
     if multiplier != 1.0:
         loss = LossSpec(IMITATION) if given.job.method_type == "supervised" else None
-        count = count_parameters(given.policy.model)
+        count = _count_parameters(given.policy)
         if count is None and given.policy.init != "random" and given.policy.optimizer.learning_rate is None:
             message = f"the size of {given.job.model} is not known before it is loaded, so nothing can be multiplied"
             raise ConfigError(Problem("learning_rate_multiplier", message, "leave it out, or set it to auto"))
@@ -173,6 +174,21 @@ def _build_policy(given: JobInput, hyperparameters: Mapping[str, Any], num_steps
     batch = {"batch_size": samples * hyperparameters["batch_size"]} if is_offline else {"steps_per_job": 1}
     policy["batch"] = {**policy.get("batch", {}), **batch}
     return policy
+
+
+def _count_parameters(policy: PolicyConfig) -> int | None:
+    """Returns the number of a model's parameters; of a hub id, as the local cache has it; None: unknown."""
+    count = count_parameters(policy.model)
+    if count is not None or policy.model is None:
+        return count
+    folder = Path(policy.model)
+    source = find_base_source(folder, MODEL) if folder.is_dir() else find_source(policy.model, MODEL, policy.revision)
+    if source is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
+    return count_parameters(str(Path(found).parent)) if isinstance(found, str) else None
 
 
 def _build_offline(given: JobInput, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +230,12 @@ def _build_reinforcement(given: JobInput, hyperparameters: Mapping[str, Any]) ->
             "general": {"max_concurrency": 64, "dataset": _build_dataset(given)},
             "evaluators": {REWARD: grader},
         },
-        "builder": {"_type": "group", "num_generations": generations, "examples_per_epoch": batch_size},
+        "builder": {
+            "_type": "group",
+            "num_generations": generations,
+            "examples_per_epoch": batch_size,
+            "drop_last": False,  # each pass trains on every row
+        },
         "adapter": {"_type": "local"},
         "finetuning": {
             "num_epochs": math.ceil(given.num_rows / batch_size) * hyperparameters["n_epochs"],

@@ -81,6 +81,7 @@ def _watch_server() -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_S)
+    kill_descendants()
     os._exit(128 + signal.SIGTERM)
 
 

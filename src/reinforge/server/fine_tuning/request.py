@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ LIMITS = {
     "learning_rate_multiplier": 1e4, "beta": 1e3,
 }  # fmt: skip
 """Largest values, so that a request cannot ask for what no machine does."""
+HALF = re.compile("[\ud800-\udfff]")
 MAX_PAIRS, MAX_NAME, MAX_VALUE, MAX_SUFFIX = 16, 64, 512, 64
 
 
@@ -97,16 +99,21 @@ def read_job_key(body: Mapping[str, Any]) -> str | None:
         ApiError: It is no text.
     """
     key = body.get("job_key")
-    if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= MAX_VALUE):
+    if key is not None and not _is_text(key):
         raise ApiError(400, f"job_key must be a text of at most {MAX_VALUE} characters", param="job_key")
     return key
 
 
 def _read_text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
-    if not isinstance(value, str) or not value or len(value) > MAX_VALUE:
+    if not _is_text(value):
         raise ApiError(400, f"{name} must be a text", param=name, code="missing_required_parameter")
-    return value
+    return str(value)
+
+
+def _is_text(value: Any) -> bool:
+    """True for a text that can be stored: not empty, not too long, without half a character."""
+    return isinstance(value, str) and 1 <= len(value) <= MAX_VALUE and HALF.search(value) is None
 
 
 def _read_method(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def _read_method(body: Mapping[str, Any]) -> dict[str, Any]:
         method = {"type": "supervised", "supervised": {"hyperparameters": old or {}}}
     elif old:
         raise ApiError(400, "hyperparameters belong into method; give them in one place", param="hyperparameters")
-    if not isinstance(method, dict) or method.get("type") not in HYPERPARAMETERS:
+    if not isinstance(method, dict) or method.get("type") not in tuple(HYPERPARAMETERS):
         found = str(method.get("type") if isinstance(method, dict) else method)[:40]
         raise ApiError(400, f"method.type is {found!r}; allowed: {', '.join(HYPERPARAMETERS)}", param="method.type")
     kind = method["type"]
@@ -150,10 +157,9 @@ def _check_hyperparameters(given: Any, kind: str, where: str) -> None:
             message = f"{kind} has no hyperparameter {name[:40]}{did_you_mean(name, known)}; it has {', '.join(known)}"
             raise ApiError(400, message, param=path)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_whole = is_number and float(value).is_integer() and value >= 1
-        fits = is_whole if known[name] == WHOLE else is_number and value > 0
-        if value not in (None, "auto") and not (fits and value <= LIMITS[name]):
-            message = f"{name} must be auto or {known[name]}, at most {LIMITS[name]:g}, found {str(value)[:40]}"
+        fits = is_number and 0 < value <= LIMITS[name] and (known[name] != WHOLE or float(value).is_integer())
+        if value not in (None, "auto") and not fits:
+            message = f"{name} must be auto or {known[name]}, at most {LIMITS[name]:g}, found {repr(value)[:40]}"
             raise ApiError(400, message, param=path)
 
 

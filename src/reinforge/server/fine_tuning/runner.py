@@ -6,7 +6,7 @@
     succeeded          its checkpoints are copied to the folder of models, recorded, and served under their names
 
 The record decides: a state is written before anything acts on it, so a server that is killed at any point and started
-again goes on from there. A job whose process was running is queued again and resumes from its last checkpoint.
+again resumes from there. A job whose process was running is queued again and resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
+from reinforge.evaluation.graders.schema import Grader
 from reinforge.files import make_private_folder, read_regular_file, write_json
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.safe_text import redact_secrets
@@ -99,17 +100,17 @@ class FineTuningRunner:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Serves the models of earlier jobs, and goes on with the jobs that have not ended."""
+        """Resumes the jobs that have not ended."""
         make_private_folder(self.folder)
         for job in await asyncio.to_thread(self.store.list_unfinished):
             if job.state is JobState.RUNNING:
-                message = "The server was restarted; the job goes on from its last checkpoint"
+                message = "The server was restarted; the job resumes from its last checkpoint"
                 await self._change(job.id, JobState.QUEUED, message, only_from=JobState.RUNNING)
             if job.state is not JobState.PAUSED:
                 self.drive(job.id)
 
     async def close(self) -> None:
-        """Stops the processes; their jobs go on when the server starts again."""
+        """Stops the processes; their jobs resume when the server starts again."""
         self._is_closing = True
         await asyncio.gather(*(process.stop() for process in self._processes.values()))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)  # never cancelled: some may be recording
@@ -152,11 +153,14 @@ class FineTuningRunner:
             logger.info("%s", raced)
         except JobFailure as failure:
             await self._fail(id_, failure.error)
-        except (ReinforgeError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, ReinforgeError | OSError):
+                logger.exception("the work on job %s failed", id_)
             await self._fail(id_, JobError("server_error", redact_secrets(describe_error(error))[:MAX_MESSAGE]))
 
     async def _fail(self, id_: str, error: JobError) -> None:
-        error = replace(error, message=error.message.replace(f"{self.folder}/", ""))  # where the server keeps its data
+        message = error.message.replace(f"{self.folder}/", "").replace(f"{self.folder.parent}/", "")
+        error = replace(error, message=message)  # without where the server keeps its data
         with contextlib.suppress(IllegalTransition):  # it was cancelled, which is final
             await self._change(id_, JobState.FAILED, f"The job failed: {error.message}", error=error)
 
@@ -180,8 +184,8 @@ class FineTuningRunner:
     def _prepare(self, job: FineTuningJob) -> Any:
         folder = self.folder / job.id
         make_private_folder(folder)
+        grader = self._read_grader(job)
         try:
-            grader = read_grader(job, allow_python=self.settings.allow_python)
             policy = self.models.resolve(job.model, self.sources)
             judges = {} if grader is None else self.models.resolve_judges(grader, self.sources)
         except ApiError as error:
@@ -212,16 +216,28 @@ class FineTuningRunner:
         write_json(folder / CONFIG, plan.config)
         return plan
 
-    def _prepare_rows(self, job: FineTuningJob, file_id: str, target: Path, param: str, grader: Any) -> int:
+    def _read_grader(self, job: FineTuningJob) -> Grader | None:
+        """Returns the grader of a job.
+
+        Raises:
+            JobFailure: It may not run here.
+        """
+        try:
+            return read_grader(job, allow_python=self.settings.allow_python)
+        except ApiError as error:
+            raise JobFailure(error.code or "invalid_grader", error.message, error.param) from None
+
+    def _prepare_rows(self, job: FineTuningJob, file_id: str, target: Path, param: str, grader: Grader | None) -> int:
         """Checks and writes the rows of one file.
 
         Raises:
             JobFailure: The file is gone, or some of its rows cannot be used.
         """
         code = f"invalid_{param}"
+        training = target.parent / TRAINING_ROWS if param == "validation_file" else None
         try:
             self.store.find_file(file_id)
-            return prepare_rows(self.contents.path(file_id), target, job.method_type, grader)
+            return prepare_rows(self.contents.path(file_id), target, job.method_type, grader, training)
         except UnknownObject as error:
             raise JobFailure(code, str(error), param) from None
         except ConfigError as error:
@@ -238,18 +254,18 @@ class FineTuningRunner:
             JobFailure: It failed.
             IllegalTransition: It was cancelled or paused meanwhile.
         """
+        self._read_grader(job)  # the operator may have turned graders in Python off since
         await self._change(job.id, JobState.RUNNING, "Fine-tuning job started", only_from=JobState.QUEUED)
         folder = self.folder / job.id
         for _ in range(MAX_LOST):
             ended = await self._run_process(job.id, folder)
-            if ended is not None or self._is_closing:
-                break
             current = await asyncio.to_thread(self.store.find_job, job.id)
-            if current.state is not JobState.RUNNING:
+            if current.state is not JobState.RUNNING or self._is_closing:
                 return
-            logger.warning("the process of job %s was killed; it goes on from its last checkpoint", job.id)
-        if self._is_closing or (ended is not None and ended["code"] == INTERRUPTED):
-            return
+            if ended is not None and ended["code"] != INTERRUPTED:
+                break
+            ended = None  # a signal that is not from here: SIGKILL, or SIGTERM
+            logger.warning("the process of job %s was killed; it resumes from its last checkpoint", job.id)
         if ended is None:
             message = f"its process was killed {MAX_LOST} times; the machine may lack memory"
             raise JobFailure("process_killed", message)

@@ -11,7 +11,7 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,13 +47,10 @@ class KeyReused(Exception):
 class JobStore(FileStore):
     """The whole record."""
 
-    def create_job(
-        self, job: FineTuningJob, digest: str, keys: Iterable[str] = (), *, is_retry: bool = False
-    ) -> FineTuningJob:
-        """Records a new job, or returns the one that the same request has created.
+    def find_created(self, digest: str, keys: Iterable[str] = (), *, is_retry: bool = False) -> FineTuningJob | None:
+        """Returns the job that the same request has created; None: it has created none.
 
         Args:
-            job: The job.
             digest: Hash of the whole request.
             keys: Keys that name the request, such as its Idempotency-Key.
             is_retry: The client sends the request again, so one with the same digest within `RETRY_S` is the same.
@@ -61,17 +58,33 @@ class JobStore(FileStore):
         Raises:
             KeyReused: One of the keys belongs to another request.
         """
-        with self._transaction() as database:
-            for key in keys:
-                row = database.execute("SELECT digest, object_id FROM requests WHERE key = ?", (key,)).fetchone()
-                if row is not None and row["digest"] != digest:
+        known = self.find_repeated(digest) if is_retry else None
+        for key in keys:
+            for row in self._read("SELECT digest, object_id FROM requests WHERE key = ?", key):
+                if row["digest"] != digest:
                     raise KeyReused(f"the key {key.partition(':')[2][:80]!r} belongs to another request")
-                if row is not None:
-                    return self.find_job(row["object_id"])
-            if is_retry and (known := self.find_repeated(digest)) is not None:
+                known = row["object_id"]
+        return None if known is None else self.find_job(known)
+
+    def create_job(
+        self, job: FineTuningJob, digest: str, keys: Collection[str] = (), *, is_retry: bool = False
+    ) -> FineTuningJob:
+        """Records a new job, or returns the one that the same request has created.
+
+        Args:
+            job: The job.
+            digest: Hash of the whole request.
+            keys: Keys that name the request.
+            is_retry: The client sends the request again; see `find_created`.
+
+        Raises:
+            KeyReused: One of the keys belongs to another request.
+        """
+        with self._transaction() as database:
+            if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:
                 for key in keys:
-                    self._remember(database, key, digest, known)
-                return self.find_job(known)
+                    self._remember(database, key, digest, known.id)
+                return known
             database.execute(
                 "INSERT INTO jobs (id, created_at, state, metadata, data) VALUES (?, ?, ?, ?, ?)",
                 (job.id, job.created_at, job.state.value, json.dumps(job.metadata or {}), _dump_job(job)),

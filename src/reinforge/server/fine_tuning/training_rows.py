@@ -8,17 +8,15 @@ Every bad row is named by its line, the first twenty of them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.demonstrations import parse_demonstrations
 from reinforge.evaluation.graders.schema import Grader, list_graders, list_templates
-from reinforge.evaluation.graders.templates import GradedSample, TemplateError, fill_template
+from reinforge.evaluation.graders.templates import TemplateError, check_fields
 from reinforge.evaluation.row_limits import RowLimits, TextRows
 from reinforge.evaluation.rows import Row, RowProblems, read_jsonl_rows
 from reinforge.evaluation.shapes import MESSAGES, InvalidRowError, parse_messages
@@ -29,10 +27,16 @@ ROW_ID, PROMPT, ROW = "id", "prompt", "row"
 MAX_SHOWN_ROWS = 16
 """Training rows by which a job without a validation file shows its progress."""
 TOOL_KEYS = ("tools", "parallel_tool_calls", "functions")
+MESSAGE_KEYS = (
+    "role", "content", "name", "weight", "refusal", "tool_calls", "tool_call_id", "reasoning_content", "reasoning",
+    "thinking",
+)  # fmt: skip
 Check = Callable[[Any], None]
 
 
-def prepare_rows(source: Path, target: Path, method: str, grader: Grader | None = None) -> int:
+def prepare_rows(
+    source: Path, target: Path, method: str, grader: Grader | None = None, training: Path | None = None
+) -> int:
     """Checks the rows of a file and writes them in the form in which a job reads them.
 
     Args:
@@ -40,6 +44,7 @@ def prepare_rows(source: Path, target: Path, method: str, grader: Grader | None 
         target: The file of the job.
         method: `supervised`, `dpo` or `reinforcement`.
         grader: The grader of a reinforcement job.
+        training: The job's file with the rows that it trains on; given if these rows are to be held out from them.
 
     Returns:
         The number of rows.
@@ -48,7 +53,7 @@ def prepare_rows(source: Path, target: Path, method: str, grader: Grader | None 
         ConfigError: Some rows cannot be used; each problem has the line as its location.
     """
     try:
-        values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader)]
+        values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader, training)]
     except ConfigError as error:
         raise ConfigError([_name_line(problem, source) for problem in error.problems]) from None
     if method == "reinforcement":
@@ -59,8 +64,9 @@ def prepare_rows(source: Path, target: Path, method: str, grader: Grader | None 
     return len(values)
 
 
-def _read_checked_rows(source: Path, check: Check, grader: Grader | None) -> list[Row]:
+def _read_checked_rows(source: Path, check: Check, grader: Grader | None, training: Path | None) -> list[Row]:
     problems, rows = RowProblems(), list[Row]()
+    trained, held_out = set() if training is None else _read_contents(training), set[str]()
     for row in read_jsonl_rows(TextRows(source, RowLimits()), problems):
         try:
             check(row.value)
@@ -69,10 +75,27 @@ def _read_checked_rows(source: Path, check: Check, grader: Grader | None) -> lis
         except (InvalidRowError, TemplateError) as error:
             problems.add(row.location, str(error))
         rows.append(row)
+        if training is not None:
+            held_out.add(content := _format_content(row.value))
+            if content in trained:
+                problems.add(row.location, "the row is also in the training file; remove it from one of the two")
     if not rows and not problems.problems:
         problems.add("", "the file has no rows")
+    elif len(held_out) == 1:
+        problems.add("", "a validation file needs at least two rows that differ; add some, or leave the file out")
     problems.raise_all()
     return rows
+
+
+def _read_contents(path: Path) -> set[str]:
+    """Returns the contents of the rows of a job's file, as the client has sent them."""
+    with path.open(encoding="utf-8") as lines:
+        values = map(json.loads, lines)
+        return {_format_content(value.get(ROW, value)) for value in values}
+
+
+def _format_content(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def check_references(grader: Grader, row: Mapping[str, Any]) -> None:
@@ -83,8 +106,7 @@ def check_references(grader: Grader, row: Mapping[str, Any]) -> None:
     """
     for _, each in list_graders(grader):
         for _, template in list_templates(each):
-            with contextlib.suppress(UnusableOutputError):  # the answer is not known yet
-                fill_template(template, row, GradedSample(""))
+            check_fields(template, row)
 
 
 def _check_supervised(row: Any) -> None:
@@ -120,6 +142,8 @@ def _check_preference(row: Any) -> None:
 def _check_prompt(row: Any) -> None:
     if not isinstance(row, Mapping):
         raise InvalidRowError(f"expected an object, found {type(row).__name__}")
+    if row.get("tools"):
+        raise InvalidRowError("tools: a job with a grader trains answers without tools")
     messages = _check_messages(row.get("messages"), "messages")
     if messages[-1]["role"] == "assistant":
         raise InvalidRowError("messages: the last message is the assistant's, but the model is to write that")
@@ -144,9 +168,21 @@ def _check_messages(value: Any, field: str) -> list[dict[str, Any]]:
     for number, message in enumerate(messages):
         if message.get("weight", 1) not in (0, 1):
             raise InvalidRowError(f"{field}[{number}]: weight must be 0 or 1, found {str(message['weight'])[:20]}")
+        if further := sorted(set(message) - set(MESSAGE_KEYS)):
+            found, allowed = ", ".join(further)[:200], ", ".join(MESSAGE_KEYS)
+            raise InvalidRowError(f"{field}[{number}]: unexpected keys {found}; allowed: {allowed}")
+        _check_content(message.get("content"), f"{field}[{number}].content")
         if message["role"] == "tool" and not message.get("tool_call_id"):
             raise InvalidRowError(f"{field}[{number}]: tool_call_id is missing")
     return messages
+
+
+def _check_content(content: Any, field: str) -> None:
+    """Checks that a message has no content that would not be trained on, such as an image."""
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRowError(f"{field}[{number}]: only parts of the type text are supported, found {kind!s:.40}")
 
 
 def _name_line(problem: Problem, source: Path) -> Problem:

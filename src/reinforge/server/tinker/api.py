@@ -146,7 +146,10 @@ class TinkerApi:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except Exception:  # the next one may succeed: a checkpoint may be in use, or a disk away
+                logger.exception("sessions, results or checkpoints whose time has passed could not be dropped")
 
     async def sweep(self) -> None:
         """Drops what is over: sessions without a sign of life, old results, checkpoints after their time to live."""
@@ -158,9 +161,7 @@ class TinkerApi:
         """Returns the policy of a checkpoint's path."""
         if not name.startswith(SCHEME) or self._slots is None:
             return None
-        path = TinkerPath.parse(name)
-        note = self._checkpoints.read(path)
-        return SnapshotPolicy(self._slots, self.sampling.find_snapshot(path, note.rank))
+        return SnapshotPolicy(self._slots, self.sampling.find_snapshot(TinkerPath.parse(name)))
 
     def routes(self) -> list[web.RouteDef]:
         """Returns the routes."""
@@ -295,8 +296,7 @@ class TinkerApi:
         return self.sampling.describe(request.match_info["sampler"])
 
     async def _sample(self, request: web.Request) -> web.Response:
-        limits = request.config_dict[LIMITS]
-        return await self.sampling.sample(await read_json(request), limits.max_choices, limits.max_in_flight)
+        return await self.sampling.sample(await read_json(request), request.config_dict[LIMITS])
 
     @abortable
     async def _retrieve(self, request: web.Request) -> web.Response:

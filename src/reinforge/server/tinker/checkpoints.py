@@ -141,7 +141,8 @@ class CheckpointStore:
                 read = CheckpointNote(**json.loads(note.read_text()))
             except (OSError, ValueError, TypeError):
                 continue  # being written, or damaged: `read` says so to who asks for it
-            if kind in KINDS and (run_id is None or read.run_id == run_id):
+            is_complete = _NAME.fullmatch(name)  # a folder that is being written has another name
+            if is_complete and kind in KINDS and (run_id is None or read.run_id == run_id):
                 found.append((TinkerPath(read.run_id, kind, name), read))
         yield from sorted(found, key=lambda each: each[1].created_s)
 

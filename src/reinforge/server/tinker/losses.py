@@ -3,8 +3,8 @@
     model_input   1 2 3      position i of the input predicts target i
     target_tokens 2 3 9   =>   token_ids 1 2 3 9, targets - 2 3 9, loss_mask F T T T
 
-Each loss is a sum over all positions of all data, with the client's numbers for each position; a position whose number
-is 0 adds nothing.
+Each loss is a sum over all positions of all data, with the client's numbers for each position. A position whose numbers
+are 0 adds nothing, except to `dro`, whose penalty pulls each position to the log-prob that is given for it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class TinkerLoss:
         numbers: The arrays that it reads besides the target tokens; the last one is the advantage or the weight.
         settings: Its settings in `loss_fn_config`, with their defaults.
         needs_mask: It reads `sequence_ratio_mask`.
+        skips_zeros: A position whose numbers are all 0 adds nothing.
     """
 
     build: Callable[[Mapping[str, float]], LossSpec]
     numbers: tuple[str, ...] = ("logprobs", "advantages")
     settings: Mapping[str, float] = field(default_factory=dict)
     needs_mask: bool = False
+    skips_zeros: bool = True
 
 
 def _clip(name: str) -> Callable[[Mapping[str, float]], LossSpec]:
@@ -64,7 +66,9 @@ LOSSES = {
     "ppo": TinkerLoss(_clip("clipped_pg"), settings=CLIP),
     "cispo": TinkerLoss(_clip("cispo"), settings=CLIP),
     "gspo": TinkerLoss(_clip("gspo"), settings=CLIP, needs_mask=True),
-    "dro": TinkerLoss(lambda config: LossSpec("dro", {"beta": config["beta"]}), settings={"beta": 0.05}),
+    "dro": TinkerLoss(
+        lambda config: LossSpec("dro", {"beta": config["beta"]}), settings={"beta": 0.05}, skips_zeros=False
+    ),
 }
 
 
@@ -137,7 +141,8 @@ def build_batch(data: Sequence[TinkerDatum], loss: TinkerLoss, vocab_size: int, 
     if not data:
         raise ValueError("data is empty; a request needs at least one datum")
     checked = [_check_datum(datum, loss, f"data[{i}]", vocab_size, max_tokens) for i, datum in enumerate(data)]
-    keys = [(0, b"") if loss.needs_mask else _find_context(datum, loss) for datum in checked]
+    finds_contexts = loss.skips_zeros and not loss.needs_mask
+    keys = [_find_context(datum, loss) if finds_contexts else (0, b"") for datum in checked]
     counts: dict[bytes, int] = {}
     for _, key in keys:
         counts[key] = counts.get(key, 0) + 1

@@ -12,6 +12,7 @@ from aiohttp import web
 from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.server.api_error import ApiError
+from reinforge.server.limits import ServerLimits
 from reinforge.server.routes import write_json
 from reinforge.server.tinker.checkpoints import CheckpointStore, TinkerPath
 from reinforge.server.tinker.futures import TinkerFuture, TinkerFutures, TinkerResult, build_proto
@@ -49,7 +50,7 @@ class TinkerSampling:
     ):
         self._base, self._slots, self._sessions = base, slots, sessions
         self._futures, self._checkpoints = futures, checkpoints
-        self._snapshots: dict[str, Snapshot] = {}
+        self._snapshots: dict[str, tuple[int, Snapshot]] = {}
         self._num_replies = 0
 
     async def create_session(self, body: Mapping[str, Any]) -> web.Response:
@@ -69,22 +70,29 @@ class TinkerSampling:
             return TinkerSampler(sampler_id, request.base_model)
         path = TinkerPath.parse(request.model_path)
         note = await self._slots.run(lambda: self._checkpoints.read(path))
-        return TinkerSampler(sampler_id, note.base_model, self.find_snapshot(path, note.rank), request.model_path)
+        return TinkerSampler(sampler_id, note.base_model, self._make_snapshot(path), request.model_path)
 
-    def find_snapshot(self, path: TinkerPath, rank: int) -> Snapshot:
+    def find_snapshot(self, path: TinkerPath) -> Snapshot:
         """Returns the weights of a checkpoint, which are read when they are needed.
 
-        Args:
-            path: The checkpoint.
-            rank: Rank of its adapter.
+        Raises:
+            ApiError: There is no such checkpoint, or it is damaged.
         """
+        known, folder = self._snapshots.get(str(path)), self._checkpoints.find_folder(path)
+        if known is None or not folder.is_dir() or known[0] != folder.stat().st_mtime_ns:
+            self._checkpoints.read(path)  # which hashes every file, so it is done once
+        return self._make_snapshot(path)
+
+    def _make_snapshot(self, path: TinkerPath) -> Snapshot:
         folder, engine = self._checkpoints.find_folder(path), self._slots.engine
-        key = f"{path}@{folder.stat().st_mtime_ns}"  # a checkpoint may be overwritten
 
         def load() -> AdapterWeights:
             return engine.read_adapter_folder(folder)
 
-        return self._snapshots.setdefault(key, Snapshot(str(path), load))
+        made_ns, known = folder.stat().st_mtime_ns, self._snapshots.get(str(path))
+        if known is None or known[0] != made_ns:  # a checkpoint may be overwritten
+            known = self._snapshots[str(path)] = made_ns, Snapshot(str(path), load)
+        return known[1]
 
     def describe(self, sampler_id: str) -> web.Response:
         """Returns what a sampler samples from."""
@@ -93,34 +101,43 @@ class TinkerSampling:
             {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
         )
 
-    async def sample(self, body: Mapping[str, Any], max_choices: int, max_replies: int) -> web.Response:
+    async def sample(self, body: Mapping[str, Any], limits: ServerLimits) -> web.Response:
         """Begins to sample; the result has the sequences.
 
         Args:
             body: The request.
-            max_choices: Most sequences of one request.
-            max_replies: Most sequences that are sampled or wait at a time, of all requests.
+            limits: The server's limits; `max_in_flight` counts the sequences that are sampled or wait.
+
+        Raises:
+            ApiError: The request is above a limit, or names no sampling session.
         """
         request = parse(Sample, body)
         if request.sampling_session_id is None or request.seq_id is None:
             raise ApiError(400, "sampling_session_id and seq_id are needed; create_sampling_session gives the first")
         sampler = self._sessions.find_sampler(request.sampling_session_id)
         request_id = f"{sampler.id}:{request.seq_id}"
-        is_full = self._num_replies and self._num_replies + request.num_samples > max_replies
+        if request.num_samples > limits.max_choices:
+            message = f"num_samples is {request.num_samples}; this server samples at most {limits.max_choices}"
+            raise ApiError(400, message, param="num_samples")
+        if limits.max_tokens is not None:
+            asked = request.sampling_params.max_tokens
+            if asked is not None and asked > limits.max_tokens:
+                message = f"max_tokens is {asked}; this server samples at most {limits.max_tokens} (--max_tokens)"
+                raise ApiError(400, message, param="max_tokens")
+            request.sampling_params.max_tokens = asked or limits.max_tokens
+        is_full = self._num_replies and self._num_replies + request.num_samples > limits.max_in_flight
         if is_full and not self._futures.has(request_id):
             message = f"{self._num_replies} replies are being sampled or wait; this one may come again in a moment"
             raise ApiError(429, message, code="too_many_requests", headers={"retry-after": "1"})
         future, is_new = self._futures.submit(request_id)
         if is_new:
-            future.task = asyncio.create_task(self._run(future, sampler, request, max_choices))
+            future.task = asyncio.create_task(self._run(future, sampler, request))
         ids = [f"{request_id}:{i}" for i in range(request.num_samples)]
         return write_json({"request_id": request_id, "sample_sequence_ids": ids})
 
-    async def _run(self, future: TinkerFuture, sampler: TinkerSampler, request: Sample, max_choices: int) -> None:
+    async def _run(self, future: TinkerFuture, sampler: TinkerSampler, request: Sample) -> None:
         self._num_replies += request.num_samples
         try:
-            if request.num_samples > max_choices:
-                raise ValueError(f"num_samples is {request.num_samples}; this server samples at most {max_choices}")
             async with self._slots.use(sampler.snapshot) as policy:
                 self._futures.finish(future, await _sample(policy, request))
         except asyncio.CancelledError:

@@ -247,7 +247,7 @@ class TinkerSessions:
         for model in session.models.values():
             await model.close()
             self._slots.release(model.slot)
-        for sampler in session.samplers.values():
+        for sampler in list(session.samplers.values()):  # one that is being opened is added meanwhile
             if sampler.snapshot is not None:
                 await self._slots.drop(sampler.snapshot)
 

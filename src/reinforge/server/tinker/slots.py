@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from reinforge.dialects.chat_call import BadRequest
-from reinforge.errors import EngineError
+from reinforge.errors import ContextOverflow, EngineError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
 from reinforge.types.gradients import AdamSettings, GradientReport
@@ -226,8 +226,8 @@ class AdapterSlots:
         try:
             yield self.engine.policies[slot.adapter]
         finally:
+            slot.num_users -= 1  # at once, since waiting for the lock may be cancelled, too
             async with self._changed:
-                slot.num_users -= 1
                 self._changed.notify_all()
 
     async def _place(self, snapshot: Snapshot) -> SamplerSlot:
@@ -304,4 +304,4 @@ def describe_problem(error: Exception) -> tuple[str, str]:
     return str(error) or type(error).__name__, "user" if isinstance(error, _USERS) else "server"
 
 
-_USERS = (BadRequest, EngineError, ValueError)
+_USERS = (BadRequest, ContextOverflow, EngineError, ValueError)

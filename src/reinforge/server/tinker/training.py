@@ -158,6 +158,8 @@ class TinkerTraining:
         async def run() -> None:
             try:
                 self._futures.finish(future, await job())
+            except asyncio.CancelledError:
+                self._futures.fail(future, EngineError("the request was cancelled"))
             except Exception as error:  # noqa: BLE001  the client is told
                 self._futures.fail(future, error)
 
@@ -335,9 +337,10 @@ class TinkerTraining:
             try:
                 return await self._load_into(model, request, note)
             except BaseException:
-                del session.models[model_id]
-                await model.close()
-                self._slots.release(model.slot)
+                if session.id in self._sessions.ids:  # if not, its end has closed the model
+                    del session.models[model_id]
+                    await model.close()
+                    self._slots.release(model.slot)
                 raise
 
         return self._submit_alone(model_id, create)

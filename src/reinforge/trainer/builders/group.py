@@ -30,6 +30,11 @@ class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
     examples_per_epoch: int | None = Field(
         default=None, ge=1, description="Training examples per epoch, shuffled on each pass; null: all."
     )
+    drop_last: bool = Field(
+        default=True,
+        description="Leave out the examples of a pass that do not fill an epoch. False: the last epoch of a pass is "
+        "smaller.",
+    )
 
 
 class GroupTrajectoryBuilder(TrajectoryBuilder):
@@ -98,7 +103,11 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         config = self.trajectory_builder_config
         number = epoch - self.first_epoch
         ids = select_epoch_examples(
-            self.evaluation.example_ids("train"), config.examples_per_epoch, self.run_config.seed, number
+            self.evaluation.example_ids("train"),
+            config.examples_per_epoch,
+            self.run_config.seed,
+            number,
+            drop_last=config.drop_last,
         )
         return CollectionPlan(tuple(ids), config.num_generations, max(1, len(set(self.policies.values()))))
 
@@ -221,19 +230,22 @@ def reward_of_episode(record: EpisodeRecord) -> float | None:
     return None if record.outcome.is_missing else record.reward
 
 
-def select_epoch_examples(ids: Sequence[str], count: int | None, seed: int, epoch: int) -> list[str]:
+def select_epoch_examples(
+    ids: Sequence[str], count: int | None, seed: int, epoch: int, *, drop_last: bool = True
+) -> list[str]:
     """Returns an epoch's slice of the shuffled example ids; each pass over the data is shuffled again.
-
-    The remainder of a pass that is shorter than a whole slice is not used in that pass.
 
     Args:
         ids: All of them.
         count: How many an epoch uses; None: all.
         seed: The run's.
         epoch: From 0.
+        drop_last: The remainder of a pass that is shorter than a whole slice is not used in that pass; False: it is the
+            pass's last slice.
     """
     size = min(count or len(ids), len(ids))
-    number, stretch = divmod(epoch, len(ids) // size)
+    num_slices = len(ids) // size if drop_last else -(-len(ids) // size)
+    number, stretch = divmod(epoch, num_slices)
     order = stable_random(seed, "examples", number).sample(list(ids), len(ids))
     return order[stretch * size : (stretch + 1) * size]
 

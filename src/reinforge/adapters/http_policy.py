@@ -1,0 +1,98 @@
+"""The policy of a session at another server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from reinforge.adapters.http_session import HttpSession
+from reinforge.adapters.http_wire import (
+    EncodeAnswer,
+    EncodeCall,
+    PublishCall,
+    SampleAnswer,
+    SampleCall,
+    ScoreAnswer,
+    ScoreCall,
+    SessionDescription,
+    WeightsAnswer,
+)
+from reinforge.errors import BackendError
+from reinforge.interfaces import PolicyServer
+from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.sample import FloatArray
+
+
+class HttpPolicy(PolicyServer):
+    """Samples at the server.
+
+    Args:
+        session: The session.
+        description: What the server says about its policy.
+    """
+
+    def __init__(self, session: HttpSession, description: SessionDescription):
+        self._session, self._description = session, description
+        self.tolerance, self.max_model_len = description.tolerance, description.max_model_len
+        self._version = description.version
+
+    @property
+    def version(self) -> int:
+        """The version that was published last."""
+        return self._version
+
+    @property
+    def model_name(self) -> str:
+        """The server's name of the model, for `target_model` and the record."""
+        return self._description.model_name
+
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's template."""
+        return self._description.chat_template
+
+    @property
+    def history(self) -> str:
+        """How earlier replies reach the model: `template` or `splice`."""
+        return self._description.history
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply; if the response is lost, another one is sampled.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the context.
+            BackendUnavailable: The server does not answer.
+        """
+        answer = await self._session.ask(SampleAnswer, "POST", "sample", SampleCall(request=request))
+        if answer.reply is None:
+            raise BackendError("the server answered without a reply")
+        if answer.reply.version is not None:
+            self._version = max(self._version, answer.reply.version)  # a request after a job opens admission by itself
+        return answer.reply
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Returns log p of each token given the tokens before it, at temperature 1."""
+        call = ScoreCall(token_ids=[list(map(int, row)) for row in token_ids])
+        answer = await self._session.ask(ScoreAnswer, "POST", "score", call)
+        return [np.asarray(row, np.float32) for row in answer.logprobs]
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+        """Returns the tokens of a given reply."""
+        answer = await self._session.ask(EncodeAnswer, "POST", "encode", EncodeCall(request=request, reply=reply))
+        if answer.tokens is None:
+            raise BackendError("the server answered without tokens")
+        return answer.tokens
+
+    async def publish(self, version: int) -> None:
+        """Serves the newest weights as `version`."""
+        answer = await self._session.ask(WeightsAnswer, "POST", "publish", PublishCall(version=version))
+        self._version = answer.version
+
+    async def fingerprint(self) -> str:
+        """Returns a short hash of the weights at the server."""
+        return (await self._session.ask(WeightsAnswer, "GET", "fingerprint")).fingerprint
+
+    def follow(self, version: int) -> None:
+        """Notes which version the server has restored."""
+        self._version = version
