@@ -51,7 +51,7 @@ def test_a_killed_run_resumes_by_name_and_says_from_where(project):
     metrics = [json.loads(line)["epoch"] for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
     assert metrics == [0, 1, 2]
     assert [row["version"] for row in project.summary["policy_versions"]] == [0, 1, 2, 3]
-    assert "last" not in result.output
+    assert "--resume last" not in result.output
     again = call("finetune", "run.yml", "--resume", "last")
     assert (again.exit_code, "improvement" in again.output) == (0, True), "a completed run prints its summary again"
 

@@ -100,7 +100,6 @@ class ARTApi:
         """Finds the models of earlier processes, and goes on with their jobs."""
         make_private_folder(self._folder)
         self._models.watch(self._record)
-        self._models.add_finder(self._find_artifact)
         for record, folder in self._list_records():
             if (obstacle := self._find_obstacle(record)) is None:
                 await self._add(record, folder)
@@ -152,7 +151,7 @@ class ARTApi:
             del self._jobs[job.id]
             if job.result is None:
                 job.end(JobResult(None, f"the model {model.record.name} was deleted", {}, job.num_sequences))
-        steps = [f"{model.record.name}@{step}" for step in model.list_steps()]
+        steps = [name for step in model.list_steps() for name in _name_step(model.record, step)]
         for name in [name for name in (model.record.artifact, model.record.name, *steps) if name in self._models]:
             await self._models.remove(name)
         await model.close()
@@ -332,29 +331,27 @@ class ARTApi:
                 return job
         raise ApiError(404, f"there is no training job {id_[:200]!r}", code="job_not_found")
 
-    def _find_artifact(self, name: str) -> ServedModel | None:
-        """Returns a step by its long name, `wandb-artifact:///ENTITY/PROJECT/NAME:step3`."""
-        artifact, _, step = name.rpartition(":step")
-        for model in self._trained.values():
-            short = f"{model.record.name}@{step}"
-            if model.record.artifact == artifact and short in self._models:
-                return self._models.find(short)
-        return None
-
     def _serve_step(self, model: ARTModel, step: int) -> None:
-        """Serves a step under its own name."""
-        name = f"{model.record.name}@{step}"
-        if name not in self._models:
-            policy = self._bases.find(model.record.base_model)
-            if step:
-                policy = PolicyConfig(model=str(model.folder.get_checkpoint(step)), dtype=policy.dtype)
-            served = ModelStep(step, model.policy, self._earlier, policy)
-            self._models.add(name, served, root=model.record.base_model, close=lambda: self._earlier.remove(served))
+        """Serves a step under its short and its long name."""
+        base = model.record.base_model
+        policy = self._bases.find(base)
+        if step:
+            policy = PolicyConfig(model=str(model.folder.get_checkpoint(step)), dtype=policy.dtype)
+        served = ModelStep(step, model.policy, self._earlier, policy)
+        for name in _name_step(model.record, step):
+            if name not in self._models:
+                self._models.add(name, served, root=base, close=lambda: self._earlier.remove(served))
 
     async def _remove_step(self, model: ARTModel, step: int) -> None:
-        if (name := f"{model.record.name}@{step}") in self._models:
-            await self._models.remove(name)
+        for name in _name_step(model.record, step):
+            if name in self._models:
+                await self._models.remove(name)
         model.folder.remove_step(step)
+
+
+def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
+    """Returns the names of a step for the clients of protocol 1 and of protocol 2."""
+    return f"{record.name}@{step}", f"{record.artifact}:step{step}"
 
 
 def _read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:
