@@ -123,6 +123,27 @@ async def test_a_checkpoint_is_restored_on_every_worker(three, tmp_path):
     assert {reply[1].tokens.policy_version for reply in await _ask_each(three)} == {0}
 
 
+IMPORTED_BEFORE = """
+import ray
+from reinforge.adapters.ray_cluster import RayConnection
+
+for _ in range(2):
+    connection = RayConnection(None, 1, {"CPU": 1})
+    print(ray.get(ray.remote(lambda: "ours").remote()))
+    connection.close()
+ray.init(address="local", num_cpus=1, include_dashboard=False)
+print(ray.get(ray.remote(lambda: "another").remote()))
+"""
+
+
+@pytest.mark.slow
+def test_code_that_uses_ray_before_and_after_a_run(tmp_path):
+    """Ray reads its token once, when it is imported; an agent may import it first and start a cluster afterwards."""
+    environment = {**os.environ, "HOME": str(tmp_path)}  # Ray writes the other cluster's token there
+    done = subprocess.run([sys.executable, "-c", IMPORTED_BEFORE], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["ours", "ours", "another"], done.stderr
+
+
 async def _ask_each(adapter):
     request = ModelRequest(prompt(0), SamplingParams(max_tokens=4))
     return [(each.number, await each.actor.sample.remote("default", request)) for each in adapter.engine.workers]

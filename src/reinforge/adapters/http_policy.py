@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.adapters.http_session import HttpSession
 from reinforge.adapters.http_wire import (
     EncodeAnswer,
@@ -19,12 +20,11 @@ from reinforge.adapters.http_wire import (
     WeightsAnswer,
 )
 from reinforge.errors import BackendError
-from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
 
-class HttpPolicy(PolicyServer):
+class HttpPolicy(DescribedPolicy):
     """Samples at the server.
 
     Args:
@@ -33,29 +33,8 @@ class HttpPolicy(PolicyServer):
     """
 
     def __init__(self, session: HttpSession, description: SessionDescription):
-        self._session, self._description = session, description
-        self.tolerance, self.max_model_len = description.tolerance, description.max_model_len
-        self._version = description.version
-
-    @property
-    def version(self) -> int:
-        """The version that was published last."""
-        return self._version
-
-    @property
-    def model_name(self) -> str:
-        """The server's name of the model, for `target_model` and the record."""
-        return self._description.model_name
-
-    @property
-    def chat_template(self) -> str | None:
-        """The tokenizer's template."""
-        return self._description.chat_template
-
-    @property
-    def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
-        return self._description.history
+        super().__init__(description, description.version)
+        self._session = session
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply; if the response is lost, another one is sampled.
@@ -67,9 +46,7 @@ class HttpPolicy(PolicyServer):
         answer = await self._session.ask(SampleAnswer, "POST", "sample", SampleCall(request=request))
         if answer.reply is None:
             raise BackendError("the server answered without a reply")
-        if answer.reply.version is not None:
-            self._version = max(self._version, answer.reply.version)  # a request after a job opens admission by itself
-        return answer.reply
+        return self.note_version(answer.reply)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given the tokens before it, at temperature 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import logging
 import math
@@ -26,7 +27,7 @@ ROUNDING = 1e-6
 """0.3 GPU hold three workers of 0.1 each."""
 
 TOKEN = secrets.token_hex(32)
-"""Of the clusters that this process starts, one after the other; Ray reads it once per process."""
+"""Of the clusters that this process starts, one after the other."""
 
 
 def check_ray(address: str | None) -> list[Problem]:
@@ -115,6 +116,7 @@ class RayConnection:
                     import ray
 
                     ray.shutdown()
+                    _refresh_token()  # a cluster that other code starts next has another one, or none
         except BaseException as error:  # noqa: BLE001  it is raised in the thread that waits
             if not started.done():
                 started.set_exception(error)
@@ -134,13 +136,24 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
         _set_variables(variables),
         boundary(BackendUnavailable, f"cannot reach Ray{f' at {address}' if address else ''}"),
     ):
-        import ray  # which reads RAY_AUTH_MODE when it is imported
+        import ray
 
         if ray.is_initialized():
             return False
+        _refresh_token()
         logging.getLogger("ray").setLevel(logging.ERROR)  # a worker that ends is in our own log
         ray.init(**_choose_options(address, num_workers, resources))
         return True
+
+
+def _refresh_token() -> None:
+    """Makes Ray read RAY_AUTH_MODE and the token again.
+
+    It reads the mode when it is imported, which agents and other libraries may have done before, and the token once.
+    """
+    compiled: Any = importlib.import_module("ray._raylet")  # Ray's own `ray.init` and tests do the same
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def count_places(resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]] | None = None) -> int:
@@ -189,7 +202,7 @@ def _format_resources(resources: Mapping[str, float]) -> str:
 
 
 def _is_chosen(name: str) -> bool:
-    """True for a resource that somebody asks for, False for memory and for the marks of nodes."""
+    """True for CPUs, GPUs and resources of your own; False for memory and for the entries that identify nodes."""
     return name not in ("memory", "object_store_memory") and not name.startswith(("node:", "accelerator_type:"))
 
 

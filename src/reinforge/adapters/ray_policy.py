@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.adapters.ray_router import find_conversation
 from reinforge.adapters.ray_worker import PolicyDescription
-from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
@@ -26,7 +26,7 @@ class Workers(Protocol):
         """Returns the fingerprint of the weights that every worker has."""
 
 
-class RoutedPolicy(PolicyServer):
+class RoutedPolicy(DescribedPolicy):
     """Samples from one adapter, or from the only policy, on any of the workers.
 
     Args:
@@ -36,29 +36,8 @@ class RoutedPolicy(PolicyServer):
     """
 
     def __init__(self, group: Workers, name: str, description: PolicyDescription):
-        self._group, self.name, self._description = group, name, description
-        self.tolerance, self.max_model_len = description.tolerance, description.max_model_len
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        """The version that was published last."""
-        return self._version
-
-    @property
-    def model_name(self) -> str:
-        """The model's name, for `target_model` and the record."""
-        return self._description.model_name
-
-    @property
-    def chat_template(self) -> str | None:
-        """The tokenizer's template."""
-        return self._description.chat_template
-
-    @property
-    def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
-        return self._description.history
+        super().__init__(description)
+        self._group, self.name = group, name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply; if its worker ends meanwhile, another one samples it.
@@ -69,9 +48,7 @@ class RoutedPolicy(PolicyServer):
         """
         key = find_conversation(request)
         reply: ModelReply = await self._group.ask(key, lambda actor: actor.sample.remote(self.name, request))
-        if reply.version is not None:
-            self._version = max(self._version, reply.version)  # a request after a job opens admission by itself
-        return reply
+        return self.note_version(reply)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given the tokens before it, at temperature 1."""

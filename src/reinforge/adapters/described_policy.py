@@ -1,0 +1,71 @@
+"""A policy in another process: what never changes about it is described once, when it is loaded."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from reinforge.interfaces import PolicyServer
+from reinforge.types.request import ModelReply
+
+
+class PolicyFacts(Protocol):
+    """What never changes about a policy; attributes are those of `PolicyServer`."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's name."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's template."""
+
+    @property
+    def history(self) -> str:
+        """How earlier replies reach the model: `template` or `splice`."""
+
+    @property
+    def tolerance(self) -> float:
+        """Most nats by which sampler and learner may differ on one token."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and reply together."""
+
+
+class DescribedPolicy(PolicyServer):
+    """Base of the policies whose engine is elsewhere.
+
+    Args:
+        facts: What never changes about it.
+        version: The version of its weights.
+    """
+
+    def __init__(self, facts: PolicyFacts, version: int = 0):
+        self._facts, self._version = facts, version
+        self.tolerance, self.max_model_len = facts.tolerance, facts.max_model_len
+
+    @property
+    def version(self) -> int:
+        """The version that was published last."""
+        return self._version
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, for `target_model` and the record."""
+        return self._facts.model_name
+
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's template."""
+        return self._facts.chat_template
+
+    @property
+    def history(self) -> str:
+        """How earlier replies reach the model: `template` or `splice`."""
+        return self._facts.history
+
+    def note_version(self, reply: ModelReply) -> ModelReply:
+        """Returns a reply; a request after a job opens admission by itself, so its version may be new."""
+        if reply.version is not None:
+            self._version = max(self._version, reply.version)
+        return reply
