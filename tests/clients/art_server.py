@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from reinforge.config.schema import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.server.app import ServeApp
 from reinforge.server.art.api import ARTApi
 from reinforge.server.base_models import BaseModels

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import reinforge
-from reinforge.config.schema import SamplingConfig
+from reinforge.config.episodes import SamplingConfig
 from reinforge.engine.artifacts import gguf_file
 from reinforge.engine.artifacts.generate_policy import GeneratePolicy
 from reinforge.exports.llama_cpp_policy import LlamaCppPolicy
