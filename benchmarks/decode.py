@@ -5,6 +5,7 @@ python benchmarks/decode.py --rows 1 32 64           several sizes of the batch
 python benchmarks/decode.py --prompt 60 --new 24 --group 8   the shape of a GRPO epoch, whose siblings share a prompt
 python benchmarks/decode.py --model FOLDER           a pretrained model, such as SmolLM2-135M-Instruct
 python benchmarks/decode.py --llama-cpp PYTHON GGUF  one stream against llama.cpp, run by another environment's Python
+python benchmarks/decode.py --adapters 1 2 4 8       rows of several adapters: the fast decoder against the modules
 
 Speeds are tokens per second of CPU time of the thread that computes, since one core of a shared machine is compared.
 `generate` runs on the plain model without an adapter, in the dtype and with the cache that were fastest.
@@ -30,7 +31,7 @@ import torch
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, make_prompts, random_model, sample_all
 from benchmarks.sides import format_spread
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 
 STREAM = """
@@ -78,7 +79,9 @@ def generate(engine: Engine, prompts: torch.Tensor, new: int, cache: str) -> int
     return engine.policy.sampler.call(run)
 
 
-def load(stack: ExitStack, args: argparse.Namespace, folder: str, dtype: str, lora: int) -> Engine:
+def load(
+    stack: ExitStack, args: argparse.Namespace, folder: str, dtype: str, lora: int, adapters: tuple[str, ...] = ()
+) -> Engine:
     config = PolicyConfig(
         model=folder,
         dtype=dtype,
@@ -86,7 +89,7 @@ def load(stack: ExitStack, args: argparse.Namespace, folder: str, dtype: str, lo
         max_model_len=args.prompt + args.new,
         lora=LoRAConfig(r=lora) if lora else None,
     )
-    engine = stack.enter_context(Engine.load(config, seed=0, device="cpu"))
+    engine = stack.enter_context(Engine.load(config, seed=0, device="cpu", adapters=adapters))
     engine.policy.sampler._eos[:] = False  # both sides sample every token
     return engine
 
@@ -128,6 +131,33 @@ def compare_stream(ours: Engine, args: argparse.Namespace) -> None:
     print("  ratio     ", format_spread([a / b for a, b in zip(ours_s, theirs_s, strict=True)]), flush=True)
 
 
+def compare_adapters(args: argparse.Namespace, folder: str, rows: int, count: int) -> None:
+    """Compares the sampler's two decoders, in turn, in one engine whose adapters share the rows."""
+    with ExitStack() as stack:
+        engine = load(stack, args, folder, args.dtype, args.lora, tuple(f"adapter{n}" for n in range(count)))
+        generator, prefiller = torch.Generator().manual_seed(0), engine.policy.sampler._prefiller
+        decoders = {"fast decoder": prefiller.fast_llama, "modules     ": None}
+        assert prefiller.fast_llama is not None
+        with torch.no_grad():
+            for name, parameter in engine.model.module.named_parameters():
+                if ".lora_B." in name:  # which begin as 0
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        engine.policy.sampler.call(prefiller.fast_llama.drop_weights)
+        speeds: dict[str, list[float]] = {name: [] for name in decoders}
+        for number in range(args.pairs + 1):
+            prompts = make_prompts(rows, args.prompt, engine.model.vocab_size, args.group, seed=number)
+            for name, decoder in decoders.items():
+                prefiller.fast_llama = decoder
+                engine.policy.sampler.call(engine.policy.sampler._prefix_cache.clear)
+                speed = measure(engine, lambda p=prompts: sample_all(engine, p, args.new))
+                speeds[name] += [speed] if number else []
+    print(f"{rows} rows of {count} adapters of rank {args.lora} in {args.dtype}, tokens per CPU second")
+    for name, values in speeds.items():
+        print(f"  {name}", format_spread(values, digits=1))
+    fast, modules = speeds.values()
+    print("  ratio       ", format_spread([a / b for a, b in zip(fast, modules, strict=True)]), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64])
@@ -137,6 +167,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="of our side")
     parser.add_argument("--lora", type=int, default=16, help="rank of our side's adapter; 0: none")
+    parser.add_argument("--adapters", type=int, nargs="+", default=[], help="adapters that share the rows")
     parser.add_argument("--model", help="folder of a model, instead of random weights in SmolLM-135M's shape")
     parser.add_argument("--llama-cpp", nargs=2, metavar=("PYTHON", "GGUF"), help="compare one stream with llama.cpp")
     parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
@@ -146,6 +177,11 @@ def main() -> None:
     print(describe())
     with ExitStack() as stack:
         folder = args.model or stack.enter_context(random_model(SIZES["135m"]))
+        for count in args.adapters:
+            for rows in args.rows:
+                compare_adapters(args, folder, rows, count)
+        if args.adapters:
+            return
         ours = load(stack, args, folder, args.dtype, args.lora)
         if args.llama_cpp:
             compare_stream(ours, args)

@@ -54,7 +54,7 @@ from benchmarks.workload import TOKENIZER, Shape, make_model
 from reinforge.algorithms import cispo, dapo, dpo, dr_grpo, gspo, ipo, kto, orpo, rloo, sapo, sft, simpo
 from reinforge.algorithms import grpo as grpo_
 from reinforge.algorithms.samples import fill_trained_tokens
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.interfaces import Algorithm
 from reinforge.types.request import TokenLogprobs

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, Waiter, random_model
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.types.request import SamplingParams

@@ -68,7 +68,7 @@ def write_model(source: str, folder: Path) -> None:
     """Writes a model as a folder in which an unused token ends replies."""
     import torch
 
-    from reinforge.config.schema import PolicyConfig
+    from reinforge.config.policy import PolicyConfig
     from reinforge.engine.model.loading import load_module, load_tokenizer
 
     module = load_module(source, torch.float32)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, random_model
 from reinforge.adapters.ray_cluster import RayConnection
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.types.request import ModelRequest, SamplingParams
 
 EXAMPLES, SIBLINGS = 16, 8

@@ -29,7 +29,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.machine import describe, matmul_gflops, refuse_if_busy
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import find_end_tokens
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -96,8 +96,12 @@ def make_prompts(count: int, length: int, vocab_size: int, group: int = 1, seed:
 
 
 def sample_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
-    waiter = Waiter()
-    requests = [SampleRequest(tuple(row), new_tokens, SamplingParams(), owner=waiter) for row in prompts.tolist()]
+    """Samples a reply to each prompt, by the engine's adapters in turn."""
+    waiter, adapters = Waiter(), list(engine.policies)
+    requests = [
+        SampleRequest(tuple(row), new_tokens, SamplingParams(), owner=waiter, adapter=adapters[number % len(adapters)])
+        for number, row in enumerate(prompts.tolist())
+    ]
     waiter.left = len(requests)
     engine.policy.sampler.submit(requests)
     waiter.done.wait()

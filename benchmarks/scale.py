@@ -7,8 +7,9 @@ journal   A short real run (the demo) is stopped; the same run then gets a milli
           and the stages and snapshots of the 1,500 epochs that they would have been. Measured: `runs show`, and
           `--resume` up to its first new episode, each as a process of its own, for the run before and after. FOLDER
           keeps the run for later calls.
-waiting   Episodes whose model does not answer, all in flight at once, in one event loop: memory (as Python's allocator
-          counts it, and of the process) for each, without the text of its messages, which a first batch measures.
+waiting   Episodes whose model does not answer, all in flight at once, in the event loop of a run: memory for each, as
+          Python's allocator counts it, and of the process. "An agent alone" is a task that asks the same model without
+          a run: its frames, its wait and its messages, which an episode has too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def main() -> None:
     refuse_if_busy()
     print(describe())
     if args.what == "waiting":
-        asyncio.run(measure_waiting(args.episodes or 10_000))
+        measure_waiting(args.episodes or 10_000)
         return
     with tempfile.TemporaryDirectory() as folder:
         measure_journal(args.folder or Path(folder), args.episodes or 1_000_000, args.chars)
@@ -158,61 +160,91 @@ def pad(episode: dict[str, Any], chars: int) -> str:
 # Waiting episodes.
 
 
-async def measure_waiting(num_episodes: int) -> None:
+class Silent:
+    """A model that does not answer until it is told to."""
+
+    is_policy, model_name = True, "silent"
+
+    def __init__(self) -> None:
+        self.answered, self.num_waiting = asyncio.Event(), 0
+
+    async def sample(self, request):
+        from reinforge.types.request import ModelReply
+
+        self.num_waiting += 1
+        await self.answered.wait()
+        return ModelReply({"role": "assistant", "content": "a"}, "stop", None)
+
+
+async def ask(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+    return reply.choices[0].message.content
+
+
+async def ask_alone(model: Silent) -> Any:
+    return await model.sample([{"role": "user", "content": "question"}])
+
+
+async def score(record):
+    record.reward = 1.0
+
+
+async def run_alone(model: Silent, count: int) -> None:
+    await asyncio.gather(*[asyncio.create_task(ask_alone(model)) for _ in range(count)])
+
+
+async def run_episodes(model: Silent, count: int, concurrency: int) -> None:
     from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
     from reinforge.rollout.runner import EpisodeRunner
     from reinforge.rollout.workflow import bind_workflow
     from reinforge.types.episode import EpisodeKey
     from reinforge.types.evaluation import EvalInputItem
-    from reinforge.types.request import ModelReply
 
-    class Silent:
-        """A model that does not answer until it is told to."""
+    settings = {"sampling": SamplingConfig(), "limits": LimitsConfig(), "outcomes": OutcomesConfig(retries=0)}
+    runner = EpisodeRunner(bind_workflow(ask), {"agent": model}, **settings, run_seed=0, max_concurrency=concurrency)
+    item = EvalInputItem(id="0", input_obj="question", expected_output_obj="a", full_dataset_entry={})
+    episodes = [(EpisodeKey("collect", 0, "0", number), item) for number in range(count)]
+    await runner.run(episodes, score, lambda record: None)
 
-        is_policy, model_name = True, "silent"
 
-        def __init__(self) -> None:
-            self.answered, self.num_waiting = asyncio.Event(), 0
+async def measure_flight(run: Callable[[Silent], Coroutine[Any, Any, None]], num_waiting: int) -> tuple[float, float]:
+    """Returns the bytes that are added until so many wait for the model: of Python's allocator, and of the process."""
+    model = Silent()
+    gc.collect()
+    before, resident = tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss
+    work = asyncio.create_task(run(model))
+    while model.num_waiting < num_waiting:
+        await asyncio.sleep(0.01)
+    gc.collect()
+    after, now = tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss
+    model.answered.set()
+    await work
+    return after - before, now - resident
 
-        async def sample(self, request):
-            self.num_waiting += 1
-            await self.answered.wait()
-            return ModelReply({"role": "assistant", "content": "a"}, "stop", None)
 
-    async def agent(item, llm, context):
-        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
-        return reply.choices[0].message.content
+def measure_waiting(num_episodes: int) -> None:
+    from reinforge.rollout.isolation.containment import create_loop
 
-    async def score(record):
-        record.reward = 1.0
+    loop = create_loop()
 
-    async def run(count: int, concurrency: int) -> tuple[float, float]:
-        """Returns the bytes of each episode: of Python's allocator, and of the process."""
-        model = Silent()
-        settings = {"sampling": SamplingConfig(), "limits": LimitsConfig(), "outcomes": OutcomesConfig(retries=0)}
-        runner = EpisodeRunner(
-            bind_workflow(agent), {"agent": model}, **settings, run_seed=0, max_concurrency=concurrency
-        )
-        item = EvalInputItem(id="0", input_obj="question", expected_output_obj="a", full_dataset_entry={})
-        episodes = [(EpisodeKey("collect", 0, "0", number), item) for number in range(count)]
-        gc.collect()
-        before, resident = tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss
-        work = asyncio.create_task(runner.run(episodes, score, lambda record: None))
-        while model.num_waiting < min(count, concurrency):
-            await asyncio.sleep(0.01)
-        gc.collect()
-        after, now = tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss
-        model.answered.set()
-        await work
-        return (after - before) / count, (now - resident) / count
-
-    await run(100, 100)
-    for concurrency, what in ((num_episodes, "wait for the model"), (64, f"queue behind 64 of {num_episodes:,}")):
-        _, resident = await run(num_episodes, concurrency)
+    def measure(run: Callable[[Silent], Coroutine[Any, Any, None]], num_waiting: int) -> float:
+        """Prints and returns the bytes of each, of Python's allocator."""
+        _, resident = loop.run_until_complete(measure_flight(run, num_waiting))
         tracemalloc.start()
-        traced, _ = await run(num_episodes, concurrency)
+        traced, _ = loop.run_until_complete(measure_flight(run, num_waiting))
         tracemalloc.stop()
-        print(f"{num_episodes:,} episodes that {what}: {traced:,.0f} bytes each, {resident:,.0f} of the process")
+        print(f"{traced / num_episodes:,.0f} bytes each, {resident / num_episodes:,.0f} of the process")
+        return traced / num_episodes
+
+    loop.run_until_complete(measure_flight(lambda model: run_episodes(model, 100, 100), 100))
+    print(f"{num_episodes:,} agents alone that wait for the model: ", end="")
+    alone = measure(lambda model: run_alone(model, num_episodes), num_episodes)
+    print(f"{num_episodes:,} episodes that wait for the model: ", end="")
+    flight = measure(lambda model: run_episodes(model, num_episodes, num_episodes), num_episodes)
+    print(f"    beyond the agent alone: {flight - alone:,.0f} bytes each")
+    print(f"{num_episodes:,} episodes that queue behind 64: ", end="")
+    measure(lambda model: run_episodes(model, num_episodes, 64), 64)
+    loop.close()
 
 
 if __name__ == "__main__":

@@ -350,7 +350,7 @@ def measure_sampler(size: str) -> tuple[float, float, float]:
     import torch
 
     from benchmarks.sampler import SIZES, random_model
-    from reinforge.config.schema import PolicyConfig
+    from reinforge.config.policy import PolicyConfig
     from reinforge.engine import Engine
     from reinforge.types.request import ModelRequest, SamplingParams
 

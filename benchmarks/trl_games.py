@@ -128,7 +128,7 @@ def train(
     from transformers.utils import logging
     from trl import GRPOConfig, GRPOTrainer
 
-    from reinforge.config.schema import ScheduleConfig
+    from reinforge.config.policy import ScheduleConfig
     from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
 
     logging.set_verbosity_error()

@@ -24,7 +24,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.types.request import ModelRequest, SamplingParams

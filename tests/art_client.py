@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.server.app import ServeApp
 from reinforge.server.art.api import ARTApi
 from reinforge.server.base_models import BaseModels

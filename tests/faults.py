@@ -1,11 +1,13 @@
 """Every fault of seed-faults.md has a test named after it, here or where `COVERED` says."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
+@cache
 def functions_of(path):
     """Returns the names of the test functions in a file."""
     tree = ast.parse((ROOT / path).read_text())

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.server.app import ServeApp
 from reinforge.server.base_models import BaseModels

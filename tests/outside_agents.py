@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import psutil
 import yaml
 
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import load_config
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.episode import EpisodeKey

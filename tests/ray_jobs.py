@@ -9,7 +9,8 @@ import psutil
 from safetensors.torch import load_file
 
 from reinforge import crash
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig

@@ -1,4 +1,9 @@
-"""A whole run without torch: everything of ours around a policy that answers at once."""
+"""A whole run without torch: everything of ours around a policy that answers at once.
+
+Its project is its folder: with the working directory, the source of this package, each run would hash all of it.
+"""
+
+from dataclasses import replace
 
 from reinforge.config.loader import build_config
 from reinforge.config.schema import TrainerAdapterConfig
@@ -63,6 +68,5 @@ class ScriptedRun:
             self.events.append("closed")
 
         registry.add("trainer_adapter", ScriptedAdapterConfig, scripted_adapter)
-        return await run_async(
-            build_config(self.settings, registry=registry), RunOptions(run_name="r", **options), registry
-        )
+        loaded = replace(build_config(self.settings, registry=registry), project_root=self.folder)
+        return await run_async(loaded, RunOptions(run_name="r", **options), registry)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.server.app import ServeApp
 from reinforge.server.base_models import BaseModels
 from reinforge.server.models import ServedModels

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.losses.base import register_loss
 from reinforge.engine.memory_use import MemoryUse

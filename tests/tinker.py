@@ -9,7 +9,7 @@ import itertools
 import httpx
 import numpy as np
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.server.app import ServeApp
 from reinforge.server.models import ServedModels
 from reinforge.server.tinker.api import TinkerApi, TinkerSettings

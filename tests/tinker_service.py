@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reinforge.adapters.tinker_service import ServiceReply
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.server.tinker.losses import LOSSES, build_batch, find_loss
 from reinforge.server.tinker.wire import TinkerDatum

@@ -71,7 +71,7 @@ def test_names_that_contributing_points_to_are_there():
         "registry.py": ["BUILTIN_MODULES"],
         "engine/sampling/fast_llama.py": ["MODEL_TYPES", "def supports_fast_decode"],
         "cli/__init__.py": ["COMMANDS"],
-        "config/schema.py": ["class OutcomesConfig"],
+        "config/episodes.py": ["class OutcomesConfig"],
         "runs/summary.py": ["def facts"],
         "interfaces.py": ["class TrainerAdapter"],
     }.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.server.fine_tuning.api import FineTuningSettings
 from reinforge.server.fine_tuning.files import FileLimits
 from reinforge.server.fine_tuning.plan import NUM_GENERATIONS

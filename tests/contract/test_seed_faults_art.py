@@ -8,7 +8,7 @@ import pytest
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.samples import samples_from_groups
 from reinforge.config.loader import load_config
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import ConfigError
 from reinforge.finetuning import (
     ARTTrainer,

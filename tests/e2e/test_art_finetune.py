@@ -27,7 +27,7 @@ def jobs_of(project):
     return [(status, json.loads(ref)["metadata"], json.loads(data)["metadata"]) for status, ref, data in rows]
 
 
-@pytest.mark.parametrize("protocol", [2, 1])
+@pytest.mark.parametrize("protocol", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_trains_at_the_backend_and_promotes_the_better_model(project, art, protocol):
     use_art_adapter(project, art, protocol).set("finetuning.num_epochs", 2)
     result = project.finetune()
@@ -56,7 +56,7 @@ def test_a_run_trains_at_the_backend_and_promotes_the_better_model(project, art,
         assert art.inference_key.encode() not in content, path
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_promoted_model_can_be_evaluated(project, art, protocol):
     assert use_art_adapter(project, art, protocol).finetune().exit_code == 0
     art.chats.clear()
@@ -166,7 +166,7 @@ def test_old_steps_are_deleted_only_where_the_run_folder_no_longer_names_them(pr
 ENTRY = {"_type": "openai", "model_name": "agent-1", "max_tokens": 7}
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_entry_that_names_the_model_is_pointed_at_each_step(project, art, monkeypatch, protocol):
     """As in a file of the NeMo Agent Toolkit: `_type: openai` with the address of the server and the model's name."""
     monkeypatch.setenv("INFERENCE_KEY", art.inference_key)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reinforge.config.schema import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.server.app import ServeApp
 from reinforge.server.art.api import ARTApi
 from reinforge.server.base_models import BaseModels
@@ -43,7 +43,7 @@ def server(tiny_model_dir, tmp_path):
         loop.close()
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_trains_on_the_server_and_gets_better(project, server, protocol, monkeypatch):
     monkeypatch.setenv("ART_KEY", server.key)
     use_art_adapter(project, server, protocol, training={"learning_rate": 0.02})

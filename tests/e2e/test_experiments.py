@@ -43,7 +43,7 @@ def metrics(tmp_path, run_id="r"):
 @pytest.mark.parametrize(
     ("trainer", "fields"),
     [
-        ("pure_text_ei", {}),
+        pytest.param("pure_text_ei", {}, marks=pytest.mark.slow),  # quick: the run that was stopped
         ("pure_text_malt", {}),
         ("pure_text_grpo", {"pure_text_grpo": {"num_generations": 4}}),
     ],

@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.server.fine_tuning.api import FineTuningSettings
 from reinforge.server.fine_tuning.runner import JobSettings
 from tests.fine_tuning import FineTuningServer, ThreadedServer, ThreadLauncher, supervised_rows, to_jsonl
@@ -121,6 +121,17 @@ def test_a_job_of_preferences_and_one_with_a_grader(start):
         assert len(rewards) == 6
         assert sum(rewards[-2:]) > sum(rewards[:2])
         assert any("Verdict" in each.message for each in client.fine_tuning.jobs.list_events(job.id))
+
+
+def test_rows_that_are_too_long_are_an_event_of_the_job(start):
+    with start() as service, make_client(service) as client:
+        rows = [*supervised_rows(7), *supervised_rows(1, "a" * 20_000)]
+        file = client.files.create(file=("rows.jsonl", to_jsonl(rows)), purpose="fine-tune")
+        settings = {"n_epochs": 1, "batch_size": 8}
+        job = client.fine_tuning.jobs.create(model=BASE, training_file=file.id, hyperparameters=settings)
+        assert wait(client, job.id).status == "succeeded"
+        [warning] = [each for each in client.fine_tuning.jobs.list_events(job.id) if each.level == "warn"]
+        assert warning.message.startswith("1 of 8 training rows do not fit the model's context and are left out (")
 
 
 @pytest.mark.slow

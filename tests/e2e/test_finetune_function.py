@@ -28,8 +28,9 @@ def variety(output, expected):
 
 
 @pytest.fixture
-def run(tmp_path, tiny_model_dir):
-    """Calls `reinforge.finetune` with a task that takes a second."""
+def run(tmp_path, tiny_model_dir, monkeypatch):
+    """Calls `reinforge.finetune` with a task that takes a second, in a folder without our source: a run hashes it."""
+    monkeypatch.chdir(tmp_path)
 
     def call(**given):
         settings = given.pop("settings", {})
@@ -143,7 +144,7 @@ def test_an_error_is_shown_alone(run, given, kind):
     assert text.count("Traceback") == 1, text
 
 
-async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_plot_another(run, monkeypatch, capsys):
+async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_plot_another(run, plots, monkeypatch, capsys):
     """The double keeps outputs by their display id, as Jupyter does."""
     outputs = {}
 
@@ -152,7 +153,8 @@ async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_plot_a
         outputs[display_id] = bundle
 
     shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    double = types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))  # matplotlib reads its version
+    monkeypatch.setitem(sys.modules, "IPython", double)
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
     summary = run(progress=None)
     progress, verdict = outputs.values()

@@ -65,6 +65,7 @@ def test_without_torch_every_command_names_the_packages_and_leaves_nothing_behin
     assert not [path for name in ("runs", ".reinforge", "home") for path in (written.folder / name).rglob("*")]
 
 
+@pytest.mark.slow
 def test_without_the_look_at_the_packages_the_run_fails_after_its_folder_is_made(written):
     """The mutation of the test above: with no package reported, the run starts and leaves its folder."""
     mutation = "import reinforge.adapters.local as local\nlocal.check_packages = lambda **given: []\n"

@@ -46,7 +46,7 @@ def export(folder, *records):
 @pytest.mark.parametrize(
     ("algorithm", "num_epochs"),
     [
-        ({"_type": "sft", "min_reward": 0.5}, 3),
+        pytest.param({"_type": "sft", "min_reward": 0.5}, 3, marks=pytest.mark.slow),
         ({"_type": "kto", "beta": 0.05}, 8),
         ({"_type": "rejection_sampling"}, 3),
     ],

@@ -7,9 +7,11 @@ import pytest
 
 from reinforge.adapters.http import HttpAdapter
 from reinforge.adapters.http_config import HttpAdapterConfig
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.schema import LimitsConfig, PolicyConfig
+from reinforge.config.episodes import LimitsConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.files import find_damage
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError

@@ -117,7 +117,7 @@ class Rare(Babble):
         return "a rare letter" if agent == "verifier" and text[:1] in "qxzjkvw" else None
 
 
-@pytest.mark.parametrize("method", ["ei", "malt"])
+@pytest.mark.parametrize("method", ["ei", pytest.param("malt", marks=pytest.mark.slow)])
 async def test_a_loop_over_groups(tmp_path, tiny_model_dir, method, caplog):
     """A trained prover beside a frozen verifier, some of whose dialogues have no valid reply."""
     agent = {"model_name": str(tiny_model_dir), "max_tokens_per_message": 4, "num_invalid_generation_retries": 0}

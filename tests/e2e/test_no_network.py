@@ -62,7 +62,7 @@ def test_importing_uses_no_network(name, tmp_path):
     [
         pytest.param("import socket; socket.create_connection(('192.0.2.1', 80))", marks=pytest.mark.slow),
         pytest.param("import socket; socket.getaddrinfo('example.org', 443)", marks=pytest.mark.slow),
-        "import urllib.request; urllib.request.urlopen('http://192.0.2.1')",
+        pytest.param("import urllib.request; urllib.request.urlopen('http://192.0.2.1')", marks=pytest.mark.slow),
         "import asyncio; asyncio.run(asyncio.open_connection('192.0.2.1', 80))",
     ],
 )

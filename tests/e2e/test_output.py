@@ -92,6 +92,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path):
     assert (done.returncode, done.stdout) == (5, "first\nsecond\n")
 
 
+@pytest.mark.slow
 def test_optimized_python_without_docstrings_is_refused_with_the_reason(project):
     project.write_files()
     command = [sys.executable, "-OO", "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
@@ -113,7 +114,14 @@ def test_optimized_python_runs(project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("redirection", [">&-", ">/dev/full 2>/dev/full", "<&- >&- 2>&-", "| head -1"])
+@pytest.mark.parametrize(
+    "redirection",
+    [
+        *(pytest.param(each, marks=pytest.mark.fault) for each in (">&-", ">/dev/full 2>/dev/full")),
+        "<&- >&- 2>&-",
+        "| head -1",
+    ],
+)
 def test_a_whole_run_needs_no_output(project, redirection):
     project.set("finetuning.num_epochs", 1)
     project.write_files()

@@ -64,6 +64,7 @@ def assert_bounded(project):
     assert "no trained token is more than 1 version old" in (project.run / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
     before, after = finish(project, 0), finish(project, 1)
     assert_bounded(project)

@@ -13,7 +13,8 @@ import yaml
 from aiohttp import web
 
 import reinforge
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.models.local_llm import LocalLLM
 from tests.e2e.test_resume import call
 from tests.models import make_tiny_model
@@ -139,6 +140,7 @@ class ScoringEndpoint:
         self.thread.join(30)
 
 
+@pytest.mark.slow
 def test_an_endpoint_teaches_what_the_same_model_teaches_in_this_process(staged, teacher):
     staged.set("finetuning.algorithm", DISTILL["algorithm"]).set("finetuning.num_epochs", 1)
     staged.set("finetuning.deterministic", True)
@@ -269,6 +271,7 @@ def test_a_smoke_test_runs_every_stage(staged):
     assert [(row["stage"], row["num_updates"]) for row in rows] == [("sft", 1), ("grpo", 1)]
 
 
+@pytest.mark.slow
 def test_the_last_stage_can_be_extended_and_no_other(staged):
     staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 1, **GRPO}}).set("finetuning.num_epochs", 3)
     assert staged.finetune().exit_code == 0

@@ -111,7 +111,7 @@ def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_own_task_example_improves_the_agent_on_every_seed(tmp_path, seed):
     """The README's own program: 729 questions, 182 of them for the verdict; about half a minute a seed."""
     source = (ROOT / "examples" / "own_task.py").read_text()

@@ -10,7 +10,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
 from reinforge.adapters.ray_cluster import RayConnection
 from reinforge.algorithms.dpo import DPO, DPOConfig

@@ -11,6 +11,7 @@ from reinforge.errors import BudgetReached, EvaluationError, JobFailed
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.report import MAX_ROWS
 from reinforge.trainer import run as run_module
+from reinforge.trainer import verdict
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.scripted_run import ScriptedRun, ask
 
@@ -95,7 +96,7 @@ async def test_a_gain_of_one_part_alone_comes_with_a_warning_everywhere(tmp_path
 
 async def test_without_the_check_such_a_gain_passes_without_a_word(tmp_path, monkeypatch):
     """The mutation: it is this check that warns."""
-    monkeypatch.setattr(run_module, "find_one_sided_gain", lambda changes: None)
+    monkeypatch.setattr(verdict, "find_one_sided_gain", lambda changes: None)
     run = LearningRun(tmp_path)
     weights = {"_type": "weighted", "weights": {"judge": 0.8, "format": 0.2}}
     run.settings["eval"]["evaluators"] = {"judge": python(never), "format": python(by_version), "reward": weights}
@@ -112,7 +113,7 @@ async def test_the_power_of_the_verdict_is_told_before_the_run(tmp_path):
     assert run.progress.settings["agent"] == f"ask (scripted_run.py:{ask.__code__.co_firstlineno})"
 
 
-async def test_a_constant_reward_is_told_once_before_training_and_ends_without_an_offer_to_resume(tmp_path):
+async def test_a_constant_reward_is_told_once_before_training_and_ends_without_an_offer_to_resume(tmp_path, plots):
     run = LearningRun(tmp_path, reward=never)
     run.settings["finetuning"]["limits"] = {"max_refills": 0}
     run.settings["finetuning"]["num_epochs"] = 5
@@ -181,12 +182,12 @@ async def test_a_killed_run_tells_its_best_checkpoint_too(tmp_path, monkeypatch)
     class Killed(BaseException):
         pass
 
-    def die(self):
+    def die(*_):
         raise Killed
 
     run = LearningRun(tmp_path, reward=by_version)
     run.settings["finetuning"] |= {"num_epochs": 2, "run_configuration": {"validation_interval": 1}}
-    monkeypatch.setattr(run_module._Run, "_write_files", die)
+    monkeypatch.setattr(run_module, "write_run_files", die)
     with pytest.raises(Killed):
         await run.run()
     text = show(run, "show", "r")

@@ -8,7 +8,8 @@ import yaml
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.cli import main
 from reinforge.engine import NamedPolicies
 from reinforge.interfaces import PolicyServer

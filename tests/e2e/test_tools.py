@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reinforge
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig
 from reinforge.errors import EvaluationError
 from reinforge.rollout.capture import Capture
 from reinforge.runs.progress import SilentProgress
@@ -194,7 +194,7 @@ async def careless_agent(item, llm, context):
 async def run_careless_agent(folder):
     run = ScriptedRun(folder, workflow=careless_agent, reward=lambda output, expected: float(output == "1"))
     run.adapter.server = ToolPolicy(write_calls)
-    run.settings["eval"]["general"]["dataset"]["rows"] = [{"id": i, "question": f"q{i}"} for i in range(40)]
+    run.settings["eval"]["general"]["dataset"]["rows"] = [{"id": i, "question": f"q{i}"} for i in range(16)]
     await run.run()
     rows = read_rows(folder / "r", "SELECT outcome, data FROM episodes")
     return [(outcome, json.loads(data)["reason"]) for outcome, data in rows]

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed
 from reinforge.types.request import ModelRequest, SamplingParams
@@ -21,9 +22,9 @@ KEY = "k-1234567890"
 LORA = {"lora": {"rank": 4}}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2"])
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.slow), "qwen2"])
 def model(request, tmp_path_factory):
-    """An output layer of its own, and one that is tied to the embeddings."""
+    """An output layer of its own (quick: tests/e2e/test_vllm_launch.py), and one that is tied to the embeddings."""
     return make_tiny_model(tmp_path_factory.mktemp("model") / request.param, request.param)
 
 

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from reinforge.adapters import vllm_process
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendUnavailable
 from tests.vllm_jobs import build_run_config, sample_group, train
@@ -92,6 +93,7 @@ async def test_a_server_that_cannot_start_is_an_error_with_its_log(python, tiny_
     assert adapter.engine is None
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_takes_its_processes_along_and_is_an_error(python, tiny_model_dir):
     adapter = build_adapter(python)
     await adapter.initialize(build_run_config(tiny_model_dir))

@@ -28,7 +28,7 @@ def test_the_reward_goes_up_and_the_files_show_it(project):
     assert "improved the agent" in result.output
 
 
-def test_every_file_of_the_run_folder(project):
+def test_every_file_of_the_run_folder(project, plots):
     project.set("finetuning.num_epochs", 2)
     assert project.finetune().exit_code == 0
     names = {path.name for path in project.run.iterdir()} - {".lock", "run.sqlite-wal", "run.sqlite-shm"}

@@ -25,7 +25,7 @@ from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.rollout import runner
-from reinforge.rollout.isolation import agent_call, containment, processes, transport
+from reinforge.rollout.isolation import containment, processes, transport
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import guard, loop, resume, run, signals, stages
@@ -65,7 +65,7 @@ def keep_the_optimizer_between_stages():
 
 def forget_the_reference():
     def load_reference(engine, folder, version):
-        engine._reference_version = version
+        engine._stages.reference_version = version
 
     Engine.load_reference = load_reference
 
@@ -243,11 +243,11 @@ def let_anyone_cancel():
 
 
 def contain_nothing():
-    async def run_inline(call, timeout_s=None):
-        async with asyncio.timeout(timeout_s):
-            return await call()
+    async def settle(task):
+        task.result = await task.call()
 
-    agent_call.run_contained = run_inline
+    containment.ContainedTask._settle = settle
+    containment.ContainedTask.abandon = lambda task: None
 
 
 def interrupt_nobody():

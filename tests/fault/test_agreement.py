@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import register_trainer_adapter

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from reinforge import files
 from reinforge.cli import main
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import StorageError
 from reinforge.runs.checkpoints import Checkpoints

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reinforge.config.schema import FinetuneConfig, SamplingConfig
+from reinforge.config.episodes import SamplingConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, ContextOverflow, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
@@ -183,7 +184,7 @@ def test_missing_episodes_of_the_last_round_alone_are_too_few(monkeypatch):
     collect = EpochTrainer._collect
 
     def collect_afresh(trainer, *arguments):
-        trainer._num_missing = 0
+        trainer._collector.num_missing = 0
         return collect(trainer, *arguments)
 
     case = {"kinds": ["a tool"], "rate": 0.9, "seed": 1, "num_groups": 6, "curriculum_learning": {}}

@@ -9,19 +9,18 @@ import itertools
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-import openai
 import pytest
 
 from reinforge.server.fine_tuning.records import FileRecord
 from reinforge.server.fine_tuning.states import JobState
 from reinforge.server.fine_tuning.store import JobStore
+from tests.fault.killed_servers import KilledServers, open_driver
 from tests.fine_tuning import supervised_rows, to_jsonl
 
 NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500"))
@@ -40,77 +39,10 @@ SITES = (
 )
 
 
-class QuickClient(openai.OpenAI):
-    """The official client, which waits 50 ms before it tries again instead of up to 8 s."""
-
-    def _calculate_retry_timeout(self, *arguments, **settings):
-        return 0.05
-
-
-class KilledServers:
-    """A server at one address that can be killed and started again, again and again.
-
-    Attributes:
-        num_kills: How often it was killed.
-    """
-
-    def __init__(self, driver, folder):
-        self._driver, self.folder = driver, folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.num_kills, self._pid = 0, 0
-
-    def start(self, site=""):
-        self._driver.stdin.write(f"{self.port}\t{self.folder}\t{site}\n")
-        self._driver.stdin.flush()
-        self._pid = int(self._driver.stdout.readline())
-
-    def wait_ready(self):
-        """Returns once the server listens."""
-        for _ in range(6000):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            time.sleep(0.01)
-        raise AssertionError("the server does not listen after a minute")
-
-    def kill(self):
-        os.kill(self._pid, signal.SIGKILL)
-        self.wait_end()
-        self.num_kills += 1
-
-    def wait_end(self):
-        assert self._driver.stdout.readline() == "ended\n"
-        self._pid = 0
-
-    def close(self):
-        if self._pid:
-            self.kill()
-
-    @contextlib.contextmanager
-    def restarted_after(self, site, then=""):
-        """Starts a server that dies at a site, and another one after it, during the block."""
-        self.start(site)
-        follower = threading.Thread(target=lambda: (self.wait_end(), self.start(then)))
-        follower.start()
-        yield
-        follower.join(30)
-
-    def client(self):
-        return QuickClient(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="x", max_retries=2000)
-
-    def read(self):
-        return JobStore(self.folder / "jobs.sqlite")
-
-
 @pytest.fixture(scope="module")
 def driver(finished_run):
-    """Forks servers, so that each starts in milliseconds."""
-    root, pipe = Path(__file__).parents[2], subprocess.PIPE
-    command = [sys.executable, "-m", "tests.fault.job_server", str(finished_run)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root, env=environment) as process:
-        yield process
-        process.stdin.close()
+    with open_driver("tests.fault.job_server", str(finished_run)) as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -133,7 +65,7 @@ def train(client, number):
 
 def assert_once(servers, jobs):
     """Each request made one file, one job, one model with its checkpoints, and one end."""
-    store = servers.read()
+    store = JobStore(servers.folder / "jobs.sqlite")
     found, _ = store.list_jobs(None, 10_000)
     assert sorted(job.id for job in found) == sorted(job.id for job in jobs)
     assert {job.state for job in found} == {JobState.SUCCEEDED}
@@ -171,7 +103,7 @@ def test_without_the_memory_of_requests_a_retry_makes_a_second_job(servers):
         job = train(client, 1)
     with pytest.raises(AssertionError):
         assert_once(servers, [job])
-    store = servers.read()
+    store = JobStore(servers.folder / "jobs.sqlite")
     assert len(store.list_jobs(None, 9)[0]) == 2
     store.close()
 

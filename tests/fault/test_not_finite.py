@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO
-from reinforge.config.schema import BatchConfig, FinetuneConfig, LimitsConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.episodes import LimitsConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine, LossOutput, register_loss
 from reinforge.errors import EngineError, TrajectoryError
 from reinforge.types.sample import LossSpec

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.types.request import TokenLogprobs

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.training.job import EngineJob

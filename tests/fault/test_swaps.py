@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.sampling.sampler import ReplySampler

@@ -17,7 +17,9 @@ import pytest
 
 from reinforge.algorithms import samples as to_samples_module
 from reinforge.algorithms.grpo import GRPO
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, PolicyConfig, SamplingConfig
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.evaluation.run import DatasetEvaluation

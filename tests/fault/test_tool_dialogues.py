@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.dialects.tool_calls import prepare_request
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine, register_loss
 from reinforge.errors import EngineError
 from reinforge.types.gradients import AdamSettings

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
 from reinforge.engine.training.collate import collate

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model import architecture
 from reinforge.engine.model.missing_kernels import HUB_KERNELS, shorten_kernel_warnings

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, Config, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.schema import Config
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training.learner import JobProgress, Learner

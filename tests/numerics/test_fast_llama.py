@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.sampling import fast_llama, projection, torchscript
+from reinforge.engine.sampling import fast_llama, llama_weights, projection, torchscript
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import PrefillRequest
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -105,18 +105,18 @@ def test_settings_of_a_family_decide(tmp_path, config, is_supported):
         assert_equal_to_modules(engine)
 
 
-def change_weights(engine):
+def change_weights(engine, adapter="default"):
     """Changes the weights as jobs do: while no reply is in flight."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(ord(adapter[0]))
 
     def change():
         with torch.no_grad():
             for parameter in engine.model.trained_parameters.values():
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
 
-    engine.policy.sampler.pause()
+    engine.policy.sampler.pause(adapter)
     engine.policy.sampler.call(change)
-    engine.policy.sampler.resume(1)
+    engine.policy.sampler.resume(1, adapter)
 
 
 @pytest.mark.parametrize("family", sorted(SUPPORTED))
@@ -127,7 +127,7 @@ def test_new_weights_are_used(tmp_path, monkeypatch, family):
         change_weights(engine)
         assert_equal_to_modules(engine)
         assert (step(engine) - before).abs().max() > 0.01
-        monkeypatch.setattr(FastLlama, "drop_weights", lambda self: None)
+        monkeypatch.setattr(FastLlama, "drop_weights", lambda *args: None)
         change_weights(engine)
         stale, modules = both_ways(engine, step)
         assert (stale - modules).abs().max() > 0.01
@@ -144,16 +144,33 @@ def test_adapters_stay_beside_the_weights(tmp_path, monkeypatch, family, targets
         change_weights(engine)
         assert_equal_to_modules(engine)
         assert (step(engine) - before).abs().max() > 0.001
-        monkeypatch.setattr(projection, "_collect_adapters", lambda *args: (None, None))
+        collect = projection.collect_adapter
+        monkeypatch.setattr(llama_weights, "collect_adapter", lambda layers, name: collect(layers, "none"))
         engine.policy.sampler.call(find_fast_llama(engine).drop_weights)
         bare, modules = both_ways(engine, step)
         assert (bare - modules).abs().max() > 0.001
 
 
-def test_several_adapters_use_the_modules(tiny_model_dir):
-    config = PolicyConfig(model=str(tiny_model_dir), max_num_seqs=8, lora=LoRAConfig(r=4))
-    with Engine.load(config, seed=0, device=DEVICE, adapters=("a", "b")) as engine:
-        assert find_fast_llama(engine) is None
+@pytest.mark.parametrize("family", sorted(SUPPORTED))
+def test_rows_of_several_adapters_have_the_logits_of_the_modules(tmp_path, family):
+    """Six rows and three prompts, whose adapters alternate."""
+    config = PolicyConfig(
+        model=str(make_tiny_model(tmp_path, family, **FAMILIES[family])), max_num_seqs=8, lora=LoRAConfig(r=4)
+    )
+    with Engine.load(config, seed=0, device=DEVICE, adapters=("a", "b", "c")) as engine:
+        assert find_fast_llama(engine) is not None
+        for name in ("c", "b", "a"):
+            engine.model.use_adapter(name)
+            change_weights(engine, name)
+        for compute, names in ((step, "bacabb"), (prompts, "cab")):
+
+            def mixed(engine, compute=compute, names=names):
+                with engine.policy.sampler._route_adapters(list(names)):
+                    return compute(engine)
+
+            fast, modules = both_ways(engine, mixed)
+            assert (fast - modules).abs().max() <= 1e-5 * modules.abs().max()
+            assert (fast - compute(engine)).abs().max() > 0.01, "one adapter for all rows gives other logits"
 
 
 @pytest.mark.parametrize("family", sorted(SUPPORTED))
@@ -204,7 +221,7 @@ def test_logits_are_the_same_without_packed_weights(tiny_model_dir, monkeypatch)
         found = prompts(engine), step(engine)
     monkeypatch.setattr(projection, "can_pack", lambda *args: False)
     with load(tiny_model_dir) as engine:
-        assert not find_fast_llama(engine)._layers()[0].qkv.weight.is_mkldnn
+        assert not find_fast_llama(engine).weights.collect_layers(("default",))[0].qkv.weight.is_mkldnn
         assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, (prompts(engine), step(engine)), strict=True))
 
 

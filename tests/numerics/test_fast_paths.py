@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import THRESHOLDS

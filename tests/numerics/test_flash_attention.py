@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.attention import few_keys_attention, grouped_attention
 from reinforge.engine.model.flash_attention import (
     PrefixRun,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reinforge.algorithms.kto import add_mismatched
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module

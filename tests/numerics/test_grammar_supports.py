@@ -11,9 +11,11 @@ import pytest
 import torch
 from jsonschema import validate
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.last_mlp import compute_mlp_at, find_last_layer

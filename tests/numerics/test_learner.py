@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import LossOutput, register_loss
 from reinforge.engine.model import lm_head as head
 from reinforge.engine.model.causal_model import CausalModel

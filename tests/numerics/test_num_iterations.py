@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.types.sample import LossSpec, Needs
 from tests.device import DEVICE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.engine.training.optimizers import get_state_keys, make_optimizer
 from reinforge.types.sample import LossSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine, LossOutput
 from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.errors import EngineError

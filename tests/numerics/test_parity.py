@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
@@ -23,14 +23,20 @@ from tests.samples import ask, request, sibling_samples, trained_samples
 SIZES = (6, 1, 3, 4, 1, 2)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request, tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+QUICK = ("llama", "gemma2", "gpt2")
+"""Families that run without the fast paths in the quick tests too."""
+CASES = [
+    pytest.param((name, fast_paths), id=f"{name}-{kind}", marks=[] if fast_paths or name in QUICK else pytest.mark.slow)
+    for name in FAMILIES
+    for fast_paths, kind in ((True, "fast"), (False, "general"))
+]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
-def engine(request, folder):
-    config = PolicyConfig(model=str(folder), max_num_seqs=5, fast_paths=request.param)
+@pytest.fixture(scope="module", params=CASES)
+def engine(request, tmp_path_factory):
+    name, fast_paths = request.param
+    folder = make_tiny_model(tmp_path_factory.mktemp(name), name, **FAMILIES[name])
+    config = PolicyConfig(model=str(folder), max_num_seqs=5, fast_paths=fast_paths)
     with Engine.load(config, seed=0, device=DEVICE) as engine:
         yield engine
 

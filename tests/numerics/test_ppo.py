@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reinforge.algorithms.ppo import PPO, PPOConfig, compute_gae, compute_token_rewards
-from reinforge.config.schema import BatchConfig, CriticConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, CriticConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.engine.losses.policy_gradient import ppo
 from reinforge.engine.model.value_head import compute_values

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import Prefiller

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model import preflight
 from reinforge.engine.model.loading import load_model, load_module

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from tests.device import DEVICE
 from tests.samples import ask, request

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.lora_batch import LoRABatch
+from reinforge.engine.sampling import fast_llama, projection
+from reinforge.engine.sampling.adapter_rows import order_rows
+from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.errors import ConfigError, EngineError
 from reinforge.types.sample import LossSpec, Needs
 from tests.device import DEVICE
@@ -39,12 +43,17 @@ def base(request, tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
 
 
+def uses_fast_llama(engine):
+    return engine.policy.sampler._prefiller.fast_llama is not None
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
 def engine(request, base):
     with load(base, keep_reference=True, fast_paths=request.param) as engine:
         for number, name in enumerate(NAMES, 1):
             train(engine, name, number, number)
         yield engine
+        assert uses_fast_llama(engine) == request.param
 
 
 def tokens(count, seed=0):
@@ -270,10 +279,10 @@ def test_checkpoints_of_both_are_loaded_in_one_job_or_not_at_all(base, engine, t
         assert [again.fingerprint(name) for name in NAMES] == [engine.fingerprint(name) for name in NAMES]
 
 
-def count_changed_replies(base, deterministic, rounds=12):
+def count_changed_replies(base, fast_paths, rounds=12):
     """Returns the number of replies whose bits change with the other replies sampled at the same time."""
     rng, count = np.random.default_rng(0), 0
-    with load(base, deterministic=deterministic) as engine:
+    with load(base, deterministic=True, fast_paths=fast_paths) as engine:
         for number, name in enumerate(NAMES, 1):
             train(engine, name, number, number)
         prompt, seeds = tokens(9, seed=5), [11, 12]
@@ -292,14 +301,210 @@ def count_changed_replies(base, deterministic, rounds=12):
     return count
 
 
-def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(base):
-    assert count_changed_replies(base, deterministic=True) == 0
+BOTH_WAYS = pytest.mark.parametrize("fast_paths", [True, False], ids=["fast", "general"])
+
+
+@BOTH_WAYS
+def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(base, fast_paths):
+    assert count_changed_replies(base, fast_paths) == 0
 
 
 def test_without_padding_the_bits_depend_on_other_rows(base, monkeypatch):
-    """Mutation check of the test above."""
+    """Mutation check of the test above, for transformers' modules; for the fast decoder a unit test has it."""
     monkeypatch.setattr(LoRABatch, "_pad_rows", lambda mixed, rows, length: rows)
-    assert count_changed_replies(base, deterministic=True) > 0
+    assert count_changed_replies(base, fast_paths=False) > 0
+
+
+def sample_mixed(engine):
+    """Replies of the two adapters in turn, and of six prompts in whose batch neither comes first."""
+    return sample_replies(engine, [tokens(5 + n, seed=n) for n in range(6)], 8, adapters=["verifier", "prover"] * 3)
+
+
+def find_largest_error(engine, replies):
+    """Returns the largest difference of sampled log-probs to the learner's, in nats."""
+    errors = [0.0]
+    for reply in replies:
+        scored = engine._score_tokens([reply.prompt + reply.token_ids], reply.adapter)[0]
+        errors.append(float(np.abs(scored[len(reply.prompt) :] - reply.logprobs).max()))
+    return max(errors)
+
+
+@pytest.mark.parametrize("mutation", ["none", "adapters", "order", "places"])
+def test_rows_of_a_wrong_adapter_or_place_are_found(tiny_model_dir, monkeypatch, mutation):
+    """Mutation check: the fast decoder with adapters swapped, rows in no order, or results in the wrong rows."""
+
+    def wrong(*args):
+        adapters, rows = order_rows(*args)
+        if mutation == "adapters":
+            adapters = adapters[::-1]
+        elif rows.order is not None and mutation == "order":
+            rows = rows._replace(order=torch.arange(len(rows.order)), places=torch.arange(len(rows.order)))
+        elif rows.order is not None and mutation == "places":
+            rows = rows._replace(places=rows.places.roll(1))
+        return adapters, rows
+
+    with load(tiny_model_dir) as engine:
+        for number, name in enumerate(NAMES, 1):
+            train(engine, name, number, number)
+        monkeypatch.setattr(fast_llama, "order_rows", wrong)
+        error = find_largest_error(engine, sample_mixed(engine))
+        assert uses_fast_llama(engine)
+    assert error <= 1e-5 if mutation == "none" else error > 0.01
+
+
+def test_a_fast_decoder_that_confuses_rows_is_not_used(tiny_model_dir, monkeypatch, caplog):
+    """The trial at load mixes two adapters."""
+
+    def wrong(*args):
+        adapters, rows = order_rows(*args)
+        return adapters, rows if rows.places is None else rows._replace(places=rows.places.roll(1))
+
+    monkeypatch.setattr(fast_llama, "order_rows", wrong)
+    with caplog.at_level(logging.WARNING), load(tiny_model_dir) as engine:
+        assert not uses_fast_llama(engine)
+        assert "sampling with transformers' own modules (slower)" in caplog.text
+        assert find_largest_error(engine, sample_mixed(engine)) <= 1e-5
+
+
+def sample_while_the_other_learns(engine):
+    """Replies of both after one was trained, between whose steps the other was sampled."""
+    sample_mixed(engine)
+    engine.begin_job("prover")
+    for seed in (1, 2):
+        engine.update(sibling_samples(seed), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
+        assert find_largest_error(engine, sample_replies(engine, [tokens(7)], adapters=["verifier"])) <= 1e-5
+    engine.end_job()
+    asyncio.run(engine.policies["prover"].publish(1))
+    return sample_mixed(engine)
+
+
+def test_an_adapter_that_learns_is_sampled_with_its_new_weights_only(tiny_model_dir, monkeypatch):
+    """Mutation check: copies of weights that are never dropped are found."""
+    with load(tiny_model_dir) as engine:
+        assert find_largest_error(engine, sample_while_the_other_learns(engine)) <= 1e-5
+    monkeypatch.setattr(FastLlama, "drop_weights", lambda *args: None)
+    with load(tiny_model_dir) as engine:
+        assert find_largest_error(engine, sample_while_the_other_learns(engine)) > 0.01
+
+
+def save_foreign_adapter(base, folder, **settings):
+    """Writes an adapter with random weights as PEFT does; returns PEFT's model with it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+    generator = torch.Generator().manual_seed(len(folder.name))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def assert_sampled_by(models, replies):
+    """Checks the log-probs of replies against a plain forward of PEFT's model of each adapter."""
+    for reply in replies:
+        logits = models[reply.adapter](input_ids=torch.tensor([reply.prompt + reply.token_ids])).logits[0].float()
+        logprobs = torch.log_softmax(logits[len(reply.prompt) - 1 : -1], -1)
+        expected = logprobs.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        assert np.abs(expected.numpy() - reply.logprobs).max() <= 1e-4, reply.adapter
+
+
+FOREIGN = {
+    "narrow": {"r": 2, "target_modules": ["q_proj"], "lora_dropout": 0.3},
+    "scaled": {"r": 6, "lora_alpha": 3, "use_rslora": True, "target_modules": ["v_proj", "down_proj"]},
+    "uneven": {
+        "r": 6,
+        "target_modules": ["k_proj", "up_proj"],
+        "rank_pattern": {"k_proj": 3},
+        "alpha_pattern": {"up_proj": 9},
+        "layers_to_transform": [1],
+    },
+    "whole": {"r": 4, "target_modules": "all-linear"},
+}
+
+
+def test_adapters_of_any_rank_and_layers_share_a_batch_while_others_come_and_go(tiny_model_dir, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    models = {
+        name: save_foreign_adapter(tiny_model_dir, tmp_path / name, **settings) for name, settings in FOREIGN.items()
+    }
+    models["default"] = AutoModelForCausalLM.from_pretrained(
+        tiny_model_dir, dtype=torch.float32
+    )  # a new adapter adds nothing
+    with load(tiny_model_dir, adapters=()) as engine:
+        served = ["default"]
+        for name in FOREIGN:
+            engine.add_adapter(name, tmp_path / name)
+            served = [name, *served]
+            mixed = [served[n % len(served)] for n in range(9)]
+            assert_sampled_by(models, sample_replies(engine, [tokens(4 + n, n) for n in range(9)], 6, adapters=mixed))
+        engine.remove_adapter("scaled")
+        engine.remove_adapter("whole")
+        engine.add_adapter("whole", tmp_path / "narrow")  # the name of one that is gone
+        models["whole"] = models["narrow"]
+        mixed = ["whole", "uneven", "default", "narrow", "whole"]
+        assert_sampled_by(models, sample_replies(engine, [tokens(9, n) for n in range(5)], 6, adapters=mixed))
+        assert uses_fast_llama(engine)
+
+
+def test_an_adapter_that_the_fast_decoder_does_not_know_is_sampled_by_the_modules(
+    tiny_model_dir, tmp_path, monkeypatch, caplog
+):
+    """As if a release of PEFT computed more than s B A x."""
+    models = {"whole": save_foreign_adapter(tiny_model_dir, tmp_path / "whole", **FOREIGN["whole"])}
+    with load(tiny_model_dir, adapters=()) as engine, caplog.at_level(logging.INFO):
+        assert uses_fast_llama(engine)
+        monkeypatch.setattr(projection, "_is_plain_lora", lambda *args: False)
+        engine.add_adapter("whole", tmp_path / "whole")
+        assert not uses_fast_llama(engine)
+        assert "whole: sampling with transformers' own modules (slower) from now on" in caplog.text
+        mixed = sample_replies(engine, [tokens(5), tokens(6)], 6, adapters=["default", "whole"])
+        assert_sampled_by(models, mixed[1:])
+        assert find_largest_error(engine, mixed) <= 1e-5
+
+
+SPECIAL = {
+    "lm_head": ({"target_modules": ["q_proj", "lm_head"]}, "it changes lm_head", "lm_head has an adapter"),
+    "embed_tokens": (
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        r"it changes model\.embed_tokens",
+        "embed_tokens has an adapter",
+    ),
+    "bias": (
+        {"target_modules": ["q_proj"], "lora_bias": True},
+        "q_proj has an adapter that is not plain LoRA",
+        "q_proj has an adapter that is not plain LoRA",
+    ),
+    "dora": (
+        {"target_modules": ["q_proj"], "use_dora": True},
+        "use_dora is True",
+        "q_proj has an adapter that is not plain LoRA",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_an_adapter_that_is_no_product_beside_a_linear_layer_shares_no_batch(tiny_model_dir, tmp_path, kind):
+    """Neither does it join others, nor they it: an engine of its own samples it exactly."""
+    settings, joins, is_joined = SPECIAL[kind]
+    model = save_foreign_adapter(tiny_model_dir, tmp_path / "special", r=2, **settings)
+    save_foreign_adapter(tiny_model_dir, tmp_path / "plain", r=2, target_modules=["q_proj"])
+    with load(tiny_model_dir, adapters=()) as engine:
+        with pytest.raises(EngineError, match=f"{joins}, so the adapter cannot share a batch with others"):
+            engine.add_adapter("special", tmp_path / "special")
+        assert find_largest_error(engine, sample_replies(engine, [tokens(5)])) <= 1e-5
+    alone = Engine.load(PolicyConfig(model=str(tmp_path / "special")), seed=0, device=DEVICE)
+    with alone as engine:
+        with pytest.raises(EngineError, match=f"{is_joined} in the model that it would join"):
+            engine.add_adapter("plain", tmp_path / "plain")
+        if kind != "dora":  # transformers leaves out the magnitudes of a saved adapter
+            assert_sampled_by({"default": model}, sample_replies(engine, [tokens(5)]))
 
 
 def test_impossible_adapter_settings_are_rejected(base, tmp_path, engine):

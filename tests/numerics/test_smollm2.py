@@ -11,7 +11,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.preflight import check_policy
 from reinforge.engine.model.source import find_source

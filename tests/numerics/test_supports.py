@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.engine.model import lm_head as head_module
 from reinforge.engine.model.causal_model import CausalModel

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module

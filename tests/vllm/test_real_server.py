@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.vllm_client import VLLMClient
 from reinforge.adapters.vllm_process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments
 from reinforge.algorithms.grpo import GRPO, GRPOConfig

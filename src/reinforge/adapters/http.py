@@ -10,7 +10,8 @@ from reinforge.adapters.http_policy import HttpPolicy
 from reinforge.adapters.http_session import HttpSession
 from reinforge.adapters.http_wire import CLIENT_SETTINGS, StatusAnswer, write_job
 from reinforge.adapters.openai_model import HOSTED_MODEL, HostedModel
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer, TrainerAdapter
 from reinforge.registry import TypedConfig, register_trainer_adapter

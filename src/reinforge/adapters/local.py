@@ -4,97 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ConfigDict, Field
-
+from reinforge.adapters.local_checkpoints import find_checkpoint, get_adapter_folder, save_job, write_checkpoint
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.adapters.local_jobs import JobQueue, LocalJob
+from reinforge.adapters.local_teachers import check_teachers, find_teachers
 from reinforge.adapters.openai_model import HOSTED_MODEL
 from reinforge.adapters.ray_worker import PeerSettings
 from reinforge.adapters.torchrun import check_sharding, check_torchrun, find_place
-from reinforge.adapters.training import JobRunner, StepsSkipped
+from reinforge.adapters.training import JobRunner
 from reinforge.adapters.vllm_config import VLLMSamplerConfig
 from reinforge.adapters.vllm_guard import check_sampler
 from reinforge.adapters.vllm_sampler import VLLMSampler
 from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.pipeline import list_stages
-from reinforge.config.schema import FinetuneConfig, PolicyConfig, TrainerAdapterConfig
-from reinforge.engine.model.vocabulary import FAMILY, find_token_difference, read_vocabulary
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.packages import check_packages, import_engine
 from reinforge.engine.policies import NamedPolicies
-from reinforge.errors import (
-    BackendError,
-    BackendUnavailable,
-    ConfigError,
-    OutOfMemory,
-    Problem,
-    ReinforgeError,
-    StorageError,
-)
-from reinforge.files import find_damage, write_folder
-from reinforge.interfaces import Algorithm, Builder, PolicyServer, Teacher, TrainerAdapter
+from reinforge.errors import BackendError, ConfigError, Problem
+from reinforge.files import find_damage
+from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapter
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
-from reinforge.rollout.models.local_llm import LocalLLM
-from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.sample import LossSpec
-from reinforge.types.sharding import Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
     from reinforge.engine.memory_use import MemoryUse
-
-
-class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
-    """Trains in this process; model, optimizer and batches are configured in `finetuning.policy`."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)  # the key of a sampler must not end up in a message
-
-    fine_tune_from_scratch: bool = Field(
-        default=False,
-        description="Start each job from the run's first weights instead of the previous job's; for algorithms that "
-        "imitate samples or compare pairs, such as expert_iteration and malt.",
-    )
-    sampler: VLLMSamplerConfig | None = Field(
-        default=None,
-        description="`_type: vllm`: a vLLM server samples the replies, and gets the weights after each job. Null: the "
-        "embedded sampler, in this process.",
-    )
-    sharding: Sharding = Field(
-        default="auto",
-        description="How several processes (of torchrun, or of `_type: ray`) hold the model while they train. "
-        "replicate: each a whole copy. full: weights, gradients and optimizer state are divided among them. auto: full "
-        "only if one of them has too little memory for the whole.",
-    )
-    peer_timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        description="How long one of several processes waits for the others before it takes them as gone; longer than "
-        "the slowest needs for its part of an optimizer step.",
-    )
-
-
-@dataclass(slots=True)
-class _Job:
-    """One job of this process; `machine_error` is set if memory, storage or a teacher's endpoint was missing."""
-
-    ref: TrainingJobRef
-    status: TrainingJobStatus
-    done: asyncio.Event
-    machine_error: ReinforgeError | None = None
-
-    def set_status(self, status: TrainingStatusEnum, message: str, metadata: dict[str, Any] | None = None) -> None:
-        """Changes the status, if the table of transitions allows it."""
-        if status not in JOB_TRANSITIONS[self.status.status]:
-            raise BackendError(f"the status of a job cannot change from {self.status.status} to {status}")
-        update = {"status": status, "message": message, "metadata": metadata}
-        self.status = self.status.model_copy(update=update)
-        if status.is_terminal:
-            self.done.set()
 
 
 class LocalAdapter(TrainerAdapter):
@@ -134,9 +78,7 @@ class LocalAdapter(TrainerAdapter):
         self.engine: Engine | None = None
         self._sampler: VLLMSampler | None = None
         self._runner = JobRunner(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
-        self._jobs: dict[str, _Job] = {}
-        self._one_at_a_time = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs = JobQueue(self.backend)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -223,7 +165,7 @@ class LocalAdapter(TrainerAdapter):
         Raises:
             ConfigError: A teacher has other tokens.
         """
-        for path, teacher in self._find_teachers(self.run_config):
+        for path, teacher in find_teachers(self.algorithm, self.run_config):
             try:
                 await teacher.prepare(self._require_engine().tokenizer)
             except ConfigError as error:
@@ -260,7 +202,7 @@ class LocalAdapter(TrainerAdapter):
         if (Path(policy.model) / HOSTED_MODEL).is_file():
             message = f"{policy.model} refers to a model of a remote service, so its weights are not available here"
             return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai"), *problems]
-        return [*check_policy(policy), *problems, *self._check_teachers(run_config)]
+        return [*check_policy(policy), *problems, *check_teachers(self.algorithm, run_config, policy)]
 
     def _check_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> list[Problem]:
         return self._place_problems(check_sampler(config, run_config, self.project_root), run_config)
@@ -272,26 +214,6 @@ class LocalAdapter(TrainerAdapter):
             replace(problem, path=f"{where}{problem.path}") if problem.path.startswith("sampler") else problem
             for problem in problems
         ]
-
-    def _find_teachers(self, run_config: FinetuneConfig) -> list[tuple[str, Teacher]]:
-        """Returns the teacher of each stage that has one, with the path of the setting that names it."""
-        stages = list_stages(run_config)
-        places = {each.path if each.settings.algorithm is not None else "finetuning": each.first for each in stages}
-        places = places or {"finetuning": 0}
-        found = [(f"{path}.algorithm.teacher", self.algorithm.for_epoch(first)) for path, first in places.items()]
-        return [(path, algorithm.teacher) for path, algorithm in found if algorithm.teacher is not None]
-
-    def _check_teachers(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns the problem of each teacher in this process whose files show that it has other tokens."""
-        problems = []
-        for path, teacher in self._find_teachers(run_config):
-            if isinstance(teacher, LocalLLM):
-                own, other = (read_vocabulary(each) for each in (self._policy_config(run_config), teacher.policy))
-                difference = find_token_difference(own, other) if own is not None and other is not None else None
-                if difference is not None:
-                    message = f"the teacher {teacher.model_name} has another tokenizer than the policy: {difference}"
-                    problems.append(Problem(path, message, FAMILY))
-        return problems
 
     def _get_loss(self, epoch: int) -> LossSpec:
         """Returns the loss of the stage of an epoch, by which its default learning rate is chosen."""
@@ -316,22 +238,11 @@ class LocalAdapter(TrainerAdapter):
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Starts a job; a job key that was submitted before returns its job and is not trained again."""
         key = trajectories.resolve_job_key()
-        if key not in self._jobs:
-            ref = TrainingJobRef(
-                run_id=trajectories.run_id, backend=self.backend, metadata={"job_key": key, "epoch": trajectories.epoch}
-            )
-            status = TrainingJobStatus(
-                run_id=ref.run_id, backend=self.backend, status=TrainingStatusEnum.PENDING, progress=0.0
-            )
-            job = self._jobs[key] = _Job(ref, status, asyncio.Event())
-            folder = self.job_folder(key) if self.job_folder is not None else None
-            if folder is not None and find_damage(folder) is None:
-                job.set_status(TrainingStatusEnum.COMPLETED, "already trained")
-                return ref
-            task = asyncio.create_task(self._run(job, trajectories, folder))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return self._jobs[key].ref
+        if key in self._jobs:
+            return self._jobs.get(key).ref
+        folder = self.job_folder(key) if self.job_folder is not None else None
+        is_trained = folder is not None and find_damage(folder) is None
+        return self._jobs.add(trajectories, None if is_trained else partial(self._run, trajectories, folder))
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Returns a job's status, without side effects."""
@@ -356,25 +267,23 @@ class LocalAdapter(TrainerAdapter):
         Each of several adapters has its own subfolder, which PEFT loads.
         """
         engine = self._require_engine()
-        await run_in_daemon_thread(lambda: _write(engine, folder, version), "engine-save")
+        await run_in_daemon_thread(lambda: write_checkpoint(engine, folder, version), "engine-save")
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:
         """Loads a checkpoint's weights and serves them as `version`: those of all adapters, or none."""
         await self._serve(
-            version, lambda engine, name: engine.load_weights(_get_adapter_folder(folder, engine, name), name)
+            version, lambda engine, name: engine.load_weights(get_adapter_folder(folder, engine, name), name)
         )
         engine = self._require_engine()
         first = engine.missing_reference
-        if first is not None and find_damage(place := _find_checkpoint(folder, first)) is None:
+        if first is not None and find_damage(place := find_checkpoint(folder, first)) is None:
             await run_in_daemon_thread(lambda: engine.load_reference(place, first), "engine-reference")
         return True
 
     async def cleanup(self) -> None:
         """Stops the running job and releases the model."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._jobs.cancel()
         if self._sampler is not None:
             sampler, self._sampler = self._sampler, None
             await sampler.close()
@@ -382,11 +291,8 @@ class LocalAdapter(TrainerAdapter):
             engine, self.engine = self.engine, None
             await run_in_daemon_thread(engine.close, "engine-close")
 
-    def _job(self, ref: TrainingJobRef) -> _Job:
-        key = (ref.metadata or {}).get("job_key", "")
-        if key not in self._jobs:
-            raise BackendError(f'the {self.backend} backend has no job with the key "{key}"')
-        return self._jobs[key]
+    def _job(self, ref: TrainingJobRef) -> LocalJob:
+        return self._jobs.get((ref.metadata or {}).get("job_key", ""))
 
     def _require_engine(self) -> Engine:
         if self.engine is None:
@@ -419,31 +325,16 @@ class LocalAdapter(TrainerAdapter):
         assert policy is not None  # the engine is loaded
         await policy.publish(version)
 
-    async def _run(self, job: _Job, trajectories: TrajectoryCollection, folder: Path | None) -> None:
-        """Runs one job; every error becomes the job's failure, with its reason.
+    async def _run(self, trajectories: TrajectoryCollection, folder: Path | None) -> dict[str, Any]:
+        """Trains on a collection and returns the job's metrics.
 
         Args:
-            job: The job.
             trajectories: The training data.
             folder: Folder for the new weights; None: they are served from the next `publish` on.
         """
-        async with self._one_at_a_time:
-            job.set_status(TrainingStatusEnum.RUNNING, "training")
-            try:
-                engine = self._require_engine()
-                save = None if folder is None else partial(_save_job, engine, folder)
-                metadata = await run_in_daemon_thread(lambda: self._train(engine, trajectories, save), "engine-job")
-            except asyncio.CancelledError:
-                job.set_status(TrainingStatusEnum.CANCELED, "the run was stopped")
-                raise
-            except Exception as error:  # noqa: BLE001  any error becomes the job's status, with its reason
-                text = str(error) if isinstance(error, ReinforgeError) else f"{type(error).__name__}: {error}"
-                if isinstance(error, StorageError | OutOfMemory | BackendUnavailable):
-                    job.machine_error = error
-                metadata = error.metadata if isinstance(error, StepsSkipped) else {}
-                job.set_status(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **metadata})
-            else:
-                job.set_status(TrainingStatusEnum.COMPLETED, "trained", metadata)
+        engine = self._require_engine()
+        save = None if folder is None else partial(save_job, engine, folder)
+        return await run_in_daemon_thread(lambda: self._train(engine, trajectories, save), "engine-job")
 
     def _train(
         self, engine: Engine, trajectories: TrajectoryCollection, save: Callable[[], None] | None
@@ -459,28 +350,6 @@ class LocalAdapter(TrainerAdapter):
         from reinforge.engine.memory_use import measure_memory  # imports torch, which is loaded by now
 
         return measure_memory(self.engine.model.device)
-
-
-def _save_job(engine: Engine, folder: Path) -> None:
-    """Writes a job's weights, completely or not at all."""
-    version = engine.policy.version + 1
-    write_folder(folder, lambda staged: _write(engine, staged, version), version=version)
-
-
-def _write(engine: Engine, folder: Path, version: int) -> None:
-    for name in engine.policies:
-        engine.write(_get_adapter_folder(folder, engine, name), version, name)
-
-
-def _find_checkpoint(folder: Path, version: int) -> Path:
-    """Returns the checkpoint of another version beside one: `step-000005`, 2 -> `step-000002`."""
-    stem, _, digits = folder.name.rpartition("-")
-    return folder.with_name(f"{stem}-{version:0{len(digits)}d}")
-
-
-def _get_adapter_folder(folder: Path, engine: Engine, name: str) -> Path:
-    """Returns an adapter's folder in a checkpoint: a subfolder, if there are several adapters."""
-    return folder / name if len(engine.policies) > 1 else folder
 
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)

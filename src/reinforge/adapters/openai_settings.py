@@ -14,7 +14,9 @@ from reinforge.algorithms.expert_iteration import ExpertIteration
 from reinforge.algorithms.malt import MALT
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, PolicyConfig, SamplingConfig
+from reinforge.config.episodes import LimitsConfig, SamplingConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import Problem
 from reinforge.interfaces import Algorithm
 

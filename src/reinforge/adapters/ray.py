@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.ray_cluster import RayConnection, check_ray
 from reinforge.adapters.ray_worker import PeerSettings
 from reinforge.config.schema import FinetuneConfig, TrainerAdapterConfig

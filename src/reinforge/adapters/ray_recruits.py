@@ -15,7 +15,7 @@ import ray
 
 from reinforge.adapters.ray_versions import find_differences, list_versions
 from reinforge.adapters.ray_worker import EngineWorker, PolicyDescription
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ReinforgeError
 
 MAX_CALLS = 16_384

@@ -21,7 +21,7 @@ from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, 
 from reinforge.types.sharding import Sharding
 
 if TYPE_CHECKING:
-    from reinforge.config.schema import PolicyConfig
+    from reinforge.config.policy import PolicyConfig
     from reinforge.engine import Engine
 
 

@@ -17,7 +17,7 @@ from reinforge.adapters.ray_members import GroupSize, Members, WeightsLost, Work
 from reinforge.adapters.ray_policy import RoutedPolicy
 from reinforge.adapters.ray_recruits import Newcomer, Recruiter, WorkerHandle, WorkerPlan, find_cause
 from reinforge.adapters.ray_worker import read_files, write_files
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.files import find_damage
 from reinforge.types.sample import LossSpec

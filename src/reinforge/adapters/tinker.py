@@ -12,7 +12,8 @@ from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.tinker_config import TinkerAdapterConfig
 from reinforge.adapters.tinker_losses import translate_loss
 from reinforge.adapters.tinker_service import SDK, OpenService, TinkerService
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Algorithm, Builder

@@ -18,7 +18,7 @@ from reinforge.adapters.tinker_config import TinkerAdapterConfig
 from reinforge.adapters.tinker_losses import build_data, make_datum, translate_loss
 from reinforge.adapters.tinker_policy import TinkerPolicy
 from reinforge.adapters.tinker_service import OpenService
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, EngineError
 from reinforge.types.gradients import AdamSettings
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
@@ -97,8 +97,8 @@ class TinkerEngine:
         **_: Any,
     ) -> UpdateReport:
         """Trains on the samples: one forward_backward and one optim_step for each optimizer step."""
-        from reinforge.engine.training.learner import plan_steps
         from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
+        from reinforge.engine.training.step_plan import plan_steps
 
         name, settings = translate_loss(loss)
         _check_samples(samples)

@@ -22,7 +22,7 @@ from reinforge.adapters.ray_router import Router
 from reinforge.adapters.ray_worker import EngineWorker, PeerSettings
 from reinforge.adapters.torchrun import ENDED, SharedStore, TorchrunPlace, announce, choose_gpu, open_own_store
 from reinforge.adapters.torchrun_calls import WorkerClient, WorkerLoop
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendUnavailable, EngineError
 from reinforge.types.sharding import Sharding
 

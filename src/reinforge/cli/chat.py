@@ -89,7 +89,8 @@ def command(
 
 async def _run_chat(path: str, device: str, system: str | None, sampling: SamplingParams) -> None:
     """Loads the model and replies line by line."""
-    from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+    from reinforge.adapters.local import LocalAdapter
+    from reinforge.adapters.local_config import LocalAdapterConfig
     from reinforge.algorithms.grpo import GRPO, GRPOConfig
     from reinforge.config.loader import build_config
     from reinforge.config.schema import FinetuneConfig

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import click
 
 from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
 from reinforge.cli.output import say, say_as_is
+from reinforge.cli.process import leave
 from reinforge.cli.report import exit_on_error
 
 if TYPE_CHECKING:
@@ -122,10 +125,16 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
       reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
     """
     with exit_on_error(as_json=False, debug=debug):
-        asyncio.run(_serve(models, Path(output_dir), options))
+        try:
+            asyncio.run(_serve(models, Path(output_dir), options))
+            code = 128 + signal.SIGTERM
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
 
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
+    """Serves until SIGTERM; Ctrl-C cancels it."""
     from reinforge.server.app import ServeApp
     from reinforge.server.limits import ServerLimits
     from reinforge.server.loading import LoadSettings, ModelLoader
@@ -169,9 +178,22 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
                 key = "tml-local" if token is None else f"$(cat {options['token_file']})"
                 say("Point Tinker's clients at it:")
                 say_as_is(f"  export TINKER_BASE_URL={app.address} TINKER_API_KEY={key}")
-            await asyncio.Event().wait()
+            await _wait_until_stopped()
     finally:
         await loader.close()
+
+
+async def _wait_until_stopped() -> None:
+    """Returns once SIGTERM comes; Ctrl-C cancels this task. A second signal ends the process at once."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    with contextlib.suppress(NotImplementedError):  # Windows: the process ends at once
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    try:
+        await stopped.wait()
+    finally:
+        say("Stopping. Jobs are kept, and resume when the server starts again.")
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _make_training(

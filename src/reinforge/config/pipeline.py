@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from reinforge.config.document import Document, KeyPath
-from reinforge.config.schema import FinetuneConfig, PolicyConfig, StageConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig, StageConfig
 from reinforge.config.sections import STAGES
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")

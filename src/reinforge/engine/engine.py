@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.artifacts.base_model import write_base_model
+from reinforge.engine.callers import deliver_replies, report_tokens
+from reinforge.engine.jobs import EngineJobs
 from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
 from reinforge.engine.memory import is_out_of_memory
@@ -35,9 +37,7 @@ from reinforge.engine.model.adapter_weights import (
     load_adapter_weights,
     make_adapter_weights,
     read_adapter_weights,
-    read_scales,
     write_adapter_weights,
-    write_scales,
 )
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.chat_template import PromptRenderer
@@ -48,19 +48,20 @@ from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.model.served_adapters import add_saved_adapter, remove_adapter
 from reinforge.engine.model.value_head import ValueHead
-from reinforge.engine.policy import EmbeddedPolicy, deliver_replies, find_end_tokens, report_tokens
+from reinforge.engine.policy import EmbeddedPolicy, find_end_tokens
 from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.sampling.turns import SamplerTurns
+from reinforge.engine.served_copy import ServedCopy
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.data_parallel import DataParallel
-from reinforge.engine.training.job import EngineJob
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.memory_need import needs_sharding
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs
-from reinforge.engine.training.scoring import LogprobScorer, replace_weights
+from reinforge.engine.training.scoring import LogprobScorer, choose_unscored
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.engine.training.snapshot import LearnerSnapshot
+from reinforge.engine.training.stages import PipelineStages
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
 from reinforge.types.gradients import AdamSettings, GradientReport
@@ -111,17 +112,15 @@ class Engine:
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self.samples_elsewhere = False
-        self._stages = dict(stages or {})
         self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
-        self._job: EngineJob | None = None
         self._has_trained = False
         ends = find_end_tokens(model.module, tokenizer)
-        renderer = PromptRenderer(tokenizer, ends, history=config.history)
+        self._renderer = PromptRenderer(tokenizer, ends, history=config.history)
         self._grammars = GrammarCompiler(tokenizer, model.vocab_size, ends)
-        self._served = model.make_served_copy(_find_trained(model, adapters)) if serves_during_jobs else None
+        self._served = ServedCopy(model, adapters) if serves_during_jobs else None
         self._sampler = ReplySampler(
-            self._served or model,
+            model if self._served is None else self._served.model,
             ends,
             max_num_seqs=config.max_num_seqs,
             seed=stable_seed(seed, "sampler", replica) if replica else stable_seed(seed, "sampler"),
@@ -131,20 +130,12 @@ class Engine:
             prefix_cache_bytes=config.kv_cache_mb * 2**20,
             deterministic=deterministic,
         )
-        self.policies = {
-            name: EmbeddedPolicy(
-                self._sampler,
-                renderer,
-                (config.model or model.config.model_type) if len(adapters) == 1 else name,
-                adapter=name,
-                grammars=self._grammars,
-                score=partial(self._score_tokens, adapter=name),
-                fingerprint=partial(self.fingerprint, name),
-                published=partial(self._drop_snapshot, name),
-                copy_weights=None if self._served is None else partial(self._copy_to_served, name),
-            )
-            for name in adapters
-        }
+        self.policies: dict[str, EmbeddedPolicy] = {}
+        self._jobs = EngineJobs(self.policies, adapters[0])
+        for name in adapters:
+            model_name = (config.model or model.config.model_type) if len(adapters) == 1 else name
+            copy_weights = None if self._served is None else partial(self._served.update, name)
+            self.policies[name] = self._make_policy(name, model_name, copy_weights)
         self._turns = None if self._served is None else SamplerTurns(self._sampler)
         self.policy = self.policies[adapters[0]]
         masks = self._call(lambda: make_sharing_masks(model))
@@ -157,8 +148,8 @@ class Engine:
             critic=self.critic,
             take_turns=self._turns,
         )
-        self._keeps_stage_reference = keep_reference and bool(stages) and len(adapters) == 1
-        self._reference_version: int | None = None
+        moves_reference = keep_reference and len(adapters) == 1
+        self._stages = PipelineStages(stages or {}, self._scorer, moves_reference=moves_reference)
         self._learners = {
             name: self._call(lambda: Learner(model, config, seed, masks, self.critic), name) for name in adapters
         }
@@ -300,14 +291,14 @@ class Engine:
 
     def gather_state(self, adapter: str | None = None) -> None:
         """Takes part in a checkpoint that another process writes, where the optimizer's state is divided."""
-        name = self._resolve_adapter(adapter)
+        name = self._jobs.resolve_adapter(adapter)
         if self.is_sharded:
             self._call(lambda: self._learners[name].gather_state(), name)
 
     @property
     def learner(self) -> Learner:
         """The learner of the open job's first adapter, or of the first adapter if no job is open."""
-        return self._learners[self._resolve_adapter(None)]
+        return self._learners[self._jobs.resolve_adapter(None)]
 
     @property
     def num_parameters(self) -> int:
@@ -318,7 +309,7 @@ class Engine:
         """Runs `function` in the sampler's thread, with an adapter (or the job's) active, and returns its result."""
 
         def compute() -> T:
-            self.model.use_adapter(self._resolve_adapter(adapter))
+            self.model.use_adapter(self._jobs.resolve_adapter(adapter))
             with nullcontext() if self._turns is None else self._turns.share_thread():
                 return function()
 
@@ -339,38 +330,12 @@ class Engine:
         Raises:
             EngineError: A job is already open.
         """
-        job = EngineJob(tuple(map(self._resolve_adapter, adapters)) or (self.policy.adapter,))
-        if self._open_job is not None and self._open_job.adapters != job.adapters:
-            raise EngineError(
-                f"a job for {self._open_job} is already open; call end_job() or rollback() before another begin_job()"
-            )
-        for name in job.adapters:
-            self.policies[name].close_admission()
-        self._job = job
+        self._jobs.begin(*adapters)
 
     @property
     def has_job(self) -> bool:
         """True if `rollback` has something to undo: a job has begun since the last version was published."""
-        return self._job is not None and (self._job.is_open or self._job.is_changed)
-
-    @property
-    def _open_job(self) -> EngineJob | None:
-        return self._job if self._job is not None and self._job.is_open else None
-
-    def _resolve_adapter(self, adapter: str | None) -> str:
-        """Returns an adapter's name; None means the first of the open job, or the first of all."""
-        name = adapter or (self._open_job.adapters[0] if self._open_job is not None else self.policy.adapter)
-        if name not in self.policies:
-            raise EngineError(f"no adapter is named {name}; the adapters are: {', '.join(self.policies)}")
-        return name
-
-    def _require_job(self, method: str, adapter: str | None) -> str:
-        """Returns the name of an adapter that the open job may change; None means its first."""
-        if self._open_job is None:
-            raise EngineError(f"{method}: no job is open; call begin_job() first")
-        if adapter is not None and adapter not in self._open_job.adapters:
-            raise EngineError(f"{method}: the open job is for {self._open_job}, not for {adapter}")
-        return self._resolve_adapter(adapter)
+        return self._jobs.can_undo
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
         """Trains by the settings of a stage from now on, within an open job.
@@ -385,30 +350,18 @@ class Engine:
         Raises:
             EngineError: No job is open for the adapter, or the engine has no such stage, or not its reference.
         """
-        name = self._require_job("use_stage", adapter)
-        if stage not in self._stages:
-            raise EngineError(f"use_stage: no stage {stage}; the engine was loaded with {', '.join(self._stages)}")
-        learner = self._learners[name]
+        name = self._jobs.require_adapter("use_stage", adapter)
+        self._stages.require(stage)
+        learner, version = self._learners[name], self.policies[name].version
         if learner.stage != stage:
-            self._call(lambda: self._begin_stage(name, stage), name)
-        elif self._keeps_stage_reference and self._reference_version != learner.stage_version:
-            raise EngineError(
-                f"the reference of the stage {stage} is missing: the checkpoint of version {learner.stage_version}, "
-                "with which it began, is gone or damaged"
-            )
-
-    def _begin_stage(self, name: str, stage: str) -> None:
-        version = self.policies[name].version
-        self._snapshot_learner(name).begin_stage(stage, self._stages[stage], version)
-        if self._keeps_stage_reference:
-            self._scorer.take_reference()
-            self._reference_version = version
+            self._call(lambda: self._stages.begin(stage, self._snapshot_learner(name), version), name)
+        else:
+            self._stages.require_reference(learner)
 
     @property
     def missing_reference(self) -> int | None:
         """Version of the reference that the current stage needs and does not have; None: it has it, or needs none."""
-        wanted = self.learner.stage_version
-        return wanted if self._keeps_stage_reference and wanted != self._reference_version else None
+        return self._stages.find_missing_reference(self.learner)
 
     def load_reference(self, folder: str | Path, version: int) -> None:
         """Makes a checkpoint's weights the reference of the current stage.
@@ -420,17 +373,8 @@ class Engine:
         Raises:
             EngineError: The folder holds another model.
         """
-
-        def load() -> None:
-            if self.reference is not None:
-                checkpoint.load_weights(Path(folder), self.reference)
-                return
-            with replace_weights(self.model, self.model.trained_parameters):
-                checkpoint.load_weights(Path(folder), self.model)
-                self._scorer.take_reference()
-
-        self._call(load)
-        self._reference_version = version
+        self._call(lambda: self._stages.load_reference(Path(folder)))
+        self._stages.reference_version = version
 
     def score(
         self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, *, defer: bool = False
@@ -447,16 +391,10 @@ class Engine:
             EngineError: There is no reference, or no critic.
         """
         self._scorer.require(reference=needs.ref_logprobs, values=needs.values)
-        needed, inexact = needs.old_logprobs, self.samples_elsewhere or self.model.dtype.itemsize < 4
-        needing = [each for each in samples if needed is True or (needed and (inexact or each.is_stale))]
-        is_deferred = defer and needs.old_logprobs == "inexact" and not needs.ref_logprobs  # credit may compare the two
-        for sample in samples:
-            sample.defers_old_logprobs = False
-        for sample in needing if is_deferred else ():
-            sample.defers_old_logprobs = True
-            sample.old_logprobs = None  # of an earlier job
-        if needing and not is_deferred:
-            for sample, logprobs in zip(needing, self.logprobs(needing, adapter), strict=True):
+        is_inexact = self.samples_elsewhere or self.model.dtype.itemsize < 4
+        unscored = choose_unscored(samples, needs, is_inexact=is_inexact, defer=defer)
+        if unscored:
+            for sample, logprobs in zip(unscored, self.logprobs(unscored, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
             scored = add_mismatched_samples(samples)
@@ -492,7 +430,7 @@ class Engine:
             ConfigError: No loss has that name.
             EngineError: No job is open for the adapter, or weights are not finite after the update.
         """
-        name, progress = self._require_job("update", adapter), JobProgress(progress_start, progress_end, epoch)
+        name, progress = self._jobs.require_adapter("update", adapter), JobProgress(progress_start, progress_end, epoch)
         return self._call(lambda: self._update(name, samples, loss, progress), name)
 
     def _update(
@@ -500,7 +438,7 @@ class Engine:
     ) -> UpdateReport:
         learner, self._has_trained = self._snapshot_learner(name), True
         report = learner.update(samples, loss, progress)
-        broken = _find_broken_tensors(learner)
+        broken = learner.describe_broken_tensors()
         if report.num_updates and broken:
             raise EngineError(
                 f"after the job {broken}; lower finetuning.policy.optimizer.learning_rate, or resume from an earlier "
@@ -536,7 +474,7 @@ class Engine:
         usable = [replace(sample, weight=1.0) for sample in samples]
         if not usable or not all(sample.num_trained for sample in usable):
             raise EngineError("accumulate: every sample needs a trained token")
-        bound, name = partial(find_loss(loss), **loss.params), self._resolve_adapter(adapter)
+        bound, name = partial(find_loss(loss), **loss.params), self._jobs.resolve_adapter(adapter)
         return self._call(lambda: self._learners[name].accumulate(usable, bound, backward=backward), name)
 
     def apply(self, settings: AdamSettings, adapter: str | None = None) -> dict[str, float] | None:
@@ -553,12 +491,12 @@ class Engine:
         Raises:
             EngineError: No job is open for the adapter, or weights are not finite after the step.
         """
-        name = self._require_job("apply", adapter)
+        name = self._jobs.require_adapter("apply", adapter)
 
         def apply() -> dict[str, float] | None:
             learner = self._snapshot_learner(name)
             metrics = learner.apply(settings)
-            if metrics is not None and (broken := _find_broken_tensors(learner)):
+            if metrics is not None and (broken := learner.describe_broken_tensors()):
                 raise EngineError(f"after the step {broken}; lower the learning rate")
             return metrics
 
@@ -566,7 +504,7 @@ class Engine:
 
     def clear_gradients(self, adapter: str | None = None) -> None:
         """Drops the gradients that `accumulate` has added up."""
-        name = self._resolve_adapter(adapter)
+        name = self._jobs.resolve_adapter(adapter)
         self._call(self._learners[name].clear_gradients, name)
 
     def make_adapter(self, *, rank: int, seed: int, alpha: float = 32.0) -> AdapterWeights:
@@ -576,7 +514,7 @@ class Engine:
 
     def read_adapter(self, adapter: str | None = None) -> AdapterWeights:
         """Returns a copy of an adapter's current weights."""
-        name = self._resolve_adapter(adapter)
+        name = self._jobs.resolve_adapter(adapter)
         return self._call(lambda: read_adapter_weights(self.model, name), name)
 
     def read_adapter_folder(self, folder: str | Path) -> AdapterWeights:
@@ -598,7 +536,7 @@ class Engine:
         Raises:
             EngineError: No job is open for the adapter, or the weights are those of other layers.
         """
-        name = self._require_job("put_adapter", adapter)
+        name = self._jobs.require_adapter("put_adapter", adapter)
 
         def put() -> None:
             learner = self._snapshot_learner(name)
@@ -636,7 +574,7 @@ class Engine:
         Raises:
             EngineError: No job is open for the adapter, no sample can be trained, or the loss has the wrong shape.
         """
-        name = self._require_job("step", adapter)
+        name = self._jobs.require_adapter("step", adapter)
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
         if not usable:
             raise EngineError("step: no sample has a trained token and a weight above 0")
@@ -653,16 +591,12 @@ class Engine:
             rate: The learning rate.
             adapter: The adapter that it is for; None: the open job's first, or the first of all.
         """
-        learner = self._learners[self._resolve_adapter(adapter)]
+        learner = self._learners[self._jobs.resolve_adapter(adapter)]
         self._call(lambda: learner.set_learning_rate(rate), adapter)
 
     def end_job(self) -> None:
         """Ends the job; `publish` opens admission again, or else the first request does."""
-        if (job := self._open_job) is None:
-            raise EngineError("end_job: no job is open")
-        job.is_open = False
-        for name in job.adapters:
-            self.policies[name].end_job()
+        self._jobs.end()
 
     def rollback(self) -> None:
         """Restores the weights and optimizers from before `begin_job` and serves the old versions again.
@@ -670,15 +604,7 @@ class Engine:
         Raises:
             EngineError: No job has begun since the last version was published.
         """
-        job = self._job
-        if job is None or not self.has_job:
-            raise EngineError("rollback: no job has begun since the last version was published")
-        if job.is_changed:
-            self._call(job.restore)
-        self._job = None
-        for policy in map(self.policies.__getitem__, job.adapters):
-            policy.end_job(policy.version)
-            policy.open(policy.version)
+        self._jobs.undo(self._call)
 
     def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None = None) -> list[FloatArray]:
         """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere.
@@ -736,7 +662,7 @@ class Engine:
 
     def write(self, folder: Path, version: int, adapter: str | None = None, with_training: bool = True) -> None:
         """Writes a checkpoint's files into a new folder, without making them durable."""
-        name, num_begun = self._resolve_adapter(adapter), self._sampler.num_begun
+        name, num_begun = self._jobs.resolve_adapter(adapter), self._sampler.num_begun
         learner = self._learners[name] if with_training else None
         self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, num_begun), name)
 
@@ -758,19 +684,18 @@ class Engine:
         Raises:
             EngineError: The folder holds another model; weights and job are unchanged.
         """
-        own_job = self._open_job is None
+        own_job = self._jobs.open_job is None
         if own_job:
-            self.begin_job(self._resolve_adapter(adapter))
-        name = self._require_job("load_weights", adapter)
+            self.begin_job(self._jobs.resolve_adapter(adapter))
+        name = self._jobs.require_adapter("load_weights", adapter)
         try:
             version = self._call(lambda: self._load(name, Path(folder)), name)
         except BaseException:
             if own_job:
                 self.rollback()
             raise
-        if own_job and self._job is not None:
-            self._job.is_open = False
-            self.policies[name].end_job(version)
+        if own_job:
+            self._jobs.end(version)
 
     def _load(self, name: str, folder: Path) -> int | None:
         learner, training = self._snapshot_learner(name), checkpoint.load_training(folder)
@@ -783,8 +708,7 @@ class Engine:
         moments, state = training
         if self.model.has_adapters:
             moments = checkpoint.rename_adapter(moments, name)
-        if state.stage != learner.stage or state.stage_version != learner.stage_version:
-            learner.begin_stage(state.stage, self._stages.get(state.stage or "", self.config), state.stage_version)
+        self._stages.restore(state.stage, learner, state.stage_version, self.config)
         learner.load_state(moments, state.num_steps)
         checkpoint.restore_rng(state)
         self._sampler.num_begun = max(self._sampler.num_begun, state.num_begun)
@@ -799,7 +723,7 @@ class Engine:
         Raises:
             EngineError: No job is open for the adapter, or the engine was loaded without `keep_initial`.
         """
-        name = self._require_job("reset", adapter)
+        name = self._jobs.require_adapter("reset", adapter)
         if name not in self._initial:
             raise EngineError("reset: the initial weights were not kept; load the engine with keep_initial=True")
         self._call(lambda: self._reset(name), name)
@@ -815,7 +739,7 @@ class Engine:
     def add_adapter(self, name: str, folder: str | Path, model_name: str | None = None) -> EmbeddedPolicy:
         """Serves a saved LoRA adapter beside the others, in the same batch, from now on; it cannot be trained.
 
-        Replies that are being sampled go on. The decoder for a single adapter is left for the one that mixes them.
+        Replies that are being sampled go on.
 
         Args:
             name: The adapter's name in this engine: letters, digits and _.
@@ -835,18 +759,23 @@ class Engine:
             self._sampler.add_adapter(name)
 
         self._call(add)
-        policy = EmbeddedPolicy(
-            self._sampler,
-            self.policy.renderer,
-            model_name or name,
-            adapter=name,
-            grammars=self._grammars,
-            score=partial(self._score_tokens, adapter=name),
-            fingerprint=partial(self.fingerprint, name),
-            published=partial(self._drop_snapshot, name),
-        )
-        self.policies[name] = policy
+        policy = self.policies[name] = self._make_policy(name, model_name or name)
         return policy
+
+    def _make_policy(
+        self, adapter: str, model_name: str, copy_weights: Callable[[], None] | None = None
+    ) -> EmbeddedPolicy:
+        return EmbeddedPolicy(
+            self._sampler,
+            self._renderer,
+            model_name,
+            adapter=adapter,
+            grammars=self._grammars,
+            score=partial(self._score_tokens, adapter=adapter),
+            fingerprint=partial(self.fingerprint, adapter),
+            published=partial(self._jobs.drop_snapshot, adapter),
+            copy_weights=copy_weights,
+        )
 
     def remove_adapter(self, name: str) -> None:
         """Frees an adapter of `add_adapter` once no reply of it is in flight; requests that wait for it fail.
@@ -881,40 +810,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @torch.no_grad()
-    def _copy_to_served(self, adapter: str) -> None:
-        """Gives the sampler an adapter's trained weights; runs in its thread, when no reply of it is in flight."""
-        assert self._served is not None
-        self.model.use_adapter(adapter)
-        served = dict(self._served.module.named_parameters())
-        for name, parameter in self.model.trained_parameters.items():
-            served[name].copy_(parameter)
-        write_scales(self._served, adapter, read_scales(self.model, adapter))
-
-    def _drop_snapshot(self, adapter: str) -> None:
-        if self._job is not None:
-            self._job.drop_snapshot(adapter)
-
     def _snapshot_learner(self, name: str) -> Learner:
         """Returns the learner of an adapter of the open job, after a snapshot for rollback."""
-        assert self._job is not None
-        self._job.take_snapshot(name, self._learners[name])
+        self._jobs.take_snapshot(name, self._learners[name])
         return self._learners[name]
-
-
-def _find_trained(model: CausalModel, adapters: Sequence[str]) -> list[torch.nn.Parameter]:
-    """Returns the parameters that the jobs of these adapters change; without adapters, all."""
-    found: list[torch.nn.Parameter] = []
-    for name in reversed(adapters):  # the first one stays active
-        model.use_adapter(name)
-        found += model.trained_parameters.values()
-    return found
-
-
-def _find_broken_tensors(learner: Learner) -> str:
-    """Returns which tensors of a learner are not finite, in words; empty if all are."""
-    tensors = {**learner.parameters, **learner.state()}
-    # summing takes a third of the time of testing every number, but finite numbers may overflow a sum: hence both
-    suspects = {name: value for name, value in tensors.items() if not torch.isfinite(value.sum())}
-    broken = [name for name, value in suspects.items() if not torch.isfinite(value).all()]
-    return f"{len(broken)} of {len(tensors)} tensors are not finite, including {broken[0]}" if broken else ""

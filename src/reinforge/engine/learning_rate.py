@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reinforge.config.schema import DEFAULT_LEARNING_RATE, PolicyConfig
+from reinforge.config.policy import DEFAULT_LEARNING_RATE, PolicyConfig
 from reinforge.engine.model.preflight import has_adapters, read_headers
 from reinforge.engine.model.source import MODEL, find_weights, read_gguf
 from reinforge.types.sample import LossSpec

@@ -7,12 +7,11 @@ import enum
 import logging
 import math
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Callable, Container, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from reinforge.engine.callers import Caller, Outboxes
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.text_stream import TextStream
@@ -22,7 +21,6 @@ from reinforge.engine.sampling.params import check_params
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.sampling.stats import SamplerStats
-from reinforge.engine.sampling.threads import ThreadLoad
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprob, TokenLogprobs
@@ -30,9 +28,6 @@ from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
 logger = logging.getLogger(__name__)
-
-MAX_TURNS = 8
-"""Turns of an event loop over which requests are gathered, as long as each turn adds more."""
 
 
 class AdmissionState(enum.Enum):
@@ -47,34 +42,6 @@ class AdmissionState(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(eq=False)
-class Outbox:
-    """Requests of one event loop on their way to the sampler, and the load of that loop's thread."""
-
-    requests: list[SampleRequest] = field(default_factory=list)
-    load: ThreadLoad = field(default_factory=ThreadLoad)
-
-
-@dataclass(eq=False, slots=True)
-class Caller:
-    """A coroutine that waits for a reply.
-
-    Attributes:
-        loop: Its event loop.
-        future: Done when the reply is.
-        waiter: Done at the next token, while a caller that streams waits for one.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
-    waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        """Wakes a caller that streams; runs in its loop."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
 BFLOAT16_TOLERANCE = 0.5
 """Sampler and learner sum in different orders, and each sum is rounded to 8 bits: 0.17 nats were seen with 6 layers."""
 
@@ -82,8 +49,7 @@ BFLOAT16_TOLERANCE = 0.5
 class EmbeddedPolicy(PolicyServer):
     """Samples in this process, from the module that the learner trains or from a copy that serves meanwhile.
 
-    Any number of loops and threads may call it at once. Requests that are ready in the same turn of a loop reach the
-    sampler together, and the replies that a step finishes come back with one wake-up per loop.
+    Any number of event loops and threads may call it at once.
 
     Args:
         sampler: Samples the replies, also those of other adapters.
@@ -122,7 +88,7 @@ class EmbeddedPolicy(PolicyServer):
             self.tolerance = BFLOAT16_TOLERANCE
         self._grammars, self._has_warned = grammars, False
         self._lock = threading.Lock()
-        self._outboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
+        self._outboxes = Outboxes(sampler, sent=self._publish_if_ended)
         self.ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
 
     @property
@@ -156,7 +122,7 @@ class EmbeddedPolicy(PolicyServer):
         """
         loop, grammar = asyncio.get_running_loop(), await self.compile_grammar(request)
         sampled = self.build_request(request, Caller(loop, loop.create_future()), grammar)
-        self._post(loop, sampled)
+        self._outboxes.post(loop, sampled)
         try:
             await sampled.owner.future  # type: ignore[attr-defined]
         except asyncio.CancelledError:
@@ -184,7 +150,7 @@ class EmbeddedPolicy(PolicyServer):
         sampled = self.build_request(request, caller, grammar)
         sampled.new_tokens = tokens = list[tuple[int, float]]()
         text, num_taken = self.renderer.open_text(markers, request.sampling.stop), 0
-        self._post(loop, sampled)
+        self._outboxes.post(loop, sampled)
         try:
             while num_taken < len(tokens) or not caller.future.done():
                 if num_taken == len(tokens):
@@ -355,27 +321,6 @@ class EmbeddedPolicy(PolicyServer):
                 "but not trained: the model's own distribution is not the one that they were sampled from"
             )
 
-    def _post(self, loop: asyncio.AbstractEventLoop, request: SampleRequest) -> None:
-        """Puts a request into its loop's outbox; the outbox is sent once it stops growing."""
-        with self._lock:
-            outbox = self._outboxes.get(loop) or self._outboxes.setdefault(loop, Outbox())
-        outbox.requests.append(request)
-        if len(outbox.requests) == 1:
-            loop.call_soon(self._send, loop, outbox, 1, MAX_TURNS)
-
-    def _send(self, loop: asyncio.AbstractEventLoop, outbox: Outbox, count: int, turns: int) -> None:
-        if len(outbox.requests) > count and turns:
-            loop.call_soon(self._send, loop, outbox, len(outbox.requests), turns - 1)
-            return
-        requests, outbox.requests = outbox.requests, []
-        try:
-            self.sampler.submit(requests, outbox.load.measure())
-        except EngineError as error:
-            for request in requests:
-                request.error = error
-            wake_callers(requests)
-        self._publish_if_ended()
-
     def _build_piece(self, sampled: SampleRequest, part: slice, text: TextStream) -> ReplyPiece:
         token_ids, logprobs = zip(*(sampled.new_tokens or ())[part], strict=True)
         tokens = TokenLogprobs(
@@ -438,38 +383,3 @@ def find_end_tokens(module: Any, tokenizer: Any) -> list[int]:
     ends = getattr(config, "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [ends]
     return sorted({token for token in (*ends, tokenizer.eos_token_id) if token is not None})
-
-
-def deliver_replies(requests: list[SampleRequest]) -> None:
-    """Wakes every caller whose reply is done, with one call into each event loop."""
-    _call_loops(wake_callers, requests)
-
-
-def report_tokens(requests: list[SampleRequest]) -> None:
-    """Wakes every caller that streams and whose reply has a new token, with one call into each event loop."""
-    _call_loops(_wake_streams, requests)
-
-
-def _call_loops(function: Callable[[list[SampleRequest]], None], requests: list[SampleRequest]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[SampleRequest]] = {}
-    for request in requests:
-        by_loop.setdefault(request.owner.loop, []).append(request)  # type: ignore[attr-defined]
-    for loop, done in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(function, done)
-        except RuntimeError:  # the loop is closed, so its callers no longer wait
-            continue
-
-
-def wake_callers(requests: list[SampleRequest]) -> None:
-    """Resolves the futures of these requests; runs in their loop."""
-    for request in requests:
-        caller: Caller = request.owner  # type: ignore[assignment]
-        if not caller.future.done():
-            caller.future.set_result(None)
-        caller.wake()
-
-
-def _wake_streams(requests: list[SampleRequest]) -> None:
-    for request in requests:
-        request.owner.wake()  # type: ignore[attr-defined]

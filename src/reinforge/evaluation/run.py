@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reinforge.config.schema import OutcomesConfig
+from reinforge.config.episodes import OutcomesConfig
 from reinforge.crash import crash_point
 from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, describe_error
 from reinforge.evaluation.evaluators.base import describe_refusal, missing_score, score_item

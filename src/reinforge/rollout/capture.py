@@ -33,6 +33,23 @@ from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingP
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class StartedCall:
+    """A model call without a reply so far.
+
+    Attributes:
+        request: The request, with the policy's own tool calls restored.
+        index: Number of calls that the episode has started before.
+        functions: Open function scopes, outermost first.
+        started_s: When it began, in seconds since the epoch.
+    """
+
+    request: ModelRequest
+    index: int
+    functions: tuple[str, ...]
+    started_s: float
+
+
 @dataclass(slots=True)
 class Capture:
     """The model calls and marks of one episode so far.
@@ -62,7 +79,7 @@ class Capture:
     pending: int = 0
     num_started: int = 0
     closed: bool = False
-    _undecided: list[ModelCall] = field(default_factory=list)
+    _undecided: tuple[ModelCall, ...] = ()
 
     @contextmanager
     def function(self, name: str) -> Iterator[None]:
@@ -83,14 +100,12 @@ class Capture:
             raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
         self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
 
-    async def call(self, name: str, model: ChatModel, request: ModelRequest, n: int = 1) -> ChatCompletion:
-        """Makes one model call and records it.
+    def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
+        """Notes that a model call begins.
 
         Args:
-            name: The entry of `llms`.
-            model: The model behind the entry.
+            model: The model that is called.
             request: The request.
-            n: Number of choices to sample.
 
         Raises:
             CaptureError: The episode has ended.
@@ -100,33 +115,55 @@ class Capture:
             request = replace(request, messages=sent)
         self._match_request(request.messages)
         self.bad_call = self.lost_call = None  # the agent went on
-        index, functions, started = self.num_started, self.functions, time.time()
+        started = StartedCall(request, self.num_started, self.functions, time.time())
         self.num_started += 1
         self.pending += 1
-        try:
-            replies = await sample_choices(model, add_continued_turn(model, name, request, self.calls), n)
-        except ContextOverflow as overflow:
-            self.overflow = self.overflow or str(overflow)
-            raise
-        except (BackendError, EngineError, ConnectionError) as error:
-            if not isinstance(error, MessagesRejected):  # the agent's doing
-                self.lost_call = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self.pending -= 1
+        return started
+
+    def record_error(self, error: BaseException) -> None:
+        """Notes that a model call got no reply."""
+        self.pending -= 1
+        if isinstance(error, ContextOverflow):
+            self.overflow = self.overflow or str(error)
+        elif isinstance(error, MessagesRejected):  # the agent's doing
+            return
+        elif isinstance(error, (BackendError, EngineError, ConnectionError)):
+            self.lost_call = f"{type(error).__name__}: {error}"
+
+    def record_replies(
+        self, started: StartedCall, name: str, model: ChatModel, replies: Sequence[ModelReply]
+    ) -> ChatCompletion:
+        """Records a model call and returns what the agent gets.
+
+        Args:
+            started: The call.
+            name: The entry of `llms`.
+            model: The model behind the entry.
+            replies: The choices.
+
+        Raises:
+            CaptureError: The episode has ended.
+        """
+        self.pending -= 1
         self._check_open()
-        call_id = f"call-{self.seed:x}-{index}"
         reply, *others = replies
         if model.is_policy:
             failures = (each.failure or find_bad_call(each.message) for each in replies)
             self.bad_call = next((failure for failure in failures if failure is not None), self.bad_call)
-        ended = time.time()
         call = ModelCall(
-            call_id, name, model.model_name, request, reply, functions, started, ended, others=tuple(others)
+            f"call-{self.seed:x}-{started.index}",
+            name,
+            model.model_name,
+            started.request,
+            reply,
+            started.functions,
+            started.started_s,
+            time.time(),
+            others=tuple(others),
         )
         self.calls.append(call)
         if others:
-            self._undecided.append(call)
+            self._undecided = (*self._undecided, call)
         return build_completion(call)
 
     def _check_open(self) -> None:
@@ -135,14 +172,14 @@ class Capture:
 
     def _match_request(self, messages: Sequence[Message]) -> None:
         """Selects the choices of earlier calls that a new request contains."""
-        for call in self._undecided.copy():
+        for call in self._undecided:
             prompt = call.request.messages
             extends = list(messages[: len(prompt)]) == prompt
             new = messages[len(prompt) :] if extends else [message for message in messages if message not in prompt]
             index = next((i for message in new if (i := _find_choice(message, call)) is not None), None)
             if index is not None:
                 call.choose(index)
-                self._undecided.remove(call)
+                self._undecided = tuple(each for each in self._undecided if each is not call)
 
     def match_output(self, output: Any) -> None:
         """Selects the choices whose text the agent returned."""
@@ -198,6 +235,8 @@ class AsyncLLM:
         warned: What the user was already told about the agent's arguments; handles of one run share it.
     """
 
+    __slots__ = ("__dict__", "_capture", "_forwards_arguments", "_sampling", "_warned", "chat", "model", "name")
+
     def __init__(
         self,
         name: str,
@@ -230,19 +269,38 @@ class AsyncLLM:
         Raises:
             InvalidCall: An argument would change the reply and cannot be honoured.
         """
-        capture, n = self._capture, read_num_choices(arguments)
+        n = read_num_choices(arguments)
+        call = self._capture.begin_call(self.model, self._build_request(messages, arguments))
+        del messages, arguments  # the request has copies, and the wait may be long
+        try:
+            if n == 1:
+                replies = [await self.model.sample(self._continue(call.request))]
+            else:
+                replies = await sample_choices(self.model, self._continue(call.request), n)
+        except BaseException as error:
+            self._capture.record_error(error)
+            raise
+        return self._record(call, replies)
+
+    def _continue(self, request: ModelRequest) -> ModelRequest:
+        return add_continued_turn(self.model, self.name, request, self._capture.calls)
+
+    def _record(self, call: StartedCall, replies: Sequence[ModelReply]) -> ChatCompletion:
+        completion = self._capture.record_replies(call, self.name, self.model, replies)
+        if call.request.num_top_logprobs:
+            self._warn_of_missing(completion)
+        return completion
+
+    def _build_request(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
         if self._forwards_arguments:
-            return await capture.call(self.name, self.model, build_forwarded_request(messages, arguments), n)
+            return build_forwarded_request(messages, arguments)
         seed = arguments.get("seed")
         if seed is None or self._sampling is not None:  # a trained policy uses the run's seed, not the agent's
-            seed = derive_call_seed(capture.seed, capture.num_started)
+            seed = derive_call_seed(self._capture.seed, self._capture.num_started)
         request = build_request(messages, arguments, sampling=self._sampling, seed=seed)
         if arguments.given:
             self._warn_of_unused(arguments)
-        completion = await capture.call(self.name, self.model, request, n)
-        if request.num_top_logprobs:
-            self._warn_of_missing(completion)
-        return completion
+        return request
 
     def blame_reply(self, reason: str) -> None:
         """Notes why the latest reply is unusable: an agent that fails on a trained policy's fails because of it."""

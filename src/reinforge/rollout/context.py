@@ -6,13 +6,12 @@ that an agent starts itself does not, and `threading.Thread(target=contextvars.c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import CaptureError
 from reinforge.rollout.capture import AsyncLLM, Capture
@@ -27,6 +26,16 @@ if TYPE_CHECKING:
     from reinforge.rollout.gateway import EpisodeGateway
 
 
+class EpisodeModels(Protocol):
+    """The models of one episode."""
+
+    def create_handle(self, name: str) -> Any:
+        """Returns the model handle of an entry of `llms`."""
+
+    def open_endpoint(self) -> EpisodeEndpoint:
+        """Returns what answers the episode's HTTP requests, once the first client needs it."""
+
+
 class EpisodeContext:
     """A workflow's view of its episode.
 
@@ -34,8 +43,7 @@ class EpisodeContext:
         seed: The environment's seed.
         example_id: The example's id.
         capture: The episode's record.
-        create_handle: Returns the model handle of an entry of `llms`.
-        open_endpoint: Returns what answers the episode's HTTP requests, once the first client needs it.
+        models: The episode's models.
         is_training: True if the episode is collected for training.
         epoch: Its epoch, from 0.
 
@@ -46,19 +54,20 @@ class EpisodeContext:
         epoch: Its epoch, from 0; -1 for the baseline.
     """
 
+    __slots__ = ("__dict__", "_capture", "_models", "epoch", "example_id", "is_training", "seed")
+
     def __init__(
         self,
         seed: int,
         example_id: str,
         capture: Capture,
-        create_handle: Callable[[str], AsyncLLM],
-        open_endpoint: Callable[[], EpisodeEndpoint],
+        models: EpisodeModels,
         *,
         is_training: bool = True,
         epoch: int = 0,
     ):
         self.seed, self.example_id, self.is_training, self.epoch = seed, example_id, is_training, epoch
-        self._capture, self._create_handle, self._open_endpoint = capture, create_handle, open_endpoint
+        self._capture, self._models = capture, models
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -90,12 +99,13 @@ class EpisodeContext:
 
     def llm(self, name: str) -> AsyncLLM:
         """Returns the model handle of another entry of `llms`."""
-        return self._create_handle(name)
+        llm: AsyncLLM = self._models.create_handle(name)
+        return llm
 
     @cached_property
     def endpoint(self) -> EpisodeEndpoint:
         """What answers the HTTP requests of this episode's clients."""
-        return self._open_endpoint()
+        return self._models.open_endpoint()
 
     def gateway(self) -> EpisodeGateway:
         """Opens a server on the loopback through which programs of any language reach this episode's models.

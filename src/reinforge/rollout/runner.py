@@ -11,35 +11,26 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from reinforge.config.schema import Config, LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.errors import (
-    BackendError,
-    ConfigError,
-    ContextOverflow,
-    EngineError,
-    MessagesRejected,
-    Problem,
-    RecordError,
-    describe_error,
-)
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.schema import Config
+from reinforge.errors import ConfigError, Problem, RecordError
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.context import EpisodeContext
+from reinforge.rollout.ending import record_ending
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
-from reinforge.rollout.isolation.agent_call import call_agent
-from reinforge.rollout.isolation.containment import Abandoned, Blocked
+from reinforge.rollout.isolation.agent_call import call_agent, enter_agent
+from reinforge.rollout.isolation.containment import Abandoned, ContainedTask, Settled, TimeLimit
 from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow
 from reinforge.rollout.isolation.worker_pool import SharedWorkerEnded
 from reinforge.rollout.recording import drop_unrecordable, fail_unrecordable
 from reinforge.rollout.slots import EpisodeSlots
-from reinforge.rollout.workflow import PolicyFailure, refuse_coroutine
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import SamplingParams
 from reinforge.types.seeding import stable_seed
-from reinforge.types.trajectory import Outcome
 from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
@@ -110,6 +101,8 @@ class EpisodeRunner:
 
     Attributes:
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
+        slots: The limit of episodes in flight.
+        main_llm: The entry of `llms` that the workflow gets.
     """
 
     def __init__(
@@ -129,8 +122,8 @@ class EpisodeRunner:
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         self._warned: set[str] = set()
-        self._slots = EpisodeSlots(max_concurrency)
-        self._main_llm = choose_llm(workflow, self.llms)
+        self.slots = EpisodeSlots(max_concurrency)
+        self.main_llm = choose_llm(workflow, self.llms)
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
@@ -162,68 +155,9 @@ class EpisodeRunner:
             complete: Completes the scores of an episode, missing ones too, once it no longer counts as in flight: it
                 may wait for other episodes of this call.
         """
-        num_held = 0
-
-        async def run_one(key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord:
-            nonlocal num_held
-            self.status.num_running += 1
-            try:
-                record = await self._run_with_retries(key, item, score)
-            finally:
-                self.status.num_running -= 1
-                num_held -= 1
-                self._slots.release()
-            await complete(record)
-            self.status.num_finished += 1
-            self.status.last_progress_s = time.monotonic()
-            try:
-                done(record)
-            except RecordError as error:
-                fail_unrecordable(record, str(error))
-                done(record)
-            return record
-
-        tasks = []
-        try:
-            async with self.limit(), asyncio.TaskGroup() as group:
-                for key, item in episodes:  # one that has to wait for its turn is not even a task yet
-                    await self._slots.acquire(key)
-                    num_held += 1
-                    tasks.append(group.create_task(run_one(key, item)))
-        finally:
-            for _ in range(num_held):  # of tasks that were cancelled before they began
-                self._slots.release()
-        return [task.result() for task in tasks]
-
-    async def _run_with_retries(self, key: EpisodeKey, item: EvalInputItem, score: Score) -> EpisodeRecord:
-        num_ends = 0
-        for attempt in range(self.outcomes.retries + 1):
-            record, num_ends = await self._run_attempt(key, item, attempt, num_ends)
-            if not record.outcome.is_missing:
-                await score(record)  # retries a failed judge itself, without running the episode again
-                break
-        return record
-
-    async def _run_attempt(
-        self, key: EpisodeKey, item: EvalInputItem, attempt: int, num_ends: int
-    ) -> tuple[EpisodeRecord, int]:
-        """Runs an attempt to its end: again, with the same seeds, if the worker ends that it shares with others.
-
-        Args:
-            key: The episode.
-            item: Its example.
-            attempt: Number of earlier attempts.
-            num_ends: How many shared workers have ended with this episode in them.
-
-        Returns:
-            The episode, and the number of such workers by now.
-        """
-        while True:
-            try:
-                return await self._run_once(key, item, attempt, num_ends), num_ends
-            except SharedWorkerEnded as end:
-                num_ends += 1
-                logger.warning("the episode %s runs again, since its worker ended: %s", key, end)
+        batch = EpisodeBatch(self, episodes, score, done, complete)
+        async with self.limit():
+            return await batch.run()
 
     def derive_environment_seed(self, key: EpisodeKey) -> int:
         """Returns the environment seed of an episode: equal for siblings, and for both models of a comparison."""
@@ -233,106 +167,239 @@ class EpisodeRunner:
         sibling = key.generation if phase == "evaluate" or not self.workflow.share_environment_seed else 0
         return stable_seed(self.run_seed, "world", phase, epoch, key.round, key.example_id, sibling)
 
-    async def _run_once(self, key: EpisodeKey, item: EvalInputItem, attempt: int, num_ends: int = 0) -> EpisodeRecord:
-        capture = Capture(seed=stable_seed(self.run_seed, "draws", str(key), attempt))
-        record = EpisodeRecord(key, item, seed=self.derive_environment_seed(key), attempt=attempt)
-        started = time.monotonic()
-        try:
-            output = refuse_coroutine(await self._call_workflow(record, capture, num_ends), self.workflow)
-            capture.match_output(output)
-            record.item = item.copy_with_updates(output_obj=output)
-        except SharedWorkerEnded:
-            raise  # no attempt of this episode: another one may be to blame
-        except TimeoutError as error:
-            record.outcome, record.reason = self._classify_timeout(capture)
-            if isinstance(error, Blocked):
-                record.outcome, record.reason = Outcome.TIMEOUT, str(error)
-        except PolicyFailure as failure:
-            capture.match_output(failure.output)
-            is_cut = bool(capture.calls) and capture.calls[-1].reply.finish_reason == "length"
-            record.outcome = Outcome.OVERLONG if is_cut else Outcome.POLICY_ERROR
-            record.reason = str(failure)
-            record.item = item.copy_with_updates(output_obj=failure.output)
-        except ContextOverflow as overflow:
-            record.outcome, record.reason = Outcome.CONTEXT_OVERFLOW, str(overflow)
-        except (BackendError, EngineError, ConnectionError) as error:
-            is_own = isinstance(error, MessagesRejected)  # the agent's doing
-            record.outcome = Outcome.TOOL_ERROR if is_own else Outcome.BACKEND_ERROR
-            record.reason = f"{type(error).__name__}: {error}"
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            record.outcome, record.reason = Outcome.CANCELLED, "the agent raised CancelledError"
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's agent may raise anything; it fails only this episode
-            record.outcome, cause = _find_cause(capture)
-            described = describe_error(error)
-            record.reason = described if cause is None else f"{cause}; the agent then failed: {described}"
-        capture.closed = True
-        record.calls, record.marks, record.overflow = capture.calls, capture.marks, capture.overflow
-        record.wall_s = time.monotonic() - started
-        drop_unrecordable(record, lambda name: self.llms[name].is_policy)
-        return record
+    def create_handle(self, name: str, capture: Capture, blocks: asyncio.AbstractEventLoop | None) -> AsyncLLM:
+        """Returns the handle of an entry of `llms`; a blocking one if it gets the loop that its calls run in.
 
-    def _classify_timeout(self, capture: Capture) -> tuple[Outcome, str]:
-        """Returns the outcome and reason of a timeout: the policy's fault if finished replies took most of the time."""
-        limit, replies = self.limits.episode_timeout_s, len(capture.calls)
-        replying_s = sum(call.ended_s - call.started_s for call in capture.calls)
-        if replying_s > limit / 2:
-            return Outcome.POLICY_TIMEOUT, f"{replies} replies took {replying_s:.1f} s of the time limit of {limit:g} s"
-        waiting = f", {capture.pending} model call(s) unanswered" if capture.pending else ""
-        return Outcome.TIMEOUT, f"not finished after {limit:g} s ({replies} replies{waiting})"
-
-    def _create_handle(self, name: str, capture: Capture, blocks: asyncio.AbstractEventLoop | None) -> AsyncLLM:
-        """Returns the handle of an entry of `llms`; a blocking one if it gets the loop that its calls run in."""
+        Raises:
+            KeyError: There is no such entry.
+        """
         if name not in self.llms:
             raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
         if blocks is None:
             return AsyncLLM(name, self.llms[name], capture, self._sampling, self._warned)
         return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks, self._warned)
 
-    def _build_context(self, record: EpisodeRecord, capture: Capture) -> EpisodeContext:
-        loop = asyncio.get_running_loop()
-        blocks = None if self.workflow.is_async else loop
-
-        def open_endpoint() -> EpisodeEndpoint:
-            return EpisodeEndpoint(
-                lambda name: self._create_handle(name, capture, None),
-                self._main_llm,
-                {name: llm.model_name for name, llm in self.llms.items()},
-                loop=loop,
-                is_closed=lambda: capture.closed,
-                warned=self._warned,
-            )
-
-        return EpisodeContext(
-            record.seed,
-            record.key.example_id,
-            capture,
-            lambda name: self._create_handle(name, capture, blocks),
-            open_endpoint,
-            is_training=record.key.phase == "collect",
-            epoch=record.key.epoch,
+    def open_endpoint(self, capture: Capture, loop: asyncio.AbstractEventLoop) -> EpisodeEndpoint:
+        """Returns what answers the HTTP requests of an episode, in a loop."""
+        return EpisodeEndpoint(
+            lambda name: self.create_handle(name, capture, None),
+            self.main_llm,
+            {name: llm.model_name for name, llm in self.llms.items()},
+            loop=loop,
+            is_closed=lambda: capture.closed,
+            warned=self._warned,
         )
 
-    async def _call_workflow(self, record: EpisodeRecord, capture: Capture, num_ends: int) -> object:
-        context, timeout_s = self._build_context(record, capture), self.limits.episode_timeout_s
-        llm = context.llm(self._main_llm)
+
+class EpisodeBatch:
+    """The episodes of one call of `EpisodeRunner.run`; see there.
+
+    Attributes:
+        runner: The runner.
+        time_limit: Of async agents that run in this process.
+        loop: The event loop.
+    """
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        episodes: Sequence[tuple[EpisodeKey, EvalInputItem]],
+        score: Score,
+        done: Callable[[EpisodeRecord], None],
+        complete: Score,
+    ):
+        self.runner, self._episodes, self._score, self._done, self._complete = runner, episodes, score, done, complete
+        self.time_limit, self.loop = TimeLimit(runner.limits.episode_timeout_s), asyncio.get_running_loop()
+        self._tasks = asyncio.TaskGroup()
+        self._records: dict[int, EpisodeRecord] = {}
+        self._all_recorded = asyncio.Event()
+        self._num_running, self._is_ending = 0, False
+
+    async def run(self) -> list[EpisodeRecord]:
+        """Runs and scores the episodes and returns them in their order."""
         try:
-            if isinstance(self.workflow, IsolatedWorkflow):
-                names = {name: each.model_name for name, each in self.llms.items()}
-                episode = Episode(record.item, llm, names, context, capture)
-                return await self.workflow.run_episode(episode, timeout_s, num_ends)
-            return await call_agent(self.workflow, record.item, llm, context, timeout_s)
-        except Abandoned:
-            self.status.num_abandoned += 1
-            raise
+            await self._run_all()
+        finally:
+            try:
+                await self.time_limit.wait_for_cancelled()
+            finally:
+                while self._num_running:  # of episodes that were cancelled
+                    self._release()
+        return [self._records[number] for number in range(len(self._episodes))]
+
+    async def _run_all(self) -> None:
+        async with self._tasks:
+            try:
+                for place, (key, item) in enumerate(self._episodes):
+                    await self.runner.slots.acquire(key)  # an episode that waits for its turn is not even a task
+                    self._count_running(1)
+                    self.begin(Attempt(self, place, key, item))
+                if self._episodes:
+                    await self._all_recorded.wait()
+            finally:
+                self._is_ending = True
+                self.time_limit.cancel()
+
+    def begin(self, attempt: Attempt) -> None:
+        """Starts an attempt of an episode."""
+        if self._is_ending:
+            return  # nothing would end it
+        workflow = self.runner.workflow
+        if workflow.is_async and not isinstance(workflow, IsolatedWorkflow):
+            attempt.start()
+        else:
+            self._tasks.create_task(self._run_elsewhere(attempt))
+
+    def end(self, attempt: Attempt) -> None:
+        """Records an attempt that has ended in this process, in a task: scoring takes time."""
+        work = self._finish(attempt, attempt)
+        try:
+            self._tasks.create_task(work)
+        except RuntimeError:  # another episode has failed the whole batch
+            work.close()
+
+    def _count_running(self, change: int) -> None:
+        self._num_running += change
+        self.runner.status.num_running += change
+
+    def _release(self) -> None:
+        self._count_running(-1)
+        self.runner.slots.release()
+
+    async def _run_elsewhere(self, attempt: Attempt) -> None:
+        """Runs an attempt in a thread or a worker: again, with the same seeds, if a worker ends that it shares."""
+        ended = Settled[Any]()
+        while True:
+            try:
+                ended.result = await attempt.run_elsewhere()
+            except SharedWorkerEnded as end:  # no attempt of this episode: another one may be to blame
+                attempt.begin_again(end)
+                continue
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                ended.error = error
+            except (Exception, SystemExit) as error:  # noqa: BLE001  a user's agent may raise anything
+                ended.error = error
+            return await self._finish(attempt, ended)
+
+    async def _finish(self, attempt: Attempt, ended: Settled[Any]) -> None:
+        """Scores an episode that has ended, or tries it again if the environment failed."""
+        record = attempt.build_record(ended)
+        if record.outcome.is_missing and attempt.number < self.runner.outcomes.retries:
+            self.begin(attempt.build_next())
+            return
+        try:
+            if not record.outcome.is_missing:
+                await self._score(record)  # retries a failed judge itself, without running the episode again
+        finally:
+            self._release()
+        await self._complete(record)
+        self.runner.status.num_finished += 1
+        self.runner.status.last_progress_s = time.monotonic()
+        try:
+            self._done(record)
+        except RecordError as error:
+            fail_unrecordable(record, str(error))
+            self._done(record)
+        self._records[attempt.place] = record
+        if len(self._records) == len(self._episodes):
+            self._all_recorded.set()
 
 
-def _find_cause(capture: Capture) -> tuple[Outcome, str | None]:
-    """Returns the outcome of an episode whose agent raised an error, and what it raised it about, if that is known."""
-    if capture.overflow:
-        return Outcome.CONTEXT_OVERFLOW, capture.overflow
-    if capture.lost_call is not None:
-        return Outcome.BACKEND_ERROR, capture.lost_call
-    return (Outcome.TOOL_ERROR if capture.bad_call is None else Outcome.POLICY_ERROR), capture.bad_call
+class Attempt(ContainedTask[Any]):
+    """One attempt of an episode: the task of an async agent, or what an agent elsewhere is given.
+
+    Args:
+        batch: The call of `run` that it belongs to.
+        place: The position of the episode there.
+        key: The episode.
+        item: Its example.
+        number: Number of earlier attempts.
+        num_ends: How many shared workers have ended with this episode in them.
+    """
+
+    __slots__ = ("batch", "capture", "item", "key", "num_ends", "number", "place", "seed", "started_s")
+
+    def __init__(
+        self, batch: EpisodeBatch, place: int, key: EpisodeKey, item: EvalInputItem, number: int = 0, num_ends: int = 0
+    ):
+        super().__init__(batch.time_limit)
+        self.batch, self.place, self.key, self.item = batch, place, key, item
+        self.number, self.num_ends = number, num_ends
+        self.seed = batch.runner.derive_environment_seed(key)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.capture = Capture(seed=stable_seed(self.batch.runner.run_seed, "draws", str(self.key), self.number))
+        self.started_s = time.monotonic()
+
+    def build_next(self) -> Attempt:
+        """Returns the next attempt of the same episode."""
+        return Attempt(self.batch, self.place, self.key, self.item, self.number + 1, self.num_ends)
+
+    def begin_again(self, end: SharedWorkerEnded) -> None:
+        """Forgets what was recorded, since the worker has ended that the episode shared with others."""
+        logger.warning("the episode %s runs again, since its worker ended: %s", self.key, end)
+        self.num_ends += 1
+        self._reset()
+
+    def create_handle(self, name: str) -> AsyncLLM:
+        """Returns the model handle of an entry of `llms`."""
+        runner = self.batch.runner
+        return runner.create_handle(name, self.capture, None if runner.workflow.is_async else self.batch.loop)
+
+    def open_endpoint(self) -> EpisodeEndpoint:
+        """Returns what answers the episode's HTTP requests."""
+        return self.batch.runner.open_endpoint(self.capture, self.batch.loop)
+
+    def _build_context(self) -> EpisodeContext:
+        key = self.key
+        is_training = key.phase == "collect"
+        return EpisodeContext(self.seed, key.example_id, self.capture, self, is_training=is_training, epoch=key.epoch)
+
+    def call(self) -> Awaitable[Any]:
+        """Calls an async agent."""
+        runner = self.batch.runner
+        llm, context = self.create_handle(runner.main_llm), self._build_context()
+        output: Awaitable[Any] = enter_agent(runner.workflow, self.item, llm, context)
+        return output
+
+    def on_end(self) -> None:
+        """Records how an async agent has ended."""
+        self.batch.end(self)
+
+    async def run_elsewhere(self) -> Any:
+        """Returns what an agent in a thread or a worker returns.
+
+        Raises:
+            SharedWorkerEnded: The worker has ended; the attempt can run again.
+        """
+        runner, context = self.batch.runner, self._build_context()
+        llm, timeout_s = self.create_handle(runner.main_llm), runner.limits.episode_timeout_s
+        workflow = runner.workflow
+        if isinstance(workflow, IsolatedWorkflow):
+            names = {name: each.model_name for name, each in runner.llms.items()}
+            episode = Episode(self.item, llm, names, context, self.capture)
+            return await workflow.run_episode(episode, timeout_s, self.num_ends)
+        return await call_agent(workflow, self.item, llm, context, timeout_s)
+
+    def build_record(self, ended: Settled[Any]) -> EpisodeRecord:
+        """Returns the record of the attempt, which has ended."""
+        runner, capture = self.batch.runner, self.capture
+        record = EpisodeRecord(self.key, self.item, seed=self.seed, attempt=self.number)
+
+        def get_output() -> Any:
+            try:
+                return ended.get()
+            except Abandoned:
+                runner.status.num_abandoned += 1
+                raise
+
+        record_ending(record, capture, get_output, runner.workflow, runner.limits.episode_timeout_s)
+        capture.closed = True
+        record.calls, record.marks, record.overflow = capture.calls, capture.marks, capture.overflow
+        record.wall_s = time.monotonic() - self.started_s
+        drop_unrecordable(record, lambda name: runner.llms[name].is_policy)
+        return record

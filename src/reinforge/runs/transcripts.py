@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from reinforge.config.schema import TranscriptsConfig
+from reinforge.config.episodes import TranscriptsConfig
 from reinforge.errors import StorageError, boundary
 from reinforge.files import make_private_folder, replace_file, to_json
 from reinforge.runs.journal_reader import JournalReader

@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -39,8 +40,10 @@ _http_logger.addFilter(
 )
 LINGER_S = 2.0
 """Seconds for which the rest of a refused body is read, so that the client sees the response."""
-SHUTDOWN_S = 5.0
-"""Seconds that requests in flight have to end when the server stops."""
+SHUTDOWN_S = 3.0
+"""Seconds that requests in flight have to end when the server stops; then streams and sampling are cut off."""
+ABORTED_S = 1.0
+"""Seconds that requests which were cut off have to clean up."""
 REQUEST_ID = "x-request-id"
 CLIENT_CLOSED = 499
 """Counted for requests whose client hung up before the response."""
@@ -92,6 +95,7 @@ class ServeApp:
         self._listener: socket.socket | None = None
         self._started: list[Feature] = []
         self._running: set[asyncio.Task[web.StreamResponse]] = set()
+        self._abortable: dict[asyncio.Future[None], asyncio.Task[Any]] = {}
 
     @property
     def address(self) -> str:
@@ -116,11 +120,12 @@ class ServeApp:
         for feature in self._features:
             app.add_routes(feature.routes())
         app.on_response_prepare.append(_add_headers)
+        app.on_shutdown.append(self._end_requests)
         self._runner = web.AppRunner(
             app,
             access_log=None,
             logger=_http_logger,
-            shutdown_timeout=SHUTDOWN_S,
+            shutdown_timeout=ABORTED_S,
             keepalive_timeout=self.limits.idle_timeout_s,
             lingering_time=LINGER_S,
             handler_cancellation=True,
@@ -156,8 +161,19 @@ class ServeApp:
             self._listener.close()
         if self._running:
             await asyncio.wait(self._running)
-        while self._started:
-            await self._started.pop().close()
+        started, self._started = self._started, []
+        closed = await asyncio.gather(*(feature.close() for feature in started), return_exceptions=True)
+        for error in closed:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _end_requests(self, app: web.Application) -> None:
+        """Waits for the requests in flight when the server stops, and cuts off those that may be after a while."""
+        in_flight: set[asyncio.Future[Any]] = {*self._abortable, *self._running}
+        if in_flight:
+            await asyncio.wait(in_flight, timeout=SHUTDOWN_S)
+        for task in self._abortable.values():
+            task.cancel()
 
     @web.middleware
     async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -176,7 +192,7 @@ class ServeApp:
                 return traded
             self._guard.check(request)
             if is_abortable(request.match_info.handler):
-                return await handler(request)
+                return await self._run_abortable(request, handler)
             return await self._run_to_its_end(request, handler)
         except web.HTTPException as error:
             return _write_error(request, _describe_status(request, error))
@@ -184,6 +200,17 @@ class ServeApp:
             if isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError):
                 raise  # the client hung up
             return _write_error(request, describe_failure(error, f"{request.method} {request.path[:200]}"))
+
+    async def _run_abortable(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Runs a handler that ends with its client's connection, or soon after the server is stopped."""
+        ended, task = asyncio.get_running_loop().create_future(), asyncio.current_task()
+        assert task is not None  # a handler runs in a task
+        self._abortable[ended] = task
+        try:
+            return await handler(request)
+        finally:
+            del self._abortable[ended]
+            ended.set_result(None)
 
     async def _run_to_its_end(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Runs a handler that its client's hanging up does not cancel, so that nothing is left half done."""
@@ -223,6 +250,8 @@ def _write_error(request: web.Request, error: BadRequest) -> web.Response:
     body, headers = build_error_body(request.path, error), dict[str, str]()
     if isinstance(error, ApiError):
         headers = error.headers
+        if error.status == 409:  # the official clients would send the same request again
+            headers = {"x-should-retry": "false", **headers}
         if error.type is not None:
             body["error"]["type"] = error.type
     response = write_json(body, error.status, headers)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reinforge.config.loader import build_config
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
 from reinforge.engine.model.preflight import check_policy, has_adapters
 from reinforge.engine.model.source import find_base_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,8 @@ from reinforge.server.limits import ServerLimits
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T", bound=Callable[..., Any])
 LIMITS = web.AppKey("limits", ServerLimits)
+RETRY_COUNT = "x-stainless-retry-count"
+"""The header with which the official clients, and those made from them, say that they send a request again."""
 _ABORTABLE = "is_abortable"
 
 
@@ -44,6 +47,12 @@ def abortable(handler: T) -> T:
 def is_abortable(handler: object) -> bool:
     """True if a handler is cancelled when its client hangs up."""
     return bool(getattr(handler, _ABORTABLE, False))
+
+
+def count_retries(request: web.Request) -> int:
+    """Returns how often the client has sent this request before; 0: never, or the client does not say."""
+    text = request.headers.get(RETRY_COUNT, "")
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else 0
 
 
 async def read_bytes(request: web.Request) -> bytes:

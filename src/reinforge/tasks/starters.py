@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reinforge.algorithms.sft import SFT
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError
 from reinforge.files import home

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reinforge.config.schema import LimitsConfig, TranscriptsConfig
+from reinforge.config.episodes import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.interfaces import PolicyServer

@@ -29,19 +29,16 @@ from reinforge.config.pipeline import find_stage, list_stages
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
-from reinforge.evaluation.reasons import ReasonCounts, describe_failure
-from reinforge.evaluation.run import check_missing_share
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Algorithm, Builder, Trainer
 from reinforge.registry import register_trainer
-from reinforge.rollout.episode import attach_captured_tokens, attach_prompts, attach_remote_prompts
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import stages
 from reinforge.trainer.canary import Prompts, pick_prompts
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.overlap import EarlyCollections, ExampleChoice, build_meta, drop_stale, name_collection
+from reinforge.trainer.epoch_collection import EpochCollector
 from reinforge.trainer.refusals import (
     build_empty_epochs_error,
     explain_empty_selection,
@@ -97,10 +94,8 @@ class EpochTrainer(Trainer):
         self._selection = Selection()
         self._example_filter = ExampleFilter()
         self._num_empty = 0
-        self._num_missing, self._missing_reasons = 0, ReasonCounts()
         self._num_identical_epochs = 0
-        self._early = EarlyCollections(FinetuneConfig())
-        self._num_stale = 0
+        self._collector: EpochCollector = None  # type: ignore[assignment]
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Initializes both parts and checks that the backend can take a job.
@@ -110,7 +105,9 @@ class EpochTrainer(Trainer):
         """
         await super().initialize(run_config)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
-        self._early = EarlyCollections(run_config)
+        self._collector = EpochCollector(
+            self.trajectory_builder, self.trainer_adapter, run_config, self._example_filter, self.context
+        )
         if not await self.trainer_adapter.is_healthy():
             raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy, so training did not start")
 
@@ -123,13 +120,12 @@ class EpochTrainer(Trainer):
         """
         self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
         first = await self._resume(self.context, num_epochs) if self.context is not None else 0
-        self._early.num_epochs = num_epochs
+        self._collector.early.num_epochs = num_epochs
         try:
             for epoch in range(first, num_epochs):
                 await self._run_whole_epoch(epoch, num_epochs, self._run_id)
         finally:
-            for epoch in self._early.started:
-                await self.trajectory_builder.discard_run(name_collection(self._run_id, epoch))
+            await self._collector.discard_early(self._run_id)
         return self._statuses
 
     async def _run_whole_epoch(self, epoch: int, num_epochs: int, run_id: str) -> None:
@@ -191,7 +187,7 @@ class EpochTrainer(Trainer):
             "mean_rewards": dict(self._example_filter.mean_rewards),
             "num_empty": self._num_empty,
             "num_identical_epochs": self._num_identical_epochs,
-            **({"early": early} if (early := self._early.as_dict()) else {}),
+            **({"early": early} if (early := self._collector.early.as_dict()) else {}),
         }
 
     async def _resume(self, context: RunContext, num_epochs: int) -> int:
@@ -208,7 +204,7 @@ class EpochTrainer(Trainer):
         prompts = state["prompts"]  # a list in runs from before adapters had names
         self._prompts = prompts if isinstance(prompts, dict) else {"": prompts}
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
-        self._early.restore(state.get("early", {}))
+        self._collector.early.restore(state.get("early", {}))
         jobs = [job for job in context.journal.jobs() if job.epoch <= epoch and job.ref and job.status]
         self._job_refs = [job.ref for job in jobs if job.ref]
         self._statuses = [job.status for job in jobs if job.status]
@@ -221,12 +217,12 @@ class EpochTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
-        self._num_missing, self._missing_reasons, self._num_stale = 0, ReasonCounts(), 0
+        self._collector.begin_epoch()
         if self.algorithm is not None:
             algorithm = self.algorithm.for_epoch(epoch)
             self.needs_groups, self.has_signal = algorithm.needs_groups, algorithm.has_signal
             self.skip_reason = algorithm.skip_reason
-        collection = await self._collect_epoch(epoch, run_id)
+        collection = await self._collect(epoch, run_id, self._collector.plan_first(epoch, run_id))
         if epoch == 0 or not self._reward_history:
             trains_on = "messages" if self._is_remote() else self.trainer_adapter.trains_on
             refuse_untrainable(collection, self.trajectory_builder, self.run_config, trains_on=trains_on)
@@ -251,27 +247,12 @@ class EpochTrainer(Trainer):
             return None
         self._stage("SUBMIT", epoch)
         chosen = chosen.model_copy(update={"epoch": epoch, "run_id": run_id, "job_key": f"{run_id}/{epoch}"})
-        ref = await self._submit(epoch, chosen)
-        self._job_refs.append(ref)
-        self._end_stage({"job": ref.model_dump(mode="json")})
-        return ref
-
-    async def _submit(self, epoch: int, chosen: TrajectoryCollection) -> TrainingJobRef:
-        """Submits a job once: after a resume, the backend may already have it."""
-        context, key = self.context, str(chosen.job_key)
-        if context is None:
-            return await self.trainer_adapter.submit(chosen)
-        context.pending = None  # from here on the weights may change
-        known = context.journal.find_job(key) if context.resumed is not None else None
-        if known is None:
-            context.journal.record_job_intent(key, epoch, chosen.run_id)
-            crash_point("submit.after_intent")
+        if self.context is None:
             ref = await self.trainer_adapter.submit(chosen)
         else:
-            ref = await self.trainer_adapter.resubmit(chosen, known.ref)
-        crash_point("submit.after_send")
-        context.journal.record_job_submission(key, ref)
-        crash_point("submit.after_id")
+            ref = await stages.submit(self.context, self.trainer_adapter, epoch, chosen)
+        self._job_refs.append(ref)
+        self._end_stage({"job": ref.model_dump(mode="json")})
         return ref
 
     def _is_remote(self) -> bool:
@@ -282,77 +263,9 @@ class EpochTrainer(Trainer):
         """Returns False for groups of one that a remote backend groups itself."""
         return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
 
-    def _choose_examples(self, epoch: int) -> ExampleChoice:
-        """Returns the examples to collect; fewer than planned if the curriculum would leave some out anyway."""
-        plan = self.trajectory_builder.plan(epoch)
-        if plan is None:
-            return ExampleChoice()
-        ids = list(plan.example_ids)
-        skipped = self._example_filter.find_skipped(ids, epoch)
-        return ExampleChoice([id_ for id_ in ids if id_ not in skipped] if skipped else None, frozenset(skipped))
-
-    async def _collect_epoch(self, epoch: int, run_id: str) -> TrajectoryCollection:
-        """Returns the groups of an epoch, whose collection may have begun before, and begins those that are due."""
-        choice = self._early.started.get(epoch) or self._early.known.pop(epoch, None) or self._choose_examples(epoch)
-        self._example_filter.skipped = set(choice.skipped)
-        return await self._collect(epoch, run_id, build_meta(epoch, run_id, choice))
-
-    async def _begin_early(self, epoch: int, run_id: str) -> None:
-        for later in self._early.list_due(epoch):
-            choice = self._early.known.pop(later, None) or self._choose_examples(later)
-            self._early.started[later] = choice
-            if self.context is not None:
-                self.context.expect_early(later)
-            name = name_collection(run_id, later)
-            await self.trajectory_builder.start_run(name, build_meta(later, run_id, choice))
-
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
-        name = name_collection(run_id, epoch, meta.get("round", 0))
-        builder = self.trajectory_builder
-        plan = builder.plan(epoch)
-        ids = meta.get("example_ids") or (plan.example_ids if plan is not None else ())
-        total = len(ids) * plan.episodes_per_example if plan is not None else None
-        self._stage("COLLECT", epoch, total)
-        if builder.evaluation is not None:
-            builder.evaluation.epoch = epoch
-        if self._early.started.pop(epoch, None) is None:
-            await builder.start_run(name, meta)
-        await self._begin_early(epoch, run_id)
-        collection = await builder.finalize(name, meta)
-        if builder.evaluation is not None:
-            attach_captured_tokens(collection, builder.evaluation.find_call)
-        if self._is_remote():
-            attach_remote_prompts(collection, builder.evaluation.find_call if builder.evaluation else lambda _: None)
-        elif self.trainer_adapter.trains_on == "messages":
-            for trajectory in (each for siblings in collection.trajectories for each in siblings):
-                attach_prompts(trajectory)
-        if self.context is not None:
-            for note in builder.take_notes():
-                self.context.progress.note(note)
-        records = builder.records or []
-        check_missing_share(records, self.run_config.outcomes.max_missing, f"epoch {epoch}")
-        missing = [record for record in records if record.outcome.is_missing]
-        self._num_missing += len(missing)
-        for record in missing:
-            self._missing_reasons.add(describe_failure(record))
-        self._end_stage({"trajectories": collection.num_trajectories, "missing": len(missing)})
-        return self._drop_stale(collection)
-
-    def _drop_stale(self, collection: TrajectoryCollection) -> TrajectoryCollection:
-        """Returns the groups that are recent enough for the job that comes next."""
-        policy, allowed = self.trainer_adapter.policy(), self.run_config.limits.max_staleness
-        if policy is None or not allowed:
-            return collection
-        collection, num_stale = drop_stale(collection, policy.version - allowed)
-        if num_stale:
-            self._num_stale += num_stale
-            logger.warning(
-                "%d groups have tokens of versions before %d and are not trained (finetuning.limits.max_staleness: %d)",
-                num_stale,
-                policy.version - allowed,
-                allowed,
-            )
-        return collection
+        """Returns the groups of one collection, of an epoch or of a refill."""
+        return await self._collector.collect(epoch, run_id, meta)
 
     async def _refill(
         self, epoch: int, run_id: str, collection: TrajectoryCollection, chosen: TrajectoryCollection
@@ -496,12 +409,12 @@ class EpochTrainer(Trainer):
             num_groups_outside=len(selection.outside),
             num_groups_spared=len(self._example_filter.skipped),
             num_trajectories=collection.num_trajectories,
-            num_missing=self._num_missing if builder.records is not None else None,
-            missing_reason=self._missing_reasons.find_commonest(),
+            num_missing=self._collector.num_missing if builder.records is not None else None,
+            missing_reason=self._collector.missing_reasons.find_commonest(),
             curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
-            job={"num_groups_stale": self._num_stale} if self.run_config.limits.max_staleness else {},
+            job={"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {},
             **(self.context.tally.summarize() if self.context is not None else {}),
         )
 

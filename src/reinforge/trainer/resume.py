@@ -15,9 +15,9 @@ import yaml
 
 from reinforge.config.compare import Change, compare_configs
 from reinforge.config.dump import name_stand_in
+from reinforge.config.episodes import TranscriptsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
-from reinforge.config.schema import TranscriptsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import to_json
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder

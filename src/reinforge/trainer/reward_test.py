@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reinforge.config.episodes import LimitsConfig
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.schema import LimitsConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem, did_you_mean
 from reinforge.evaluation.attacks import Material, build_attacks
 from reinforge.evaluation.evaluators.base import score_item

@@ -21,63 +21,48 @@ from reinforge.errors import (
     JobFailed,
     Problem,
     ReinforgeError,
-    describe_error,
 )
-from reinforge.evaluation.changes import compare_summaries, find_one_sided_gain
-from reinforge.evaluation.splits import find_clusters
 from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
-from reinforge.runs.checkpoints import copy_model
-from reinforge.runs.guard_events import list_guard_events
 from reinforge.runs.journal import RunJournal, upgrade_journal
 from reinforge.runs.journal_reader import JOURNAL, JournalReader
 from reinforge.runs.journal_repair import repair_journal
-from reinforge.runs.page.page import write_page
-from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
-from reinforge.runs.report import write_report
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.rows import ValidationRow
 from reinforge.runs.run_folder import ResumePoint
 from reinforge.runs.run_log import LoggedProgress
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
-from reinforge.runs.validations import choose_best_validation
 from reinforge.safe_text import redact_secrets
 from reinforge.trainer import resume, stages
 from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.extension import count_added_epochs, keep_settings_of_one_call
-from reinforge.trainer.gate import decide
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.observer import TrainerObserver
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.ownership import seal_run
 from reinforge.trainer.provenance import Provenance, collect_provenance
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
+from reinforge.trainer.run_files import write_run_files
 from reinforge.trainer.setup.binding import bind_parts
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.dtype import settle_dtype
-from reinforge.trainer.setup.prepare import (
-    Parts,
-    build_parts,
-    effective_settings,
-    require_enabled,
-    require_policy_llm,
-)
+from reinforge.trainer.setup.effective_settings import effective_settings
+from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.prepare import build_parts, require_enabled
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
+from reinforge.trainer.setup.served_policy import require_policy_llm
 from reinforge.trainer.setup.watching import finish_trackers, start_guards, start_trackers
 from reinforge.trainer.signals import describe_kept_work, run_interruptible
+from reinforge.trainer.verdict import MODEL, BaseComparison
 from reinforge.trainer.watchdog import log_to_folder, watch_progress
-from reinforge.types.evaluation import EvaluationReport, MetricSummary
 from reinforge.types.job import TrainingJobStatus
 from reinforge.version import __version__
 
 if TYPE_CHECKING:
     from reinforge.engine.model.dtype import DtypeChoice
-
-MODEL = "model"
-"""The folder of the promoted model."""
 
 CLEANUP_S = 5.0
 """Seconds that the cleanup may take after a run was stopped."""
@@ -171,6 +156,7 @@ class _Run:
         self.dtype: DtypeChoice | None = None
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
         self.summary.smoke, self.summary.can_resume = options.smoke, not options.smoke
+        self._comparison = BaseComparison(parts, context, self.summary)
         self.summary.stages = {name: stage.num_epochs for name, stage in self.config.pipeline.items()}
 
     async def run(self) -> RunSummary:
@@ -180,19 +166,19 @@ class _Run:
             self.summary.status = "completed"
         except BudgetReached as reached:
             self.summary.status, self.summary.reason = "stopped", str(reached)
-            self._record_best_so_far()
+            self._comparison.record_best_so_far()
             reached.add_note(describe_kept_work(self.context.folder, self.summary))
             raise
         except asyncio.CancelledError:
             self.summary.status, self.summary.reason = "stopped", f"interrupted in stage {self.context.stage_name}"
-            self._record_best_so_far()
+            self._comparison.record_best_so_far()
             raise
         except Exception as error:
             if not self._started:  # refused before it started: the folder stays unchanged
                 raise
             self.summary.reason = redact_secrets(f"{self.context.stage_name}: {error}")
             logging.getLogger("reinforge").exception("the run failed in stage %s", self.context.stage_name)
-            self._record_best_so_far()
+            self._comparison.record_best_so_far()
             nothing = self.context.tally.describe_none_outputs(self.context.agent)
             if nothing is not None and isinstance(error, EvaluationError) and nothing not in str(error):
                 error.add_note(nothing)
@@ -203,7 +189,7 @@ class _Run:
             try:
                 if self._started:
                     await self._commit_pending()
-                    self._write_files()
+                    write_run_files(self.context, self.summary, getattr(self.trainer, "_reward_history", []))
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
                 finish_trackers(self.context, self.summary)
@@ -237,16 +223,16 @@ class _Run:
             with limit_garbage_collection(enabled=FastPaths.switch(config.policy.fast_paths).garbage_collection):
                 known = context.validations[:1]
                 baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
-                self.summary.baseline = self._get_gate_summary(baseline)
+                self.summary.baseline = self._comparison.get_summary(baseline)
                 context.report_constant_reward("note: before training")
                 refuse_unscored(baseline, config.outcomes.max_missing)
                 self._record_late_provenance()
                 statuses = await self._train()
                 await stages.adopt_unpublished(context, self.parts.adapter, statuses)
                 final = await self._final_validation()
-                self.summary.final = self._get_gate_summary(final)
+                self.summary.final = self._comparison.get_summary(final)
                 refuse_unscored(final, config.outcomes.max_missing)
-                await self._verdict()
+                await self._comparison.decide()
                 if not self.summary.promoted and (context.folder / MODEL).exists():  # of the verdict after fewer epochs
                     remove_folder(context.folder / MODEL)
 
@@ -292,7 +278,7 @@ class _Run:
             run_id=context.run_id,
             config_sha256=self.summary.config_sha256,
             data_sha256=data,
-            clusters=self._find_clusters("select", "confirm"),
+            clusters=self._comparison.find_clusters("select", "confirm"),
             project_root=str(root),
             seal=seal_run(context.folder, root),
             provenance=made_of.as_dict(),
@@ -350,7 +336,7 @@ class _Run:
             return f"{why}; the run itself was over, and its files are in {context.folder}"
         epoch = "" if context.stage_epoch is None else f" of epoch {context.stage_epoch}"
         summary.status, summary.reason = "stopped", f"{why} in stage {context.stage_name}{epoch}"
-        self._record_best_so_far()
+        self._comparison.record_best_so_far()
         text = describe_kept_work(context.folder, summary)
         if context.pending is not None:
             text = f"the jobs since the last checkpoint are not saved; the next --resume trains them again\n{text}"
@@ -370,17 +356,6 @@ class _Run:
         if policy is not None:
             self.context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
 
-    def _record_best_so_far(self) -> None:
-        """Records the best validation of a run that ends early, and every evaluator before and then."""
-        best = choose_best_validation(self.context.validations, self.config.gate.metric)
-        if self.summary.best is None and best is not None:
-            self.summary.record_best_so_far(self.context.validations[0], best, self.parts.gate_metric)
-            self._compare_validations(best)
-
-    def _compare_validations(self, after: ValidationRow) -> None:
-        base = self.context.validations[0]
-        self.summary.evaluators = compare_summaries(base.summaries, after.summaries, self.parts.part_weights)
-
     def _require_policy(self) -> None:
         """Raises a `ConfigError` if an entry of `llms` is the policy and the adapter serves none, or the other way."""
         for llm in self.parts.llms.values():
@@ -399,103 +374,8 @@ class _Run:
         except Exception:  # a user's cleanup may raise anything
             logging.getLogger("reinforge").exception("cleanup failed")
 
-    def _get_gate_summary(self, row: ValidationRow | None) -> MetricSummary | None:
-        """Returns a validation's summary of the gate metric."""
-        return row.summaries.get(self.parts.gate_metric) if row is not None else None
-
     async def _final_validation(self) -> ValidationRow:
         context, policy = self.context, self.parts.adapter.policy()
         if policy is not None and not context.checkpoints.has(policy.version):
             await context.checkpoints.write(self.parts.adapter, policy.version)
         return await stages.validate(self.trainer, context, self.config.num_epochs - 1)
-
-    async def _verdict(self) -> None:
-        """Compares the base with the best checkpoint on `confirm`, once."""
-        context, summary, config = self.context, self.summary, self.config
-        best = choose_best_validation(context.validations, config.gate.metric)
-        summary.best, summary.best_epoch = self._get_gate_summary(best), best.epoch if best is not None else None
-        if summary.num_jobs == 0:
-            self._compare_validations(context.validations[-1])
-            summary.promoted = False
-            summary.reason = "no training job was submitted, so the base model stays"
-            return
-        if best is None or best.epoch == stages.BASELINE:
-            self._compare_validations(context.validations[-1])
-            summary.promoted = False
-            summary.reason = "no checkpoint beat the base model on the select examples, so the base model stays"
-            return
-        base = context.validations[0]
-        if not base.checkpoint or not best.checkpoint:
-            self._compare_validations(best)
-            summary.reason = (
-                "the backend does not save its weights, so base and best cannot be compared on the confirm examples"
-            )
-            return
-        before = await self._evaluate_arm(base, "confirm_base")
-        after = await self._evaluate_arm(best, "confirm_tuned")
-        clusters = self._find_clusters("confirm")
-        verdict = decide(config.gate, self.parts.reward_metric, before, after, self.parts.part_weights, clusters)
-        summary.evaluators = verdict.changes
-        if verdict.improvement is not None and verdict.improvement.mean_difference > 0:
-            warning = find_one_sided_gain(verdict.changes)
-            summary.warnings += [warning] if warning is not None else []
-        summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
-        summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
-        summary.checkpoint = best.checkpoint
-        context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
-        if verdict.promoted:
-            copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
-
-    def _find_clusters(self, *splits: str) -> dict[str, str]:
-        """Returns example id -> its conversation or prompt, of those that share it with others."""
-        items = [item for split in splits for item in self.parts.splits.get(split, ())]
-        return find_clusters(items, self.config.splits.group_key)
-
-    async def _evaluate_arm(self, row: ValidationRow, phase: str) -> EvaluationReport:
-        """Evaluates one arm on `confirm` with fresh episodes; both arms run with the same environment seeds."""
-        evaluation = self.parts.trajectory_builder.evaluation
-        assert evaluation is not None
-        total = len(evaluation.example_ids("confirm")) * self.config.gate.num_samples
-        self.context.begin_stage(phase.upper(), None, total)
-        assert row.checkpoint is not None
-        assert row.version is not None
-        await self.parts.adapter.restore(self.context.checkpoints.verify(row.checkpoint), row.version)
-        report = await evaluation.validate("confirm", row.epoch, phase)
-        self.context.end_stage({"outcomes": report.outcomes})
-        return report
-
-    def _write_page(self) -> None:
-        """Writes `report.html`; a run whose results are safe does not fail for want of it."""
-        folder = self.context.folder
-        try:
-            write_page(folder, self.summary)
-        except Exception as error:
-            logging.getLogger("reinforge").exception("report.html was not written")
-            command = f"`reinforge report {folder}` writes it again"
-            self.context.progress.note(f"no report.html: {describe_error(error)}; {command}")
-
-    def _write_files(self) -> None:
-        """Writes summary, report and plot from the results so far."""
-        context, summary = self.context, self.summary
-        context.begin_stage(END)
-        context.wall_time_s.pop("START", None)
-        summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)
-        summary.missing_reason = context.missing.find_commonest()
-        summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}
-        summary.policy_versions = context.policy_versions
-        summary.guards = list_guard_events(context.journal.stages())
-        history: list[EpochMetrics] = getattr(self.trainer, "_reward_history", [])
-        write_summary(context.folder / "summary.json", summary)
-        self._write_page()
-        write_report(context.folder / "report.md", summary, history, context.validations)
-        arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
-        if can_draw_plots():
-            draw_reward_plot(
-                context.folder / "reward_plot.png", history, context.validations, title=context.run_id, confirm=arms
-            )
-        else:
-            context.progress.note(f"no reward plot: {NEEDS_MATPLOTLIB}")
-        context.journal.set_facts(status=summary.status, reason=summary.reason, can_resume=summary.can_resume)
-        context.journal.end_session(summary.status if not summary.reason else f"{summary.status}: {summary.reason}")
-        for line in summary.closing_lines(color=False):
-            logging.getLogger("reinforge").info(line)

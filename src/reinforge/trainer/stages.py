@@ -13,7 +13,8 @@ from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
 from reinforge.runs.rows import BASELINE, EpochSnapshot, ValidationRow
 from reinforge.runs.validations import choose_best_validation
 from reinforge.trainer.canary import CanaryReport, Prompts, probe
-from reinforge.types.job import TrainingJobStatus, TrainingStatusEnum
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
     from reinforge.trainer.context import RunContext
@@ -66,6 +67,32 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int) -> Validat
     context.end_stage(row.as_dict())
     context.progress.validation(row)
     return row
+
+
+async def submit(
+    context: RunContext, adapter: TrainerAdapter, epoch: int, chosen: TrajectoryCollection
+) -> TrainingJobRef:
+    """Submits a job once: after a resume, the backend may already have it.
+
+    Args:
+        context: The run.
+        adapter: Trains.
+        epoch: From 0.
+        chosen: The training data, with its job key.
+    """
+    key = str(chosen.job_key)
+    context.pending = None  # from here on the weights may change
+    known = context.journal.find_job(key) if context.resumed is not None else None
+    if known is None:
+        context.journal.record_job_intent(key, epoch, chosen.run_id)
+        crash_point("submit.after_intent")
+        ref = await adapter.submit(chosen)
+    else:
+        ref = await adapter.resubmit(chosen, known.ref)
+    crash_point("submit.after_send")
+    context.journal.record_job_submission(key, ref)
+    crash_point("submit.after_id")
+    return ref
 
 
 def drop_checkpoints(

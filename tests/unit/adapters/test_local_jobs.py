@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.grpo import GRPO
 from reinforge.algorithms.kto import KTO

@@ -9,7 +9,7 @@ from reinforge.adapters.ray_members import GroupSize, WorkerLost  # noqa: E402
 from reinforge.adapters.ray_recruits import Newcomer, WorkerHandle  # noqa: E402
 from reinforge.adapters.ray_worker import EngineWorker, PolicyDescription  # noqa: E402
 from reinforge.adapters.ray_workers import WorkerGroup  # noqa: E402
-from reinforge.config.schema import PolicyConfig  # noqa: E402
+from reinforge.config.policy import PolicyConfig  # noqa: E402
 
 
 class Method:

@@ -12,14 +12,8 @@ from reinforge.adapters.tinker_engine import TinkerEngine
 from reinforge.adapters.tinker_losses import build_data, translate_loss
 from reinforge.adapters.tinker_service import SDK, TinkerService
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.schema import (
-    BatchConfig,
-    FinetuneConfig,
-    LoRAConfig,
-    OptimizerConfig,
-    PolicyConfig,
-    ScheduleConfig,
-)
+from reinforge.config.policy import BatchConfig, LoRAConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.errors import BackendError, ConfigError
 from reinforge.rollout.episode import build_episode_item

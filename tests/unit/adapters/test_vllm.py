@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.vllm_answers import GeneratedChoice
 from reinforge.adapters.vllm_client import VLLMClient
 from reinforge.adapters.vllm_config import VLLMSamplerConfig

@@ -16,7 +16,8 @@ from reinforge.config.json_schema import build_config_schema
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config, with_current_keys
 from reinforge.config.origin import list_settings
-from reinforge.config.schema import BatchConfig, FinetuneConfig, LoRAConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.registry import REGISTRY
 from reinforge.types.key_aliases import ConfigModel, warn_renamed

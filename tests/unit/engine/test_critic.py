@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.value_head import ValueHead
 from reinforge.errors import EngineError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.engine.training import scheduled_optimizer
 from reinforge.engine.training.data_parallel import DataParallel, MetricSums, PeerFailed, divide_samples

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.dtype import MIN_FEATURES, choose_dtype, measure_speedup
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError

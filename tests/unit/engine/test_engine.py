@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ConfigError, EngineError
 from reinforge.runs.checkpoints import copy_model

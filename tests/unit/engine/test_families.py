@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.grammar_markers import bind_markers

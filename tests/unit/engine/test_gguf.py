@@ -12,7 +12,7 @@ import gguf
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model import gguf_convert, source
 from reinforge.engine.model.gguf_convert import restore_head_order
 from reinforge.engine.model.gguf_families import find_llama3_rotation, name_tensor

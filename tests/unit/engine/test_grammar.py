@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import validate
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling import constraints, grammar
 from reinforge.errors import ConfigError

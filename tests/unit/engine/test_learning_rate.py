@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, OptimizerConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, OptimizerConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.learning_rate import (
     choose_learning_rate,

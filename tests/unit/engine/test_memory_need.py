@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.memory_use import MemoryUse
 from reinforge.engine.training import memory_need

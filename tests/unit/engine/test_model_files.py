@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import reinforge
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.model import hub, model_files
 from reinforge.engine.model.loading import add_adapter, init_random_module, load_model, load_module, load_tokenizer
 from reinforge.engine.model.model_files import check_files, check_tokenizer_settings
@@ -272,7 +272,7 @@ def test_an_unreadable_adapter_is_refused(adapter):
 
 LOAD = """
 import torch
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.loading import load_module, load_tokenizer
 for name in ("owner/absent", "owner/safe", "owner/unsafe"):
     try:

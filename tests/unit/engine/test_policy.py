@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer

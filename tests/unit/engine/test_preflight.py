@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.preflight import check_policy, looks_like_hub_id
 from tests.models import edit_json
 
@@ -115,7 +115,7 @@ def test_all_problems_come_at_once(tmp_path):
 
 def test_preflight_imports_no_torch(folder):
     code = (
-        "import sys; from reinforge.config.schema import PolicyConfig; from reinforge.engine.model.preflight import "
+        "import sys; from reinforge.config.policy import PolicyConfig; from reinforge.engine.model.preflight import "
         f"check_policy; check_policy(PolicyConfig(model={str(folder)!r})); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine, policy
 from reinforge.engine.sampling.params import check_params
 from reinforge.errors import EngineError

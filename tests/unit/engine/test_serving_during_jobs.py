@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.schema import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling.turns import SamplerTurns
 from reinforge.errors import EngineError, JobFailed

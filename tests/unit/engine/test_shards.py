@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.training.data_parallel import DataParallel, choose_backend, listen
 from reinforge.engine.training.sharding import ShardedModel

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.model import loading
 from reinforge.engine.model.architecture import FAMILIES, LANGUAGE_MODELS, MULTIMODAL, read_names
 from reinforge.engine.model.loading import load_model, load_module, load_tokenizer
@@ -165,7 +165,7 @@ def test_a_hub_id_may_have_a_revision():
 
 OFFLINE = """
 import sys, torch
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.loading import load_model, load_tokenizer
 for revision in [None, "v2", "{old}", "absent"]:
     policy = PolicyConfig(model="owner/tiny", revision=revision)

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from reinforge.config.schema import BatchConfig, OptimizerConfig, PolicyConfig
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec, Needs

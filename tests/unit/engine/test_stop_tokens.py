@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling.params import check_params
 from reinforge.types.request import ModelRequest, SamplingParams

@@ -74,7 +74,7 @@ def test_without_its_context_a_token_would_have_another_text():
 
 
 async def test_a_policy_streams_the_reply_that_it_would_sample(tiny_model_dir):
-    from reinforge.config.schema import PolicyConfig
+    from reinforge.config.policy import PolicyConfig
     from reinforge.engine import Engine
 
     with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu", frozen=True) as engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.threads import BUSY_SHARE, ThreadLoad, leave_core_to_agents

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation import score_failures
 from reinforge.evaluation.evaluators.python import PythonEvaluator
 from reinforge.evaluation.run import DatasetEvaluation

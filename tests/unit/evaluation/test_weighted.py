@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import build_config
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation

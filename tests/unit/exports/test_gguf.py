@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from reinforge.config.schema import SamplingConfig
+from reinforge.config.episodes import SamplingConfig
 from reinforge.engine.artifacts import gguf_file
 from reinforge.engine.artifacts.gguf_file import GgufSettings, check_architecture, permute_heads, write_gguf
 from reinforge.engine.artifacts.gguf_vocabulary import build_vocabulary, name_pre_tokenizer

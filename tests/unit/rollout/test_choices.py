@@ -7,7 +7,8 @@ import json
 import pytest
 
 from reinforge.algorithms.samples import count_tokens_of_other_choices, samples_from_groups
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, PolicyConfig, SamplingConfig
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ContextOverflow
 from reinforge.evaluation.run import DatasetEvaluation

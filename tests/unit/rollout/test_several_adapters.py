@@ -3,7 +3,8 @@
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.episode import build_adapter_trajectories, build_trajectory, select_calls

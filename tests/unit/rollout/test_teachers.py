@@ -6,7 +6,8 @@ import stamina
 import torch
 from aiohttp import web
 
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.model.vocabulary import find_token_difference, read_vocabulary
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, EngineError
 from reinforge.rollout.models.local_llm import LocalLLM

@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.config.schema import TranscriptsConfig
+from reinforge.config.episodes import TranscriptsConfig
 from reinforge.runs.journal import RunJournal
 from reinforge.runs.transcripts import format_transcripts, read_transcripts, write_transcripts
 from reinforge.types.trajectory import Outcome

@@ -1,13 +1,17 @@
 """Models trained over ART's protocols: what was sampled is trained, and the trained model is the one that is served."""
 
+import contextlib
 import json
 
 import httpx
 import pytest
 
+from reinforge.server.art.earlier_steps import ModelStep
 from reinforge.server.art.records import ModelFolder
 from reinforge.server.art.replies import SampledReplies
+from reinforge.types.request import ModelRequest, ReplyPiece, TokenLogprobs
 from tests.art_client import PROMPT, ARTServer, build_trajectory, collect, get_artifact, score
+from tests.doubles import ScriptedPolicy
 from tests.models import make_tiny_model
 
 
@@ -58,6 +62,67 @@ async def test_every_name_of_a_step_serves_its_weights(base, tmp_path):
         assert await server.list_steps(model) == [2, 0]
         missing = await server.http.post("/v1/chat/completions", json={"model": "agent@1", "messages": PROMPT})
         assert missing.status_code == 404
+
+
+async def stream(server, name, seed):
+    """Returns the texts of a stream's chunks, and the version of their weights."""
+    body = {"model": name, "messages": PROMPT, "seed": seed, "max_tokens": 12, "stream": True}
+    async with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    texts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    return [text for text in texts if text], chunks[0]["model_version"]
+
+
+async def test_streams_of_every_step_have_its_weights(base, tmp_path):
+    async with ARTServer(base, tmp_path) as server:
+        model = await server.create()
+        answers = await collect(server, "agent", 0, 8)
+        group = [build_trajectory(answer, number % 2) for number, answer in enumerate(answers)]
+        await server.wait(await server.start_job(model, [{"trajectories": group}]))
+        for name, version in (("agent@0", 0), ("agent@1", 1)):
+            texts, found = await stream(server, name, 3)
+            whole = await server.sample(name, 3, max_tokens=12)
+            assert "".join(texts) == whole["choices"][0]["message"]["content"]
+            assert found == version
+
+
+class Racing(ScriptedPolicy):
+    """Samples the next step's reply, since that step is published while the request waits."""
+
+    async def stream(self, request, markers=()):
+        await self.publish(2)
+        yield ReplyPiece("next", TokenLogprobs((1,), (2,), (-1.0,), policy_version=2))
+
+
+class Spelling(ScriptedPolicy):
+    """Streams each letter of its reply."""
+
+    async def stream(self, request, markers=()):
+        reply = await self.sample(request)
+        for letter in reply.message["content"]:
+            yield ReplyPiece(letter, TokenLogprobs((1,), (2,), (-1.0,), policy_version=self.version))
+        yield reply
+
+
+@pytest.mark.parametrize(("newest", "version"), [(Spelling, 1), (Spelling, 2), (Racing, 1)])
+async def test_a_step_sends_its_own_tokens_one_by_one(newest, version):
+    """While it is the newest, once it is in memory as an earlier one, and if the next step comes before the reply."""
+    served, loaded = newest(), Spelling()
+    await served.publish(version)
+    await loaded.publish(1)
+
+    class Earlier:
+        """Has step 1 in memory."""
+
+        @contextlib.asynccontextmanager
+        async def use(self, step):
+            yield loaded
+
+    step = ModelStep(1, served, Earlier(), None)
+    *pieces, reply = [part async for part in step.stream(ModelRequest(PROMPT))]
+    assert [piece.text for piece in pieces] == ["y", "e", "s"]
+    assert {piece.tokens.policy_version for piece in pieces} == {reply.version} == {1}
 
 
 async def test_a_model_is_found_again_and_goes_on_after_a_restart(base, tmp_path):

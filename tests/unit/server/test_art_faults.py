@@ -104,6 +104,27 @@ async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are
         assert await server.list_steps(model) == [2, 1, 0]
 
 
+async def test_a_training_call_that_is_sent_again_starts_no_second_job(base, tmp_path):
+    """The official client, from which ART's is made, sends a request again if it gets no response."""
+    async with ARTServer(base, tmp_path) as server:
+        model = await server.create()
+        group = await build_group(server)
+        first = await server.start_job(model, [{"trajectories": group}])
+        server.http.headers["x-stainless-retry-count"] = "1"
+        assert await server.start_job(model, [{"trajectories": group}]) == first
+        other = await server.start_job(model, [{"trajectories": group}], learning_rate=0.001)
+        names = {"entity": None, "project": "games", "name": "agent", "base_model": "tiny"}
+        again = await server.call("POST", "/v1/preview/models", {**names, "return_existing": False})
+        assert again == model, "the creation whose response was lost"
+        del server.http.headers["x-stainless-retry-count"]
+        refused = await server.http.post("/v1/preview/models", json=names)
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
+        later = await server.start_job(model, [{"trajectories": group}])
+        for job in (first, other, later):
+            await server.wait(job)
+        assert await server.list_steps(model) == [3, 2, 1, 0]
+
+
 @pytest.fixture
 def held(monkeypatch):
     """Jobs that train for ever; the event says that one has begun."""

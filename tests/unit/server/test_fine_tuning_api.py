@@ -8,7 +8,7 @@ import aiohttp
 import openai
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import StorageError
 from reinforge.server.fine_tuning import request as request_module
 from reinforge.server.fine_tuning.api import FineTuningSettings

@@ -11,11 +11,12 @@ import aiohttp
 import openai
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.server.api_error import ApiError
 from reinforge.server.fine_tuning.api import FineTuningSettings
 from reinforge.server.fine_tuning.contents import FileContents
-from reinforge.server.fine_tuning.files import FileLimits, clean_name
+from reinforge.server.fine_tuning.files import FileLimits
+from reinforge.server.fine_tuning.forms import clean_name
 from tests.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly
 
 LIMITS = FileLimits(max_file_bytes=1 << 20, max_part_bytes=1 << 12, max_total_bytes=3 << 20, chunk_timeout_s=1.0)

@@ -5,7 +5,10 @@ import shutil
 
 import pytest
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config import dump
+from reinforge.config.dump import dump_config
+from reinforge.config.loader import build_config, load_config
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.learning_rate import IMITATION, choose_learning_rate
 from reinforge.evaluation.graders.schema import parse_grader
 from reinforge.server.fine_tuning.plan import JobInput, plan_job
@@ -51,6 +54,54 @@ def test_each_pass_of_a_reinforcement_job_trains_every_row_once(tmp_path, tiny_m
     ]
     assert len(epochs) == made.num_steps
     assert sorted(id_ for epoch in epochs for id_ in epoch) == sorted(ids * 2)
+
+
+SECRET = "OPERATORS_SECRET"
+TEXTS = (
+    "${OPERATORS_SECRET}",
+    "$${OPERATORS_SECRET} and $$${OPERATORS_SECRET:-x}",
+    "${",
+    "line\n\x1b${OPERATORS_SECRET}",
+)
+
+
+def load_again(folder, grader, monkeypatch):
+    """Returns the grader of a job as the operator gets it with `reinforge finetune --resume`, and the file."""
+    monkeypatch.setenv(SECRET, "s3cret")
+    method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
+    job = read_job({"model": "m", "training_file": "file-1", "method": method, "seed": 5})
+    made = plan_job(JobInput(job, PolicyConfig(model="m"), folder, 4, grader=parse_grader(grader)))
+    text = dump_config(build_config(json.loads(json.dumps(made.config))))
+    (folder / "config.yml").write_text(text)
+    return load_config(folder / "config.yml").config.eval.evaluators["score"].grader, text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_variables_in_a_clients_text_stay_text_when_its_run_is_resumed_by_hand(tmp_path, monkeypatch, text):
+    """What a client sends must not read the environment of the operator, not even in the second process."""
+    leaf = {"type": "string_check", "name": text, "operation": "eq", "input": text, "reference": text}
+    grader = {"type": "multi", "name": text, "graders": {"a": leaf}, "calculate_output": "a"}
+    again, written = load_again(tmp_path, grader, monkeypatch)
+    assert again == grader
+    assert "s3cret" not in written
+
+
+def test_without_escapes_a_clients_text_would_read_the_operators_environment(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(dump, "escape", lambda text: text)
+    leaf = {"type": "string_check", "name": "g", "operation": "eq", "input": TEXTS[0], "reference": "r"}
+    again, _ = load_again(tmp_path, leaf, monkeypatch)
+    assert again["input"] == "s3cret"
+
+
+def test_the_operators_own_variables_are_expanded_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(SECRET, "s3cret")
+    model = "{_type: openai, model_name: '${OPERATORS_SECRET}'}"
+    (tmp_path / "run.yml").write_text(f"llms: {{m: {model}}}\nworkflow: {{_type: chat, llm: m}}")
+    text = dump_config(load_config(tmp_path / "run.yml"))
+    assert "s3cret" not in text
+    (tmp_path / "config.yml").write_text(text)
+    assert load_config(tmp_path / "config.yml").config.llms["m"].model_name == "s3cret"
 
 
 @pytest.mark.parametrize("is_adapter", [False, True])

@@ -1,12 +1,20 @@
 """The record of fine-tuning jobs: which state may follow which, what survives a restart, and requests sent twice."""
 
+import os
 import threading
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from reinforge.errors import StorageError
 from reinforge.server.fine_tuning import file_store
@@ -16,6 +24,7 @@ from reinforge.server.fine_tuning.records import FileRecord, FineTuningJob, JobC
 from reinforge.server.fine_tuning.states import TRANSITIONS, JobState
 from reinforge.server.fine_tuning.store import IllegalTransition, JobStore, KeyReused, make_event
 
+NUM_SEQUENCES = int(os.environ.get("REINFORGE_SEQUENCES", "2000"))
 METHOD = {"type": "supervised", "supervised": {}}
 
 
@@ -223,10 +232,24 @@ class Jobs(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestJobs = Jobs.TestCase
-TestJobs.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+def run_sequences(count):
+    """Runs the machine on as many sequences."""
+    chosen = settings(
+        max_examples=count,
+        stateful_step_count=25,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(Jobs, settings=chosen)
+
+
+@pytest.mark.parametrize(
+    "num_sequences",
+    [15, pytest.param(NUM_SEQUENCES, marks=[pytest.mark.fault, pytest.mark.timeout(3600)], id="many sequences")],
 )
+def test_any_sequence_of_requests_and_restarts_leaves_the_state_that_was_recorded(num_sequences):
+    run_sequences(num_sequences)
 
 
 def test_the_state_machine_notices_a_table_without_the_rule_that_an_end_is_final(monkeypatch):

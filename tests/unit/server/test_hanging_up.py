@@ -6,6 +6,7 @@ import json
 import pytest
 
 from reinforge.errors import BackendUnavailable
+from reinforge.server import app as app_module
 from reinforge.server import routes
 from reinforge.server.limits import ServerLimits
 from reinforge.types.request import ReplyPiece, TokenLogprobs
@@ -81,6 +82,19 @@ async def test_without_the_mark_sampling_goes_on(monkeypatch):
     for task in list(app._running):
         task.cancel()
     await app_context.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_server_that_stops_cuts_off_what_lasts(monkeypatch, stream):
+    """Else Ctrl-C would wait for every stream; the limit of the HTTP library plays no part here."""
+    monkeypatch.setattr(app_module, "SHUTDOWN_S", 0.05)
+    monkeypatch.setattr(app_module, "ABORTED_S", 1000.0)
+    policy = Endless()
+    async with serve({"m": policy}) as app:
+        _, writer = await open_chat(app, stream=stream)
+        await wait_for(lambda: policy.num_running == 1)
+    assert (policy.num_running, policy.num_stopped) == (0, 1)
+    writer.close()
 
 
 async def test_a_client_that_does_not_read_is_given_up():

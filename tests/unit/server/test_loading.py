@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ConfigError, EngineError
 from reinforge.server.loading import LoadSettings, ModelLoader

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from reinforge.adapters.http_wire import SESSIONS
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.server.app import ServeApp
 from reinforge.server.base_models import BaseModels
 from reinforge.server.models import ServedModels

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
 from reinforge.server.tinker import futures as futures_module
 from reinforge.server.tinker import sessions as sessions_module
 from reinforge.server.tinker import training as training_module
 from reinforge.server.tinker.losses import find_loss
-from reinforge.server.tinker.slots import BASE, list_slots
+from reinforge.server.tinker.slots import BASE
 from reinforge.server.tinker.wire import parse_request, read_config, read_data
 from tests.tinker import (
     Clock,
@@ -28,25 +26,6 @@ from tests.tinker import (
 
 TOKENS, TARGETS = [5, 6, 7, 8], [6, 7, 8, 9]
 DATUM = (TOKENS, {"target_tokens": TARGETS, "weights": [0.0, 0.5, 1.0, 2.0]})
-
-
-@pytest.fixture(scope="module")
-def tuned(tiny_model_dir):
-    policy = PolicyConfig(model=str(tiny_model_dir), lora=LoRAConfig(r=4, lora_alpha=4), max_num_seqs=16)
-    with Engine.load(policy, seed=0, device="cpu", frozen=True, adapters=list_slots(2, 2)) as engine:
-        yield engine
-
-
-@pytest.fixture
-async def served(tuned, tmp_path):
-    async with serve_tinker(tuned, tmp_path) as (app, api):
-        yield app, api
-
-
-@pytest.fixture
-async def client(served):
-    async with TinkerClient(served[0]) as client:
-        yield client
 
 
 async def make_model(client, number=0, **settings):

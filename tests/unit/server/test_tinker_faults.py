@@ -5,35 +5,14 @@ import json
 
 import pytest
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
 from reinforge.errors import EngineError
 from reinforge.server.api_error import ApiError
 from reinforge.server.limits import ServerLimits
 from reinforge.server.tinker import api as api_module
-from reinforge.server.tinker.slots import AdapterSlots, Snapshot, list_slots
+from reinforge.server.tinker.slots import AdapterSlots, Snapshot
 from reinforge.server.tinker.training import TinkerTraining
 from tests.serving import wait_for
-from tests.tinker import TinkerClient, read_metrics, read_sequence, serve_tinker
-
-
-@pytest.fixture(scope="module")
-def tuned(tiny_model_dir):
-    policy = PolicyConfig(model=str(tiny_model_dir), lora=LoRAConfig(r=4, lora_alpha=4), max_num_seqs=16)
-    with Engine.load(policy, seed=0, device="cpu", frozen=True, adapters=list_slots(2, 2)) as engine:
-        yield engine
-
-
-@pytest.fixture
-async def served(tuned, tmp_path):
-    async with serve_tinker(tuned, tmp_path) as (app, api):
-        yield app, api
-
-
-@pytest.fixture
-async def client(served):
-    async with TinkerClient(served[0]) as client:
-        yield client
+from tests.tinker import read_metrics, read_sequence, serve_tinker
 
 
 async def test_a_model_whose_creation_is_cancelled_has_a_result(client, monkeypatch):

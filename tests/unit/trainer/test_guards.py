@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from reinforge.config.episodes import LimitsConfig
 from reinforge.config.guards import GuardsConfig
-from reinforge.config.schema import LimitsConfig
 from reinforge.errors import GuardHalted
 from reinforge.runs.guard_events import STAGE, list_guard_events
 from reinforge.runs.journal import RunJournal

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BudgetReached, ContextOverflow, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, TrainerConfig
+from reinforge.config.episodes import LimitsConfig
+from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.errors import ConfigError, JobFailed
 from reinforge.runs.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.trainer import loop
+from reinforge.trainer import epoch_collection
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
@@ -264,7 +265,7 @@ async def test_tokens_that_are_too_old_are_dropped_and_counted_whatever_made_the
 
 async def test_tokens_that_are_too_old_are_trained_if_nothing_drops_them(tmp_path, monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(loop, "drop_stale", lambda collection, oldest: (collection, 0))
+    monkeypatch.setattr(epoch_collection, "drop_stale", lambda collection, oldest: (collection, 0))
     assert await run_with_a_late_server(tmp_path) == ([True] * 4, [0] * 4)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import build_config, load_config
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.isolation.isolated_agent import PlacedWorkflow

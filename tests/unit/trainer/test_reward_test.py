@@ -263,3 +263,20 @@ async def test_without_the_limit_nothing_is_reported(monkeypatch):
     """Mutation check: it is the limit that makes a score too high."""
     monkeypatch.setattr(reward_test, "_find_limits", lambda scored, max_score: {})
     assert (await try_out(contains=contains)).too_high == []
+
+
+async def test_a_grader_of_the_fine_tuning_api_is_an_evaluator_like_others():
+    """In the shape in which a job of the API has its rows; a check of the form alone lets bad answers through."""
+    said = [{"role": "user", "content": "Which city?"}]
+    rows = [{"id": str(n), "prompt": said, "row": {"messages": said, "kind": "answer"}} for n in range(3)]
+    grader = {
+        "type": "string_check",
+        "name": "form",
+        "operation": "like",
+        "input": "The {{item.kind}}: {{sample.output_text}}",
+        "reference": "answer:",
+    }
+    config = config_of(rows, score={"_type": "grader", "grader": grader, "item_key": "row"})
+    options = RewardTestOptions(attacks=("empty", "injected"), max_score=0.5)
+    report = await run_reward_test(config, options)
+    assert {(each.kind, each.score) for each in report.too_high} == {("empty", 1.0), ("injected", 1.0)}

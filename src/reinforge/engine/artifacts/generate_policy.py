@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.artifacts.merging import WHERE
 from reinforge.engine.checkpoint import hide_progress_bars
 from reinforge.engine.model.chat_template import PromptRenderer

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reinforge.config.schema import SamplingConfig
+from reinforge.config.episodes import SamplingConfig
 from reinforge.engine.artifacts.gguf_vocabulary import CONVERTER, FORMAT, Vocabulary, build_vocabulary
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import storage_boundary

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.hub import check_model_source, find_adapter_base
 from reinforge.engine.model.loading import pick_device
 from reinforge.engine.model.source import MODEL, find_source, open_source

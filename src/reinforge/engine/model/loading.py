@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.model.attention import use_grouped_attention
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel

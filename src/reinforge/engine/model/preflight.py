@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.installed import BITSANDBYTES, is_installed
 from reinforge.engine.model.architecture import find_untrainable
 from reinforge.engine.model.gguf_tokenizer import TEMPLATE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from safetensors import safe_open
+
 from reinforge.engine import checkpoint
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
@@ -27,6 +29,34 @@ def find_special_setting(folder: Path) -> str | None:
     return next((f"{name} is {settings[name]}" for name in _PLAIN if settings.get(name)), None)
 
 
+def find_outer_layer(model: CausalModel, folder: Path) -> str | None:
+    """Returns the input or output embeddings that a saved adapter changes, by their path; None: it changes neither.
+
+    All rows share them, and the model keeps the layers that it was loaded with.
+    """
+    outer = {id(model.head), id(model.module.get_output_embeddings()), id(model.module.get_input_embeddings())}
+    paths = [path for path, part in model.module.named_modules(remove_duplicate=False) if id(part) in outer]
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        names = [name.removeprefix("base_model.model.") for name in file.keys()]  # noqa: SIM118  it is no mapping
+    return next((path for path in paths if any(name.startswith(f"{path}.") for name in names)), None)
+
+
+def _find_obstacle(model: CausalModel) -> str | None:
+    """Returns what keeps the adapters that a model has from sharing a batch; None: nothing does."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    outer = (model.head, model.module.get_input_embeddings())
+    for path, layer in model.module.named_modules():
+        if isinstance(layer, ModulesToSaveWrapper):
+            return f"{path} is trained in full"
+        if isinstance(layer, LoraLayer) and layer in outer:
+            return f"{path} has an adapter"
+        if isinstance(layer, LoraLayer) and (layer.lora_variant or any(layer.lora_bias.values())):
+            return f"{path} has an adapter that is not plain LoRA"
+    return None
+
+
 def add_saved_adapter(model: CausalModel, name: str, folder: Path) -> None:
     """Adds a saved adapter to a model that has adapters already; the active one stays active.
 
@@ -44,13 +74,19 @@ def add_saved_adapter(model: CausalModel, name: str, folder: Path) -> None:
         raise EngineError("adapters are added to a model that was loaded with adapters; set policy.lora")
     if (special := find_special_setting(folder)) is not None:
         raise EngineError(f"{folder}: {special}, so the adapter cannot share a batch with others")
+    if (own := _find_obstacle(model)) is not None:
+        raise EngineError(f"{folder}: {own} in the model that it would join, so the two cannot share a batch")
     active = model.adapter
     with boundary(EngineError, f"cannot load the adapter {folder}"), warnings.catch_warnings():
+        if (outer := find_outer_layer(model, folder)) is not None:
+            raise EngineError(f"{folder}: it changes {outer}, so the adapter cannot share a batch with others")
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are intended
         settings = LoraConfig.from_pretrained(str(folder))
         settings.inference_mode = True
         model.module.add_adapter(settings, name)
     try:
+        if (special := _find_obstacle(model)) is not None:
+            raise EngineError(f"{folder}: {special}, so the adapter cannot share a batch with others")
         checkpoint.load_weights(folder, model)
         for parameter in model.trained_parameters.values():
             parameter.requires_grad_(False)

@@ -29,7 +29,7 @@ from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.files import home, remove_leftovers, write_folder
 
 if TYPE_CHECKING:
-    from reinforge.config.schema import PolicyConfig
+    from reinforge.config.policy import PolicyConfig
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import read_json
 from reinforge.engine.model.source import find_tokenizer_source
 from reinforge.errors import ConfigError

@@ -4,9 +4,9 @@ Transformers' modules are right for every family. On a small model, though, half
 small operations, and between any two of them the thread waits for Python's lock while agents run; on a larger one, most
 of it is products whose weights are rearranged in every step. For Llama-like models (RMSNorm, attention with rotary
 embeddings, RMSNorm, gated MLP) one function here goes from token ids to logits: one product makes queries, keys and
-values, one makes gate and up, and the weights are packed once (`projection.py`), with their LoRA adapters beside them.
-TorchScript runs it without that lock (`torchscript.py`). docs/performance.md has the figures. The sampler compares its
-logits with a plain forward when it starts, and uses the modules where they differ.
+values, one makes gate and up, and the weights are packed once (`projection.py`), with LoRA adapters beside them, of
+which each row uses its own. TorchScript runs it without that lock (`torchscript.py`). docs/performance.md has the
+figures. The sampler compares its logits with a plain forward when it starts, and uses the modules where they differ.
 
 In bfloat16 it rounds where transformers' modules round; what is left of the difference to the learner is the noise of
 the type (SmolLM2-135M: a mean of 0.04 in log-probs), which importance sampling corrects as any mismatch.
@@ -15,7 +15,9 @@ Shapes: B rows, T new tokens of a row, M = B T, L tokens that a step attends to,
 N query heads, K key and value heads, D size of a head, I features inside the MLP, V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +26,10 @@ from torch import Tensor, nn
 from reinforge.engine.model.attention import GROUPED_ATTENTION, decode_attention
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks, build_additive_mask
-from reinforge.engine.sampling.kv_cache import KVCache, build_write_indices, copy_into_slots, round_up
-from reinforge.engine.sampling.projection import (
-    Projection,
-    can_pack,
-    collect_projection,
-    find_max_bytes,
-    get_linear,
-    multiply,
-    pack,
-    project,
-)
+from reinforge.engine.sampling.adapter_rows import AdapterRows, order_rows, pick_rows
+from reinforge.engine.sampling.kv_cache import KVCache, build_write_indices, copy_into_slots
+from reinforge.engine.sampling.llama_weights import LayerWeights, LlamaWeights, OuterWeights, group_linears
+from reinforge.engine.sampling.projection import can_pack, find_max_bytes, get_linear, multiply, project
 from reinforge.engine.sampling.torchscript import compile_torchscript
 
 MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
@@ -71,46 +66,6 @@ class LlamaSizes(NamedTuple):
     least: float
 
 
-class LayerWeights(NamedTuple):
-    """The weights of one layer.
-
-    Attributes:
-        norm: Before attention, `[H]`.
-        qkv: To queries, keys and values, `[(N + 2 K) D, H]`.
-        query_norm, key_norm: Of each head's queries and keys, `[D]`.
-        out: After attention, `[H, N D]`.
-        mlp_norm: Before the MLP, `[H]`.
-        gate_up: To gate and up, `[2 I, H]`.
-        down: After them, `[H, I]`.
-    """
-
-    norm: Tensor
-    qkv: Projection
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    out: Projection
-    mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
-
-
-class OuterWeights(NamedTuple):
-    """The weights before and after the layers, and the rotary embeddings.
-
-    Attributes:
-        embedding: The features of each token of the vocabulary, `[V, H]`.
-        norm: Before the output layer, `[H]`.
-        head: The output layer, `[V, H]`.
-        cos, sin: Of the rotation at each position, `[L, D]`; the first half of `sin` is negated.
-    """
-
-    embedding: Tensor
-    norm: Tensor
-    head: Tensor
-    cos: Tensor
-    sin: Tensor
-
-
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns RMSNorm of the last dimension, rounded where the modules round it."""
     if x.dtype == torch.float32:
@@ -120,11 +75,11 @@ def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _project_qkv(
-    x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor, sizes: LlamaSizes
+    x: Tensor, layer: LayerWeights, rows: AdapterRows, cos: Tensor, sin: Tensor, sizes: LlamaSizes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, `[M, N, D]`, keys and values, `[M, K, D]`; `x` is `[M, H]`, `cos` and `sin` are `[M, 1, D]`."""
     num_rotated = sizes.num_heads + sizes.num_kv_heads
-    heads = project(_normalize(x, layer.norm, sizes.eps), layer.qkv)
+    heads = project(_normalize(x, layer.norm, sizes.eps), layer.qkv, rows)
     heads = heads.view(x.shape[0], num_rotated + sizes.num_kv_heads, sizes.head_size)
     states = heads[:, :num_rotated]
     query_norm, key_norm = layer.query_norm, layer.key_norm
@@ -136,11 +91,11 @@ def _project_qkv(
     return states[:, : sizes.num_heads], states[:, sizes.num_heads :], heads[:, num_rotated:]
 
 
-def _finish_layer(x: Tensor, attended: Tensor, layer: LayerWeights, sizes: LlamaSizes) -> Tensor:
+def _finish_layer(x: Tensor, attended: Tensor, layer: LayerWeights, rows: AdapterRows, sizes: LlamaSizes) -> Tensor:
     """Returns a layer's output, `[M, H]`, from its input and the output of its attention heads, `[M, N D]`."""
-    x = project(attended, layer.out).add_(x)
-    gate, up = project(_normalize(x, layer.mlp_norm, sizes.eps), layer.gate_up).chunk(2, dim=1)
-    return project(F.silu(gate).mul_(up), layer.down).add_(x)
+    x = project(attended, layer.out, rows).add_(x)
+    gate, up = project(_normalize(x, layer.mlp_norm, sizes.eps), layer.gate_up, rows).chunk(2, dim=1)
+    return project(F.silu(gate).mul_(up), layer.down, rows).add_(x)
 
 
 def _compute_logits(x: Tensor, outer: OuterWeights, sizes: LlamaSizes) -> Tensor:
@@ -151,6 +106,7 @@ def _compute_logits(x: Tensor, outer: OuterWeights, sizes: LlamaSizes) -> Tensor
 def _decode(
     token_ids: Tensor,
     positions: Tensor,
+    rows: AdapterRows,
     layers: list[LayerWeights],
     outer: OuterWeights,
     keys: list[Tensor],
@@ -160,23 +116,27 @@ def _decode(
     length: int,
     sizes: LlamaSizes,
 ) -> Tensor:
-    """Returns the rows' logits after one more token each, and writes its keys and values into slots, `[S, K, C, D]`."""
-    count = token_ids.shape[0]
-    x = F.embedding(token_ids, outer.embedding)
-    cos, sin = outer.cos.index_select(0, positions)[:, None], outer.sin.index_select(0, positions)[:, None]
+    """Returns the rows' logits after one more token each, and writes its keys and values into slots, `[S, K, C, D]`.
+
+    Row b attends to slot b; everything else is computed in the order of the adapters.
+    """
+    count, ordered = token_ids.shape[0], pick_rows(positions, rows.order)
+    x = F.embedding(pick_rows(token_ids, rows.order), outer.embedding)
+    cos, sin = outer.cos.index_select(0, ordered)[:, None], outer.sin.index_select(0, ordered)[:, None]
     indices = build_write_indices(positions, sizes.num_kv_heads, keys[0].shape[2])
+    indices = pick_rows(indices.view(count, -1), rows.order).view(-1)
     zero, places = torch.zeros([], device=x.device, dtype=x.dtype), torch.arange(length, device=x.device)[None]
     full = build_additive_mask(positions[:, None], places, None, zero, sizes.least)
     sliding = full if window is None else build_additive_mask(positions[:, None], places, window, zero, sizes.least)
     for number, layer in enumerate(layers):
-        query, key, value = _project_qkv(x, layer, cos, sin, sizes)
+        query, key, value = _project_qkv(x, layer, rows, cos, sin, sizes)
         keys[number].view(-1, sizes.head_size).index_copy_(0, indices, key.reshape(-1, sizes.head_size))
         values[number].view(-1, sizes.head_size).index_copy_(0, indices, value.reshape(-1, sizes.head_size))
         own_keys, own_values = keys[number][:count, :, :length], values[number][:count, :, :length]
         mask = sliding if slides[number] else full
-        attended = decode_attention(query, own_keys, own_values, mask, sizes.scale)
-        x = _finish_layer(x, attended.view(count, -1), layer, sizes)
-    return _compute_logits(x, outer, sizes)
+        attended = decode_attention(pick_rows(query, rows.places), own_keys, own_values, mask, sizes.scale)
+        x = _finish_layer(x, pick_rows(attended.view(count, -1), rows.order), layer, rows, sizes)
+    return _compute_logits(pick_rows(x, rows.places), outer, sizes)
 
 
 def _prefill(
@@ -184,6 +144,7 @@ def _prefill(
     last: Tensor,
     sources: Tensor,
     first: int,
+    rows: AdapterRows,
     layers: list[LayerWeights],
     outer: OuterWeights,
     keys: list[Tensor],
@@ -192,10 +153,15 @@ def _prefill(
 ) -> Tensor:
     """Returns the logits at the tokens `last` of whole prompts, and copies the prompts' keys and values into slots."""
     count, length = token_ids.shape
-    x = F.embedding(token_ids.flatten(), outer.embedding)
+    tokens = AdapterRows(None, None, [number * length for number in rows.counts], rows.min_rows)
+    order, places = rows.order, rows.places
+    if order is not None and places is not None:
+        last = last.index_select(0, order) % length + torch.arange(count, device=last.device) * length
+        sources = places.index_select(0, sources)
+    x = F.embedding(pick_rows(token_ids, order).flatten(), outer.embedding)
     cos, sin = outer.cos[:length].repeat(count, 1)[:, None], outer.sin[:length].repeat(count, 1)[:, None]
     for number, layer in enumerate(layers):
-        query, key, value = _project_qkv(x, layer, cos, sin, sizes)
+        query, key, value = _project_qkv(x, layer, tokens, cos, sin, sizes)
         key = key.view(count, length, sizes.num_kv_heads, sizes.head_size).transpose(1, 2)
         value = value.view(count, length, sizes.num_kv_heads, sizes.head_size).transpose(1, 2)
         copy_into_slots(keys[number], key, sources, first)
@@ -204,8 +170,8 @@ def _prefill(
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=sizes.scale, enable_gqa=True)
         attended = attended.transpose(1, 2).reshape(x.shape[0], -1)
         if number == len(layers) - 1:
-            x, attended = x.index_select(0, last), attended.index_select(0, last)
-        x = _finish_layer(x, attended, layer, sizes)
+            x, attended, tokens = x.index_select(0, last), attended.index_select(0, last), rows
+        x = _finish_layer(x, attended, layer, tokens, sizes)
     return _compute_logits(x, outer, sizes).index_select(0, sources)
 
 
@@ -216,10 +182,11 @@ class FastLlama:
         model: The model; call `drop_weights` before its weights change.
         cache: The rows' keys and values.
         masks: Knows which layers have a window, and how long it is.
+        min_rows: Least number of rows that an adapter multiplies.
     """
 
-    def __init__(self, model: CausalModel, cache: KVCache, masks: AttentionMasks):
-        self.model, self.base, self.cache, self.masks = model, model.base, cache, masks
+    def __init__(self, model: CausalModel, cache: KVCache, masks: AttentionMasks, min_rows: int = 1):
+        self.model, self.base, self.cache, self.masks, self.min_rows = model, model.base, cache, masks, min_rows
         kinds = getattr(model.config, "layer_types", None) or [None] * model.num_layers
         self.slides = [kind != "full_attention" for kind in kinds]
         attention, eps = self.base.layers[0].self_attn, self.base.norm.variance_epsilon
@@ -230,9 +197,20 @@ class FastLlama:
             compile_torchscript(function, model.device, enabled=model.fast_paths.torchscript)
             for function in (_decode, _prefill)
         )
-        self._layer_weights: list[LayerWeights] = []
-        self._head: Tensor | None = None
-        self._rotation: tuple[Tensor, Tensor] | None = None
+        self.weights = LlamaWeights(model)
+        self._names: Sequence[str] | None = None
+
+    @contextmanager
+    def route_rows(self, names: Sequence[str]) -> Iterator[None]:
+        """Gives row b of every batch inside the block the adapter `names[b]`, and further rows the last one.
+
+        Outside of such blocks all rows use the model's active adapter.
+        """
+        self._names = names
+        try:
+            yield
+        finally:
+            self._names = None
 
     def decode_step(self, token_ids_B: Tensor, positions_B: Tensor, length: int) -> Tensor:
         """Returns the logits after one more token of each row, `[B, V]`.
@@ -242,12 +220,14 @@ class FastLlama:
             positions_B: Its position.
             length: L.
         """
-        layers, (keys, values) = self._layers(), self._slots()
+        (rows, layers), (keys, values) = self._choose_weights(len(token_ids_B)), self._slots()
         capacity = keys[0].shape[2]
         if capacity <= MAX_SPARE * length:
             length = capacity
-        outer, slides, window = self._outer(length), self.slides, self.masks.window
-        return self._decode(token_ids_B, positions_B, layers, outer, keys, values, slides, window, length, self.sizes)
+        outer, slides, window = self.weights.collect_outer(length), self.slides, self.masks.window
+        return self._decode(
+            token_ids_B, positions_B, rows, layers, outer, keys, values, slides, window, length, self.sizes
+        )
 
     def can_prefill(self, length: int) -> bool:
         """Returns True if `prefill` computes prompts of this length."""
@@ -262,13 +242,19 @@ class FastLlama:
             sources_n: Prompt of each slot from `first` on.
             first: The first slot to fill; slots have room for T tokens.
         """
-        layers, outer, (keys, values) = self._layers(), self._outer(token_ids_BT.shape[1]), self._slots()
-        return self._prefill(token_ids_BT, last_B, sources_n, first, layers, outer, keys, values, self.sizes)
+        (rows, layers), (keys, values) = self._choose_weights(len(token_ids_BT)), self._slots()
+        outer = self.weights.collect_outer(token_ids_BT.shape[1])
+        return self._prefill(token_ids_BT, last_B, sources_n, first, rows, layers, outer, keys, values, self.sizes)
 
-    def drop_weights(self) -> None:
-        """Drops the copies of weights, which are about to change."""
-        self._layer_weights.clear()
-        self._head = None
+    def drop_weights(self, adapter: str | None = None) -> None:
+        """Drops the copies of weights that are about to change: an adapter's, or all."""
+        self.weights.drop(adapter)
+
+    def _choose_weights(self, num_rows: int) -> tuple[AdapterRows, list[LayerWeights]]:
+        names = list(self._names or [self.model.adapter])
+        names += names[-1:] * (num_rows - len(names))
+        adapters, rows = order_rows(names, self.model.device, self.min_rows)
+        return rows, self.weights.collect_layers(adapters)
 
     def _slots(self) -> tuple[list[Tensor], list[Tensor]]:
         layers = self.cache.layers
@@ -277,21 +263,6 @@ class FastLlama:
                 empty = self.base.norm.weight.new_empty(0, self.sizes.num_kv_heads, 0, self.sizes.head_size)
                 layer.lazy_initialization(empty, empty)
         return [layer.keys for layer in layers], [layer.values for layer in layers]
-
-    def _outer(self, length: int) -> OuterWeights:
-        if self._rotation is None or len(self._rotation[0]) < length:
-            positions = torch.arange(2 * round_up(length), device=self.model.device)
-            cos, sin = self.base.rotary_emb(self.base.norm.weight, positions[None])
-            half = self.sizes.head_size // 2
-            self._rotation = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=1)
-        if self._head is None:
-            self._head = pack(self.model.head.weight.detach())
-        return OuterWeights(self.base.embed_tokens.weight, self.base.norm.weight, self._head, *self._rotation)
-
-    def _layers(self) -> list[LayerWeights]:
-        if not self._layer_weights:
-            self._layer_weights = [_collect_weights(layer) for layer in self.base.layers]
-        return self._layer_weights
 
 
 def supports_fast_decode(model: CausalModel) -> bool:
@@ -307,14 +278,14 @@ def supports_fast_decode(model: CausalModel) -> bool:
         return False
     if type(model.base.embed_tokens) is not nn.Embedding:
         return False
-    return len(getattr(model.module, "peft_config", ())) <= 1 and _supports_layers(model)
+    return _supports_layers(model)
 
 
 def _supports_layers(model: CausalModel) -> bool:
     """Returns True if the layers are seven linear layers and norms each, and there is memory for the copies."""
     is_packed, num_copied = can_pack(model.device, model.dtype), 0
     for layer in model.base.layers:
-        groups = [[get_linear(part) for part in group] for group in _group_linears(layer)]
+        groups = [[get_linear(part) for part in group] for group in group_linears(layer)]
         linears = [linear for group in groups for linear in group if linear is not None]
         own = [part for path, part in layer.named_modules() if isinstance(part, nn.Linear) and ".lora_" not in path]
         if {id(part) for part in own} != {id(linear) for linear in linears} or len(linears) != 7:
@@ -329,25 +300,3 @@ def _supports_layers(model: CausalModel) -> bool:
         num_copied += sum(linear.weight.numel() for group in copied for linear in group if linear is not None)
     num_copied += model.head.weight.numel() if is_packed else 0
     return num_copied * model.dtype.itemsize <= find_max_bytes(model.device, model.dtype)
-
-
-def _group_linears(layer: Any) -> list[tuple[Any, ...]]:
-    """Returns a layer's linear layers, those with the same input together."""
-    attention, mlp = layer.self_attn, layer.mlp
-    inputs = attention.q_proj, attention.k_proj, attention.v_proj
-    return [inputs, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)]
-
-
-def _collect_weights(layer: Any) -> LayerWeights:
-    qkv, out, gate_up, down = map(collect_projection, _group_linears(layer))
-    attention = layer.self_attn
-    return LayerWeights(
-        norm=layer.input_layernorm.weight.detach(),
-        qkv=qkv,
-        query_norm=attention.q_norm.weight.detach() if hasattr(attention, "q_norm") else None,
-        key_norm=attention.k_norm.weight.detach() if hasattr(attention, "k_norm") else None,
-        out=out,
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=gate_up,
-        down=down,
-    )

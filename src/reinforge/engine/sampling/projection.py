@@ -11,7 +11,9 @@ the sampled policy would not be the trained one. Layers with the same input are 
 
     q, k, v = x [W_q; W_k; W_v]^T + (x [A_q; A_k; A_v]^T) [s B_q, 0, 0; 0, s B_k, 0; 0, 0, s B_v]^T
 
-Shapes: M rows, I inputs, O outputs of all layers together, R ranks of all adapters together.
+Several adapters multiply the same product of the weights, each only its own rows (`adapter_rows.py`).
+
+Shapes: M rows, I inputs, O outputs of all layers together, R ranks of one adapter in all layers together.
 """
 
 import os
@@ -21,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from reinforge.engine.sampling.adapter_rows import AdapterRows
 
 MAX_PACKED_SHARE = 0.25
 """Maximum memory of packed weights, as a share of the machine's."""
@@ -38,22 +42,34 @@ class Projection(NamedTuple):
     Attributes:
         weight: `[O, I]`, packed or plain.
         bias: `[O]`.
-        down: Of all adapters, `[R, I]`; None: the layers have no adapters.
-        up: Each adapter's in the rows of its layer and the columns of its ranks, times its scaling, `[O, R]`.
+        downs: Of each adapter, `[R, I]`; `[0, I]` where the layers do not have it.
+        ups: Of each adapter: its B in the rows of their layer and the columns of their ranks, times its scaling,
+            `[O, R]`.
     """
 
     weight: Tensor
     bias: Tensor | None
-    down: Tensor | None
-    up: Tensor | None
+    downs: list[Tensor]
+    ups: list[Tensor]
 
 
-def project(x: Tensor, layer: Projection) -> Tensor:
-    """Returns the layers' outputs, `[M, O]`, of `x`, `[M, I]`; compiled by TorchScript, too."""
-    output = multiply(x, layer.weight, layer.bias)
-    down, up = layer.down, layer.up
-    if down is not None and up is not None:
-        output.add_(multiply(multiply(x, down, None), up, None))
+def project(x: Tensor, layer: Projection, rows: AdapterRows) -> Tensor:
+    """Returns the layers' outputs, `[M, O]`; compiled by TorchScript, too.
+
+    Args:
+        x: `[M, I]`, in the order of `rows`.
+        layer: With the adapters of `rows`.
+        rows: The rows of each adapter; those after the last adapter's have none.
+    """
+    output, first = multiply(x, layer.weight, layer.bias), 0
+    for number, count in enumerate(rows.counts):
+        down, up = layer.downs[number], layer.ups[number]
+        if down.shape[0] > 0:
+            start = max(0, min(first, x.shape[0] - rows.min_rows))
+            part = x[start : max(first + count, start + rows.min_rows)]
+            own = multiply(multiply(part, down, None), up, None)[first - start : first - start + count]
+            output[first : first + count].add_(own)
+        first += count
     return output
 
 
@@ -90,55 +106,55 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def get_linear(layer: Any) -> nn.Linear | None:
-    """Returns the plain linear layer inside of a layer, which may have a LoRA adapter; None: it is something else."""
+    """Returns the plain linear layer inside of a layer, which may have LoRA adapters; None: it is something else."""
     if type(layer) is nn.Linear:
         return layer
     base: Any = getattr(layer, "base_layer", None)
-    names: Sequence[str] = getattr(layer, "active_adapters", ())
-    if type(base) is not nn.Linear or len(names) != 1 or len(layer.lora_A) > 1 or getattr(layer, "lora_variant", None):
+    if type(base) is not nn.Linear or layer.merged or getattr(layer, "lora_variant", None):
         return None
-    if any(name in layer.lora_A for name in names) and not _is_plain_lora(layer, names[0]):
-        return None
-    return base
+    return base if all(_is_plain_lora(layer, name) for name in layer.lora_A) else None
 
 
 def _is_plain_lora(layer: Any, name: str) -> bool:
-    """Returns True if an adapter adds s B A x to its layer and nothing else."""
+    """Returns True if an adapter adds s B A x to its layer and nothing else; dropout does nothing while we sample."""
     parts = layer.lora_A[name], layer.lora_B[name]
     if any(type(part) is not nn.Linear or part.bias is not None for part in parts):
         return False
-    return not layer.merged and not layer.disable_adapters and type(layer.lora_dropout[name]) is nn.Identity
+    return type(layer.lora_dropout[name]) in (nn.Identity, nn.Dropout)
+
+
+def _list_linears(layers: Sequence[Any]) -> list[nn.Linear]:
+    return [getattr(layer, "base_layer", layer) for layer in layers]
 
 
 @torch.no_grad()
 def collect_projection(layers: Sequence[Any]) -> Projection:
-    """Returns layers for which `get_linear` finds one, and which have the same input, as one."""
-    linears = [linear for linear in map(get_linear, layers) if linear is not None]
+    """Returns layers with the same input, for each of which `get_linear` finds one, as one without adapters."""
+    linears = _list_linears(layers)
     weights = [linear.weight.detach() for linear in linears]
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    down, up = _collect_adapters(layers, weights)
-    return Projection(
-        weight=pack(weights[0] if len(weights) == 1 else torch.cat(weights)),
-        bias=torch.cat(biases) if biases else None,
-        down=down,
-        up=up,
-    )
+    weight = pack(weights[0] if len(weights) == 1 else torch.cat(weights))
+    return Projection(weight, torch.cat(biases) if biases else None, [], [])
 
 
-def _collect_adapters(layers: Sequence[Any], weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Returns `down` and `up` of a `Projection`.
+@torch.no_grad()
+def collect_adapter(layers: Sequence[Any], name: str) -> tuple[Tensor, Tensor]:
+    """Returns what an adapter adds to layers with the same input: an item of `downs` and one of `ups`.
 
     Example: layers of 2 and 3 outputs, the second with an adapter of rank 1, B = [1, 2, 3], scaling 2
         => up [[0], [0], [2], [4], [6]]
     """
-    downs, ups, row = [], [], 0
-    size = sum(len(weight) for weight in weights)
-    for layer, weight in zip(layers, weights, strict=True):
-        for name in getattr(layer, "lora_A", {}):
+    linears = _list_linears(layers)
+    weight, size, row = linears[0].weight, sum(linear.out_features for linear in linears), 0
+    downs, ups = [], []
+    for layer, linear in zip(layers, linears, strict=True):
+        if name in getattr(layer, "lora_A", ()):
             own = layer.lora_B[name].weight.detach() * layer.scaling[name]
             up = weight.new_zeros(size, own.shape[1])
-            up[row : row + len(weight)] = own
+            up[row : row + linear.out_features] = own
             downs.append(layer.lora_A[name].weight.detach().to(weight.dtype))
             ups.append(up)
-        row += len(weight)
-    return (pack(torch.cat(downs)), pack(torch.cat(ups, dim=1))) if downs else (None, None)
+        row += linear.out_features
+    if not downs:
+        return weight.new_zeros(0, linears[0].in_features), weight.new_zeros(size, 0)
+    return pack(torch.cat(downs)), pack(torch.cat(ups, dim=1))

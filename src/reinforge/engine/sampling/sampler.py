@@ -16,9 +16,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,14 +110,15 @@ class ReplySampler:
             logger.info("deterministic: decode steps have at least %d rows", self._min_rows)
         self._masks = AttentionMasks(model)
         self._cache = KVCache(model, max_num_seqs)
-        fast_llama = FastLlama(model, self._cache, self._masks) if supports_fast_decode(model) else None
+        least = self._min_rows if deterministic else 1
+        fast_llama = FastLlama(model, self._cache, self._masks, least) if supports_fast_decode(model) else None
         if fast_llama is None:
             logger.info("sampling %s with transformers' own modules", model.config.model_type)
         mixes_adapters = len(adapters) > 1
         self._prefiller = Prefiller(
             model, self._cache, self._masks, self._to_device, fast_llama, mixes_adapters=mixes_adapters
         )
-        self._lora_batch = LoRABatch(model, self._min_rows if deterministic else 1) if mixes_adapters else None
+        self._lora_batch = LoRABatch(model, least) if mixes_adapters else None
         self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes, whole_only=model.has_states)
         self._batch = RunningBatch(max_num_seqs)
         self._admitted: list[SampleRequest] = []
@@ -177,7 +178,10 @@ class ReplySampler:
     def add_adapter(self, name: str) -> None:
         """Samples from one more adapter of the model; called within a `call`, between two steps."""
         self.versions[name] = 0
-        self._prefiller.fast_llama, self._prefiller.mixes_adapters = None, True
+        self._prefiller.mixes_adapters = True
+        if self._prefiller.fast_llama is not None and not supports_fast_decode(self.model):
+            logger.info("%s: sampling with transformers' own modules (slower) from now on", name)
+            self._prefiller.fast_llama = None
         if self._lora_batch is None:
             self._lora_batch = LoRABatch(self.model, self._min_rows if self._is_deterministic else 1)
         self._lora_batch.hook_layers()
@@ -241,7 +245,7 @@ class ReplySampler:
         Raises:
             EngineError: This family does not cache what the sampler takes it to cache.
         """
-        trials = SamplerTrials(self.model, self._prefiller, self._forward)
+        trials = SamplerTrials(self.model, self._prefiller, self._forward_mixed)
         if self._prefiller.fast_llama is not None:
             try:
                 return trials.check()
@@ -307,8 +311,8 @@ class ReplySampler:
         while any(request.adapter == adapter for request in self._batch.requests) and not self._closing:
             self._advance()
         self._prefix_cache.clear(adapter)  # the weights may change now, and training needs the memory
-        if self._prefiller.fast_llama is not None:
-            self._prefiller.fast_llama.drop_weights()
+        if self._prefiller.fast_llama is not None:  # others, if any, go on with the model's own weights
+            self._prefiller.fast_llama.drop_weights(adapter if len(self.versions) > 1 else None)
         if change is not None:
             change()
 
@@ -360,9 +364,15 @@ class ReplySampler:
             self._reused_tokens += prefill.num_cached
         self._sample(logits, start)
 
-    def _route_adapters(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+    @contextmanager
+    def _route_adapters(self, adapters: Sequence[str]) -> Iterator[None]:
         """Sets the adapter of each row of the forwards inside the block."""
-        return nullcontext() if self._lora_batch is None else self._lora_batch.route_rows(adapters)
+        decoders = (self._prefiller.fast_llama, self._lora_batch)
+        with ExitStack() as stack:
+            for decoder in decoders:
+                if decoder is not None:
+                    stack.enter_context(decoder.route_rows(adapters))
+            yield
 
     def _retry_with_smaller_cache(self, compute: Callable[[], T]) -> T:
         """Returns what `compute` returns; if memory runs out, shrinks the prefix cache and tries once more."""
@@ -415,6 +425,13 @@ class ReplySampler:
             use_cache=True,
         )
         return self.model.logits(features[:, 0])
+
+    def _forward_mixed(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Returns what `_forward` does for two rows, each of another adapter if the model was loaded with several."""
+        if len(self.versions) == 1:
+            return self._forward(token_ids, positions)
+        with self._route_adapters(sorted(self.versions, reverse=True)[:2]):  # not in the order of their products
+            return self._forward(token_ids, positions)
 
     def _sample(self, logits_BV: Tensor, start: int) -> None:
         """Samples a token for each row from `start` on, and removes the replies that are done."""

@@ -5,39 +5,38 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reinforge.config.schema import BatchConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.crash import crash_point
-from reinforge.engine.losses.base import Loss, LossOutput, as_loss_output, find_loss
+from reinforge.engine.losses.base import Loss, as_loss_output, find_loss
 from reinforge.engine.memory import free_cached_memory, is_out_of_memory
 from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import CRITIC_PREFIX, ValueHead
+from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.token_batch import TokenBatch
-from reinforge.engine.training.collate import collate, group_pairs
-from reinforge.engine.training.data_parallel import DataParallel, MetricSums
+from reinforge.engine.training.collate import collate
+from reinforge.engine.training.data_parallel import MetricSums
 from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.micro_batch_loss import compute_mismatch, scale_loss, set_deferred_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
-from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer, log_skipped_step
+from reinforge.engine.training.scheduled_optimizer import log_skipped_step
+from reinforge.engine.training.sharded_optimizer import ShardedOptimizer
+from reinforge.engine.training.step_plan import plan_steps
 from reinforge.errors import EngineError
 from reinforge.types.gradients import GradientReport
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport, are_finite
-from reinforge.types.seeding import stable_random
-
-if TYPE_CHECKING:
-    from reinforge.engine.training.sharding import ShardedModel
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class GradientOptions:
     observe: Callable[[Sequence[int], Tensor], None] | None = None
 
 
-class Learner(ScheduledOptimizer):
+class Learner(ShardedOptimizer):
     """Computes gradients of one model and makes optimizer steps with them.
 
     Args:
@@ -95,8 +94,6 @@ class Learner(ScheduledOptimizer):
         stage_version: Version of the weights that the stage began with; None: no stage has begun.
         micro_batch_tokens: Tokens per micro-batch; halved when memory runs out.
         stopping: Set from any thread to stop an update at the next micro-batch, with an error.
-        peers: The processes that share each step, of which this one computes its part; None: it computes all.
-        sharded: This process's shards of the model, which are then its `parameters`; None: it trains the whole model.
         take_turns: Called after each micro-batch, so that a sampler in the same thread can work; None: nothing is.
     """
 
@@ -108,19 +105,14 @@ class Learner(ScheduledOptimizer):
         masks: AttentionMasks | None = None,
         critic: ValueHead | None = None,
     ):
-        parameters = model.trained_parameters
-        if critic is not None:
-            parameters |= {f"{CRITIC_PREFIX}{name}": p for name, p in critic.named_parameters()}
-        super().__init__(parameters, config.optimizer, config.schedule, config.critic)
-        self.model, self.config, self.seed = model, config, seed
+        super().__init__(model, config, critic)
+        self.config, self.seed = config, seed
         self.stage: str | None = None
         self.stage_version: int | None = None
         self.stopping = threading.Event()
-        self.peers: DataParallel | None = None
-        self.sharded: ShardedModel | None = None
         self.take_turns: Callable[[], None] | None = None
         self.micro_batch_tokens = config.batch.micro_batch_tokens
-        self.masks, self.critic = masks, critic
+        self.masks = masks
         self._checkpointed_layers = find_checkpointable_layers(model) if config.activation_checkpointing else None
 
     def begin_stage(self, stage: str | None, config: PolicyConfig, version: int | None) -> None:
@@ -152,7 +144,7 @@ class Learner(ScheduledOptimizer):
         trained: set[int] = set()
         skipped: set[int] = set()
         skipped_steps: list[int] = []
-        with self._divide_weights():
+        with self.divide_weights():
             for i, indices in enumerate(steps):
                 share = progress.start + (progress.end - progress.start) * i / len(steps)
                 if not made:  # a skipped step has changed no weights, and has not scored all of its samples
@@ -182,7 +174,7 @@ class Learner(ScheduledOptimizer):
         later = [sample for sample in later if sample.defers_old_logprobs and sample.old_logprobs is None]
         later = [sample for sample in later if are_finite([sample])]  # the steps of the others are skipped
         if later:
-            with self._gather_weights():
+            with self.use_whole_weights():
                 rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks, self.take_turns)
             for sample, logprobs in zip(later, rows, strict=True):
                 sample.old_logprobs = logprobs
@@ -216,7 +208,7 @@ class Learner(ScheduledOptimizer):
         """
         options = GradientOptions(entropy_grad, measure_mismatch)
         try:
-            with self._divide_weights():
+            with self.divide_weights():
                 sums = self._compute_step(samples, loss, options)
                 if sums is None:
                     return None
@@ -249,7 +241,7 @@ class Learner(ScheduledOptimizer):
         """
         if all(sample.mismatched is None for sample in samples) or not are_finite(samples):
             return None
-        with self._gather_weights():
+        with self.use_whole_weights():
             part = self._retry(lambda: sum_kl(self.model, own, self.micro_batch_tokens, self.masks), own)
         if self.peers is None:
             return combine_kl([part])
@@ -371,7 +363,7 @@ class Learner(ScheduledOptimizer):
                 with nullcontext() if self.sharded is None else self.sharded.require_end():  # others are in a pass
                     raise EngineError("the engine is closed")
             if indices is None or failure is not None:
-                self._help_others()
+                self.help_others()
                 continue
             logprobs_BT: Tensor | None = None
             try:
@@ -379,7 +371,7 @@ class Learner(ScheduledOptimizer):
                 with torch.set_grad_enabled(options.backward):
                     logprobs_BT, entropies_BT = self._compute_logprobs(batch, options)
                     batch.entropies = entropies_BT
-                    _set_deferred_logprobs([own[i] for i in indices], batch, logprobs_BT)
+                    set_deferred_logprobs([own[i] for i in indices], batch, logprobs_BT)
                     batch.kl_baseline = options.kl_baseline
                     output = as_loss_output(loss(batch, logprobs_BT))
                     if options.sums_tokens and output.loss.shape != batch.loss_mask.shape:
@@ -389,7 +381,7 @@ class Learner(ScheduledOptimizer):
                 if self.peers is None or self.sharded is None or self.peers.is_broken:
                     raise
                 failure = cause  # the others wait for the passes that are left, and for the gradients of this one
-                self._help_others(logprobs_BT)
+                self.help_others(logprobs_BT)
                 continue
             if not torch.isfinite(part) or not torch.isfinite(logprobs_BT).all():
                 log_skipped_step("the loss or the log-probs are")
@@ -406,7 +398,7 @@ class Learner(ScheduledOptimizer):
             sums.loss += part.item()
             sums.add({"entropy": entropies_BT, **output.metrics}, batch.loss_mask)
             if options.measure_mismatch:
-                sums.add(*_compute_mismatch(batch, logprobs_BT.detach(), [own[i].is_stale for i in indices]))
+                sums.add(*compute_mismatch(batch, logprobs_BT.detach(), [own[i].is_stale for i in indices]))
             if self.take_turns is not None:
                 self.take_turns()
         if failure is not None:
@@ -421,170 +413,17 @@ class Learner(ScheduledOptimizer):
             self.model, batch, masks=self.masks, entropy_grad=options.entropy_grad, critic=self.critic
         )
 
-    # Shards.
-
     def shard(self) -> None:
-        """Divides the model, its gradients and its optimizer among the peers from now on.
-
-        Raises:
-            EngineError: The model cannot be divided.
-        """
-        from reinforge.engine.training.sharding import ShardedModel  # whose half of torch few runs need
-
-        assert self.peers is not None
-        state, num_steps = self.state(), self.num_steps
-        sharded = ShardedModel(self.model, self.peers)
-        critic = {name: p for name, p in self.parameters.items() if name.startswith(CRITIC_PREFIX)}
-        self.parameters = {**sharded.shards, **critic}
-        self.sharded, self.masks = sharded, None
-        if self._checkpointed_layers is not None:
-            self._checkpointed_layers = find_checkpointable_layers(sharded.copied)
-        self.restore(sharded.select_state(state), num_steps)
-
-    def gather_weights(self) -> None:
-        """Gives the model the weights of the shards, which have changed; all processes call it together."""
-        if self.sharded is not None:
-            self.sharded.gather()
-
-    def gather_state(self) -> dict[str, Tensor]:
-        """Returns `state` of the whole model; all processes call it together."""
-        return self.state() if self.sharded is None else self.sharded.join_state(self.state())
-
-    def load_state(self, state: Mapping[str, Tensor], num_steps: int) -> None:
-        """Restores what `gather_state` returned, after the model's weights were loaded."""
-        if self.sharded is not None:
-            self.sharded.take_shards()
-            state = self.sharded.select_state(state)
-        self.restore(state, num_steps)
-
-    def take_gradients(self) -> None:
-        """Adds the gradients of a backward pass to those of the step."""
-        if self.sharded is not None:
-            self.sharded.take_gradients()
-        super().take_gradients()
-
-    def clear_gradients(self) -> None:
-        """Clears all gradients."""
-        if self.sharded is not None:
-            self.sharded.clear_gradients()
-        super().clear_gradients()
-
-    def measure_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of the policy's gradients, of which each process may have its shards only."""
-        norm = super().measure_norm(parameters)
-        if self.sharded is None or self.peers is None:
-            return norm
-        total = norm.double().square()
-        self.peers.add(total)
-        return total.sqrt().to(norm.dtype)
-
-    @contextmanager
-    def _divide_weights(self) -> Iterator[None]:
-        """Frees the whole weights inside the block; where it fails, `gather_weights` brings them back."""
-        if self.sharded is None or self.sharded.is_divided:
-            yield
-            return
-        self.sharded.divide()
-        yield
-        self.sharded.gather()
-
-    @contextmanager
-    def _gather_weights(self) -> Iterator[None]:
-        """Brings the whole weights back inside the block."""
-        if self.sharded is None or not self.sharded.is_divided:
-            yield
-            return
-        self.sharded.gather()
-        yield
-        self.sharded.divide()
+        """Divides the model among the peers; from now on each sample is computed whole."""
+        super().shard()
+        self.masks = None
+        if self._checkpointed_layers is not None and self.sharded is not None:
+            self._checkpointed_layers = find_checkpointable_layers(self.sharded.copied)
 
     def _list_passes(self, samples: Sequence[TrainingSample]) -> list[list[int] | None]:
         """Returns the micro-batches; None for each pass that is made only since another process has more of them."""
-        batches: list[list[int] | None] = [*self._micro_batches(samples)]
-        if self.sharded is None or self.peers is None:
-            return batches
-        most = max(int(each["count"]) for each in self.peers.collect({"count": len(batches)}))
-        return batches + [None] * (most - len(batches))
-
-    def _help_others(self, logprobs_BT: Tensor | None = None) -> None:
-        """Makes a pass without a gradient, or ends one whose log-probs are computed."""
-        assert self.sharded is not None
-        if logprobs_BT is None:
-            logprobs_BT, _ = self.sharded.compute(None)
-        with self.sharded.require_end():
-            (logprobs_BT.sum() * 0.0).backward()
-        self.take_gradients()
-
-
-def plan_steps(samples: Sequence[TrainingSample], settings: BatchConfig, seed: int, epoch: int) -> list[list[int]]:
-    """Returns the samples' indices for each optimizer step, reshuffled in each iteration; pairs are never split.
-
-    Example: 5 samples, batch_size 2 -> 3 steps of 2, 2 and 1 samples.
-
-    Args:
-        samples: The job's samples; those without trained tokens or weight are left out.
-        settings: How many steps, and how often.
-        seed: Of the order.
-        epoch: The epoch, which has an order of its own.
-    """
-    usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
-    units = [[usable[i] for i in unit] for unit in group_pairs([samples[i] for i in usable])]
-    num_steps = settings.steps_per_job or math.ceil(len(usable) / settings.batch_size)
-    num_steps = min(num_steps, len(units))
-    steps = []
-    for number in range(settings.num_iterations):
-        order = units.copy()
-        stable_random(seed, "shuffle", epoch, number).shuffle(order)
-        bounds = [round(step * len(order) / num_steps) for step in range(num_steps + 1)] if num_steps else []
-        steps += [sorted(chain(*order[a:b])) for a, b in pairwise(bounds)]
-    return steps
-
-
-def _set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_BT: Tensor) -> None:
-    """Sets deferred log-probs, of samples and batch, to those of the forward pass of the first step."""
-    waiting = [i for i, each in enumerate(samples) if each.defers_old_logprobs and each.old_logprobs is None]
-    if not waiting:
-        return
-    rows_BT = logprobs_BT.detach()
-    batch.old_logprobs[waiting] = rows_BT[waiting]
-    batch.old_logprobs_from_learner = True
-    for i in waiting:
-        samples[i].old_logprobs = rows_BT[i, : len(samples[i])].cpu().numpy().copy()
-
-
-def scale_loss(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
-    """Returns a micro-batch's share of the loss of its step.
-
-    Raises:
-        EngineError: The loss has an unexpected shape.
-    """
-    loss = output.loss
-    if loss.ndim == 0:
-        return loss * batch.weights.sum() / sample_weight
-    if loss.shape == batch.weights.shape:
-        return (loss * batch.weights).sum() / sample_weight
-    if loss.shape == batch.loss_mask.shape:
-        weights_BT = batch.weights[:, None] * batch.loss_mask / token_weight
-        return (torch.where(batch.loss_mask, loss, 0.0) * weights_BT).sum()
-    shapes = f"[B, T] = {list(batch.loss_mask.shape)}, [B], or one number"
-    raise EngineError(f"the loss has the shape {list(loss.shape)}; it must be {shapes}")
-
-
-def _compute_mismatch(
-    batch: TokenBatch, logprobs_BT: Tensor, is_stale: Sequence[bool]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns how far learner and sampler differ on the sampled tokens, and the mask of those tokens.
-
-    With d = log p_learner - log p_sampler: |d|, and exp(d) - 1 - d, whose mean estimates KL(sampler, learner). Rows
-    that older weights sampled are left out: there the weights differ, not the computation.
-    """
-    sampled_BT = batch.loss_mask & ~batch.sampling_logprobs.isnan()
-    if any(is_stale):
-        sampled_BT = sampled_BT & ~torch.tensor(is_stale, device=sampled_BT.device)[:, None]
-    if not sampled_BT.any():
-        return {}, sampled_BT
-    d_BT = torch.where(sampled_BT, logprobs_BT - batch.sampling_logprobs, 0.0)
-    return {"mismatch": d_BT.abs(), "mismatch_kl": d_BT.exp() - 1 - d_BT}, sampled_BT
+        batches = self._micro_batches(samples)
+        return [*batches, *[None] * (self.count_passes(len(batches)) - len(batches))]
 
 
 def _average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from reinforge.config.schema import OptimizerConfig
+from reinforge.config.policy import OptimizerConfig
 
 logger = logging.getLogger(__name__)
 

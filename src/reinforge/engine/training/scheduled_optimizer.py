@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from reinforge.config.schema import CriticConfig, OptimizerConfig, ScheduleConfig
+from reinforge.config.policy import CriticConfig, OptimizerConfig, ScheduleConfig
 from reinforge.crash import crash_point
 from reinforge.engine.model.value_head import CRITIC_PREFIX
 from reinforge.engine.training.optimizers import (
@@ -192,6 +192,14 @@ class ScheduledOptimizer:
         self.masters.store()
         self.num_steps += 1
         crash_point("step.after_optim")
+
+    def describe_broken_tensors(self) -> str:
+        """Returns which parameters and moments are not finite, in words; empty if all are."""
+        tensors = {**self.parameters, **self.state()}
+        # summing takes a third of the time of testing every number, but finite numbers may overflow a sum: hence both
+        suspects = {name: value for name, value in tensors.items() if not torch.isfinite(value.sum())}
+        broken = [name for name, value in suspects.items() if not torch.isfinite(value).all()]
+        return f"{len(broken)} of {len(tensors)} tensors are not finite, including {broken[0]}" if broken else ""
 
     def state(self) -> dict[str, Tensor]:
         """Returns the tensors that a resume needs besides the weights: optimizer state and float32 copies, by name."""

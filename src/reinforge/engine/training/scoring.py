@@ -18,7 +18,7 @@ from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs, score_replies
 from reinforge.errors import EngineError
 from reinforge.types.request import TokenLogprobs
-from reinforge.types.sample import FloatArray, TrainingSample
+from reinforge.types.sample import FloatArray, Needs, TrainingSample
 
 
 class LogprobScorer:
@@ -110,6 +110,28 @@ class LogprobScorer:
         """
         with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):
             return score_replies(model, replies, self.max_tokens, self.masks, self.critic if values else None)
+
+
+def choose_unscored(
+    samples: Sequence[TrainingSample], needs: Needs, *, is_inexact: bool, defer: bool
+) -> list[TrainingSample]:
+    """Returns the samples whose old log-probs must be computed now, and marks those that the next job computes.
+
+    Args:
+        samples: The samples.
+        needs: What the algorithm needs.
+        is_inexact: The sampler's log-probs are not exactly the learner's.
+        defer: Leave `inexact` log-probs to the next update, whose first step computes them anyway.
+    """
+    needed = needs.old_logprobs
+    needing = [each for each in samples if needed is True or (needed and (is_inexact or each.is_stale))]
+    is_deferred = defer and needed == "inexact" and not needs.ref_logprobs  # credit may compare the two
+    for sample in samples:
+        sample.defers_old_logprobs = False
+    for sample in needing if is_deferred else ():
+        sample.defers_old_logprobs = True
+        sample.old_logprobs = None  # of an earlier job
+    return [] if is_deferred else needing
 
 
 @contextmanager

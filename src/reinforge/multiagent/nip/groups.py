@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.samples import balance_agents

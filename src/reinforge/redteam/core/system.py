@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
-    from reinforge.config.schema import OptimizerConfig, ScheduleConfig
+    from reinforge.config.policy import OptimizerConfig, ScheduleConfig
     from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.types.request import ModelRequest, TokenLogprobs
 

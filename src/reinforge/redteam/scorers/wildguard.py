@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.types.request import TokenLogprobs

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
-from reinforge.config.schema import OptimizerConfig, ScheduleConfig
+from reinforge.config.policy import OptimizerConfig, ScheduleConfig
 from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, Batch, StateT, Step

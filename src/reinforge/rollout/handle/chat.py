@@ -16,6 +16,8 @@ _UNFORWARDED_ARGUMENTS = frozenset({"model", "timeout", "tools", "n", "stream_op
 _TEMPLATE_VALUES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TEMPLATE_ARGUMENTS = ("reasoning_effort", "verbosity", "enable_thinking")
 """Arguments that a chat template may read; one that does not know them renders the same prompt without them."""
+_NO_TEMPLATE_ARGUMENTS: dict[str, Any] = {}
+"""Shared by the requests without any."""
 _SAMPLING_ARGUMENTS = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
@@ -43,7 +45,8 @@ def build_request(
         InvalidCall: An argument that would change the reply is not supported or has a wrong value.
     """
     if arguments.given.keys() <= _SAMPLING_ARGUMENTS:  # nothing else to read
-        return ModelRequest(read_messages(messages or ()), _build_params(arguments, sampling, seed))
+        params = _build_params(arguments, sampling, seed)
+        return ModelRequest(read_messages(messages or ()), params, template_kwargs=_NO_TEMPLATE_ARGUMENTS)
     arguments.check_names()
     prompt = _read_prompt(arguments)
     if prompt is not None and messages is None:

@@ -7,7 +7,7 @@ are recorded in the same way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from pydantic import BaseModel, ValidationError
@@ -21,7 +21,7 @@ from reinforge.rollout.handle.streaming import AsyncChunkStream, ChatCompletionC
 class ChatCaller(Protocol):
     """What makes and records the calls of one handle."""
 
-    def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> Awaitable[ChatCompletion]:
+    def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> Coroutine[Any, Any, ChatCompletion]:
         """Makes one call."""
 
     def blame_reply(self, reason: str) -> None:
@@ -35,12 +35,14 @@ class AsyncCompletions:
         caller: Makes the calls.
     """
 
+    __slots__ = ("__dict__", "_caller")
+
     def __init__(self, caller: ChatCaller):
         self._caller = caller
 
-    async def create(
+    def create(
         self, *, messages: Sequence[Any] | None = None, stream: bool | None = None, **arguments: Any
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Returns a completion; with `stream=True` its chunks, an async iterator.
 
         Args:
@@ -51,8 +53,11 @@ class AsyncCompletions:
         Raises:
             InvalidCall: An argument would change the reply and cannot be honoured; the message names it.
         """
-        if not arguments and stream is None:
-            return await self._caller.complete(messages, _NO_ARGUMENTS)
+        if stream is not True and _SHAPING_ARGUMENTS.isdisjoint(arguments):  # a coroutine less while thousands wait
+            return self._caller.complete(messages, read_arguments(arguments) if arguments else _NO_ARGUMENTS)
+        return self._create(messages, stream, arguments)
+
+    async def _create(self, messages: Sequence[Any] | None, stream: bool | None, arguments: Mapping[str, Any]) -> Any:
         read = read_arguments(arguments)
         _check_shape(read)
         completion = await self._caller.complete(messages, read)
@@ -107,11 +112,15 @@ class BlockingCompletions:
 class ChatNamespace:
     """`llm.chat`."""
 
+    __slots__ = ("completions",)
+
     def __init__(self, completions: AsyncCompletions | BlockingCompletions):
         self.completions = completions
 
 
 _NO_ARGUMENTS = CallArguments({})
+_SHAPING_ARGUMENTS = frozenset({"extra_body", "response_format", "return_token_ids", "stream_options"})
+"""Arguments that concern the shape of the result, or hide others that do."""
 
 
 def build_missing(owner: object, path: str, name: str, has: Sequence[str]) -> AttributeError:

@@ -12,6 +12,12 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
 
 
+def enter_agent(workflow: BoundWorkflow, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
+    """Calls the agent, in a task or a thread of its own, which gets the episode as its `CURRENT_EPISODE`."""
+    CURRENT_EPISODE.set(RunningEpisode(item, context))
+    return workflow.function(item, llm, context)
+
+
 async def call_agent(
     workflow: BoundWorkflow, item: EvalInputItem, llm: Any, context: EpisodeContext, timeout_s: float | None
 ) -> Any:
@@ -29,21 +35,14 @@ async def call_agent(
         Abandoned: The same, and the agent still runs.
         Exception: Whatever the agent raised.
     """
-    running = RunningEpisode(item, context)
     if workflow.is_async:
-
-        async def call() -> Any:
-            CURRENT_EPISODE.set(running)  # in a task of its own
-            return await workflow.function(item, llm, context)
-
-        return await run_contained(call, timeout_s)
+        return await run_contained(lambda: enter_agent(workflow, item, llm, context), timeout_s)
     finished = False
 
     def work() -> Any:
         nonlocal finished
-        CURRENT_EPISODE.set(running)  # in a thread of its own
         try:
-            return workflow.function(item, llm, context)
+            return enter_agent(workflow, item, llm, context)
         finally:
             finished = True
 

@@ -104,31 +104,42 @@ class RemoteLLM:
         self._capture.link.send({"type": "blame", "llm": self.name, "reason": reason})
 
 
+class RemoteModels:
+    """The models of an episode in a worker.
+
+    Args:
+        job: What the run has sent.
+        link: The connection to the run.
+        is_async: Whether the agent awaits its calls.
+    """
+
+    def __init__(self, job: Message, link: JobLink, *, is_async: bool):
+        self.capture = RemoteCapture(link)
+        self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
+
+    def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
+        """Returns the model handle of an entry of `llms`."""
+        if name not in self._names:
+            raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self._names)}')
+        is_async = self._is_async if is_async is None else is_async
+        return RemoteLLM(name, self._names[name], self.capture, is_async=is_async)
+
+    def open_endpoint(self) -> EpisodeEndpoint:
+        """Returns what answers the episode's HTTP requests."""
+        find, capture = partial(self.create_handle, is_async=True), self.capture
+        loop = capture.link.loop
+        return EpisodeEndpoint(find, self._default, self._names, loop=loop, is_closed=lambda: capture.closed)
+
+
 async def _run_episode(workflow: BoundWorkflow, job: Message, link: JobLink) -> Any:
-    capture, names = RemoteCapture(link), job["llms"]
-
-    def create_handle(name: str, is_async: bool = workflow.is_async) -> Any:
-        if name not in names:
-            raise KeyError(f'llms has no entry "{name}"; it has {", ".join(names)}')
-        return RemoteLLM(name, names[name], capture, is_async=is_async)
-
-    def open_endpoint() -> EpisodeEndpoint:
-        find = partial(create_handle, is_async=True)
-        return EpisodeEndpoint(find, job["llm"], names, loop=link.loop, is_closed=lambda: capture.closed)
-
+    models = RemoteModels(job, link, is_async=workflow.is_async)
+    is_training, capture = bool(job["is_training"]), models.capture
     context = EpisodeContext(
-        job["seed"],
-        job["example_id"],
-        capture,
-        create_handle,
-        open_endpoint,
-        is_training=bool(job["is_training"]),
-        epoch=job["epoch"],
+        job["seed"], job["example_id"], capture, models, is_training=is_training, epoch=job["epoch"]
     )
     try:
-        output = await call_agent(
-            workflow, load_item(job["item"]), create_handle(job["llm"]), context, job["timeout_s"]
-        )
+        llm = models.create_handle(job["llm"])
+        output = await call_agent(workflow, load_item(job["item"]), llm, context, job["timeout_s"])
         return refuse_coroutine(output, workflow)
     finally:
         capture.closed = True

@@ -17,8 +17,8 @@ import contextvars
 import errno
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 from reinforge.errors import StorageError
@@ -30,14 +30,12 @@ GRACE_S = 1.0
 """Seconds that a cancelled coroutine gets to end."""
 CLOSE_S = 5.0
 """Seconds that closing a loop may take."""
+ROUNDING_S = 1e-3
+"""Seconds by which a timer may fire too early: it would otherwise be set again for no time at all."""
 
 
-class Scope:
-    """The tasks and callbacks of one contained coroutine; compared by identity."""
-
-
-SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("reinforge_scope", default=None)
-"""The contained coroutine in which the current code runs; None: code of the run itself."""
+SCOPE: contextvars.ContextVar[ContainedTask[Any] | None] = contextvars.ContextVar("reinforge_scope", default=None)
+"""The contained coroutine in whose tasks and callbacks the current code runs; None: code of the run itself."""
 
 
 class TimedOut(TimeoutError):
@@ -70,8 +68,11 @@ class RunTask(asyncio.Task[Any]):
         is_main: True for the task of a contained coroutine itself.
     """
 
+    __slots__ = ("is_main", "scope")
+
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
+        self.scope: ContainedTask[Any] | None
         self.scope, self.is_main = SCOPE.get(), False
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -158,13 +159,27 @@ def describe_closed_files() -> str:
     )
 
 
-@dataclass(slots=True)
-class _Settled(Generic[T]):
-    result: T | None = None
-    error: BaseException | None = None
+class Settled(Generic[T]):
+    """How other people's code has ended.
+
+    Attributes:
+        result: What it returned.
+        error: What it raised; None: nothing.
+    """
+
+    __slots__ = ("error", "result")
+
+    def __init__(self) -> None:
+        self.result: T | None = None
+        self.error: BaseException | None = None
 
     def get(self) -> T:
-        """Returns the result or raises the error, one that any caller may catch."""
+        """Returns the result or raises the error, one that any caller may catch.
+
+        Raises:
+            RuntimeError: It raised a BaseException such as GeneratorExit or KeyboardInterrupt.
+            Exception: Whatever else it raised, also CancelledError and SystemExit.
+        """
         error = self.error
         if error is None:
             return self.result  # type: ignore[return-value]
@@ -173,6 +188,169 @@ class _Settled(Generic[T]):
         if not isinstance(error, Exception | asyncio.CancelledError | SystemExit):
             raise RuntimeError(repr(error)).with_traceback(error.__traceback__)
         raise error
+
+
+class TimeLimit:
+    """The contained tasks that have the same time limit, with one timer for all of them.
+
+    Args:
+        timeout_s: Time limit in seconds; the time for which the loop was blocked does not count. None: no limit.
+
+    Attributes:
+        context: The context variables of the code that sets the limit; it handles the ends of the tasks.
+    """
+
+    def __init__(self, timeout_s: float | None):
+        self.context = contextvars.copy_context()
+        self._timeout_s, self._loop = timeout_s, asyncio.get_running_loop()
+        self._started_s: dict[ContainedTask[Any], float] = {}  # the oldest first
+        self._late: set[ContainedTask[Any]] = set()
+        self._cancelled: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def watch(self, task: ContainedTask[Any]) -> None:
+        """Begins to count a task's time."""
+        self._started_s[task] = self._read_clock()
+        if self._timer is None:
+            self._set_timer()
+
+    def forget(self, task: ContainedTask[Any]) -> bool:
+        """Stops counting a task's time; returns False if it was not counted."""
+        found = task in self._late or self._started_s.pop(task, None) is not None
+        self._late.discard(task)
+        if not self._started_s:
+            self._stop_timer()
+        return found
+
+    def cancel(self) -> None:
+        """Cancels the tasks that have not ended; their `on_end` is not called any more."""
+        self._cancelled = [each.task for each in (*self._started_s, *self._late)]
+        self._started_s.clear()
+        self._late.clear()
+        self._stop_timer()
+        for task in self._cancelled:
+            task.cancel()
+
+    async def wait_for_cancelled(self) -> None:
+        """Gives the cancelled tasks `GRACE_S` to end."""
+        if self._cancelled:
+            await asyncio.wait(self._cancelled, timeout=GRACE_S)
+
+    def _read_clock(self) -> float:
+        return self._loop.time() - BlockedTime.total_s
+
+    def _set_timer(self) -> None:
+        if self._timeout_s is not None and self._started_s:
+            self._due_s = next(iter(self._started_s.values())) + self._timeout_s
+            delay_s = self._due_s - self._read_clock()
+            self._timer = self._loop.call_later(delay_s, self._cancel_late, context=self.context)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel_late(self) -> None:
+        assert self._timeout_s is not None
+        # not who is late by now: after a long step of the loop, a task may not have had its turn since it was started
+        latest_s = min(self._due_s, self._read_clock()) - self._timeout_s + ROUNDING_S
+        late = list(takewhile(lambda task: self._started_s[task] <= latest_s, self._started_s))
+        for task in late:
+            if task.task.done():
+                continue  # it ended in time, and its callback comes next
+            del self._started_s[task]
+            self._late.add(task)
+            task.has_timed_out = True
+            task.task.cancel()
+            self._loop.call_later(GRACE_S, task.abandon, context=self.context)
+        self._timer = None
+        self._set_timer()
+
+
+class ContainedTask(Settled[T]):
+    """Other people's coroutine in a task of its own. Subclasses say what is awaited and what happens then.
+
+    An episode in flight is one of these, and ten thousand may be, so that there is no second task that waits for it.
+
+    Args:
+        limit: Its time limit.
+
+    Attributes:
+        task: The task, once it was started.
+        has_timed_out: True once its time limit was reached.
+    """
+
+    __slots__ = ("_limit", "has_timed_out", "task")
+
+    def __init__(self, limit: TimeLimit):
+        super().__init__()
+        self._limit, self.has_timed_out = limit, False
+
+    def call(self) -> Awaitable[T]:
+        """Calls other people's code; runs in the task."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """Called once: when the task has ended, or was abandoned."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Starts the task and its time."""
+        self.task = asyncio.create_task(self._settle(), name="reinforge-contained")
+        if isinstance(self.task, RunTask):
+            self.task.scope, self.task.is_main = self, True
+        self.task.add_done_callback(self, context=self._limit.context)
+        self._limit.watch(self)
+
+    def get(self) -> T:
+        """Returns the result or raises the error, one that any caller may catch.
+
+        Raises:
+            TimedOut: The time limit was reached; see its subclasses.
+            RuntimeError: It raised a BaseException such as GeneratorExit or KeyboardInterrupt.
+            Exception: Whatever else it raised, also CancelledError and SystemExit.
+        """
+        if not self.task.done():
+            raise Abandoned
+        if self.has_timed_out and (self.task.cancelled() or isinstance(self.error, asyncio.CancelledError)):
+            raise TimedOut
+        self.task.result()  # raises CancelledError if the task was cancelled before it began
+        return super().get()
+
+    def abandon(self) -> None:
+        """Ends the wait for a task that ignores its cancellation."""
+        if self._limit.forget(self):
+            logger.warning("a timed-out agent or evaluator ignores its cancellation and was abandoned")
+            self.on_end()
+
+    def __call__(self, task: asyncio.Task[None]) -> None:
+        """Handles the end of the task, as its callback."""
+        if self._limit.forget(self):
+            self.on_end()
+
+    async def _settle(self) -> None:
+        SCOPE.set(self)
+        try:
+            self.result = await self.call()
+        except BaseException as error:  # noqa: BLE001  a task that raises SystemExit would stop the loop
+            self.error = error
+
+
+class _AwaitedTask(ContainedTask[T]):
+    __slots__ = ("_call", "ended")
+
+    def __init__(self, call: Callable[[], Awaitable[T]], limit: TimeLimit):
+        super().__init__(limit)
+        self._call = call
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def call(self) -> Awaitable[T]:
+        return self._call()
+
+    def on_end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 async def run_contained(call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
@@ -187,48 +365,13 @@ async def run_contained(call: Callable[[], Awaitable[T]], timeout_s: float | Non
         RuntimeError: It raised a BaseException such as GeneratorExit or KeyboardInterrupt.
         Exception: Whatever else it raised, also CancelledError and SystemExit.
     """
-    task = _start(call)
+    limit = TimeLimit(timeout_s)
+    task = _AwaitedTask(call, limit)
+    task.start()
     try:
-        done = await _wait(task, timeout_s)
-        if done:
-            return task.result().get()
-        task.cancel()
-        await asyncio.wait({task}, timeout=GRACE_S)
-    except asyncio.CancelledError:
-        if not task.done():  # the run stops
-            task.cancel()
-            await asyncio.wait({task}, timeout=GRACE_S)
+        await task.ended
+    except asyncio.CancelledError:  # the run stops
+        limit.cancel()
+        await limit.wait_for_cancelled()
         raise
-    if not task.done():
-        logger.warning("a timed-out agent or evaluator ignores its cancellation and was abandoned")
-        raise Abandoned
-    settled = task.result()
-    if isinstance(settled.error, asyncio.CancelledError):
-        raise TimedOut
-    return settled.get()
-
-
-def _start(call: Callable[[], Awaitable[T]]) -> asyncio.Task[_Settled[T]]:
-    async def settle() -> _Settled[T]:
-        try:
-            return _Settled(await call())
-        except BaseException as error:  # noqa: BLE001  a task that raises SystemExit would stop the loop
-            return _Settled(error=error)
-
-    scope, context = Scope(), contextvars.copy_context()
-    context.run(SCOPE.set, scope)
-    work: Coroutine[Any, Any, _Settled[T]] = settle()
-    task = asyncio.create_task(work, context=context)
-    if isinstance(task, RunTask):
-        task.scope, task.is_main = scope, True
-    return task
-
-
-async def _wait(task: asyncio.Task[Any], timeout_s: float | None) -> bool:
-    """Waits for a task; returns False if it is not done in time."""
-    while True:
-        blocked_s = BlockedTime.total_s
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
-        timeout_s = BlockedTime.total_s - blocked_s
-        if done or timeout_s <= 0:
-            return bool(done)
+    return task.get()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reinforge.config.schema import FinetuneConfig, LLMConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig, LLMConfig
 from reinforge.dialects.tool_calls import parse_reply, prepare_request
 from reinforge.engine.model.vocabulary import FAMILY, find_token_difference
 from reinforge.engine.packages import check_packages, import_engine

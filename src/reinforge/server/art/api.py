@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,16 +25,24 @@ from typing import Any
 
 from aiohttp import web
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.files import make_private_folder
 from reinforge.server.api_error import ApiError
 from reinforge.server.art.earlier_steps import EarlierSteps, ModelStep
 from reinforge.server.art.model import ARTJob, ARTModel
 from reinforge.server.art.records import JobResult, ModelFolder, ModelRecord, make_id
 from reinforge.server.art.replies import SampledReplies
+from reinforge.server.art.wire import (
+    build_page,
+    choose_metrics,
+    describe_events,
+    read_name,
+    read_object,
+    read_trainer_args,
+)
 from reinforge.server.base_models import BaseModels
 from reinforge.server.models import ServedModel, ServedModels
-from reinforge.server.routes import abortable, read_json, write_json
+from reinforge.server.routes import abortable, count_retries, read_json, write_json
 from reinforge.types.episode import ModelCall
 
 logger = logging.getLogger(__name__)
@@ -43,11 +50,6 @@ logger = logging.getLogger(__name__)
 LOCAL_ENTITY = "local"
 DEFAULT_PROJECT = "default"
 MAX_MODELS = 8
-MAX_NAME = 200
-PAGE = 100
-_NAME = re.compile(r"[\w.@+ -]{1,200}")
-_STEP = re.compile(r".*@\d+")
-"""Names of steps."""
 
 
 class ARTApi:
@@ -139,7 +141,8 @@ class ARTApi:
     async def create_model(self, request: web.Request) -> web.Response:
         """Answers with a model; an existing one is found by entity, project and name."""
         body = await read_json(request)
-        model = await self._find_or_create(body, may_exist=body.get("return_existing") is True)
+        may_exist = body.get("return_existing") is True or count_retries(request) > 0
+        model = await self._find_or_create(body, may_exist=may_exist)
         return write_json(model.record.describe())
 
     async def delete_model(self, request: web.Request) -> web.Response:
@@ -165,7 +168,7 @@ class ARTApi:
         if request.query.get("order") == "desc":
             steps.reverse()
         rows = [{"id": f"{model.record.id}-step-{step}", "step": step, "metrics": {}} for step in steps]
-        return write_json(_build_page(request, rows))
+        return write_json(build_page(request, rows))
 
     async def delete_checkpoints(self, request: web.Request) -> web.Response:
         """Deletes steps; the newest one and the base model stay."""
@@ -179,18 +182,21 @@ class ARTApi:
         return write_json({"deleted_count": len(known), "not_found_steps": [s for s in wanted if s not in known]})
 
     async def create_job(self, request: web.Request) -> web.Response:
-        """Starts a job."""
+        """Starts a job, once: the same request sent again gets the same job."""
         body = await read_json(request)
         id_ = body.get("model_id")
         model = self._trained.get(id_) if isinstance(id_, str) else None
         if model is None:
             raise ApiError(404, f"there is no model {str(id_)[:200]!r}", param="model_id", code="model_not_found")
-        settings = _read_object(body, "experimental_config")
-        return write_json({"id": self._submit(model, body.get("trajectory_groups"), settings).id})
+        settings = read_object(body, "experimental_config")
+        groups = body.get("trajectory_groups")
+        if count_retries(request) and (id_ := model.find_repeated(groups, settings)) is not None:
+            return write_json({"id": id_})
+        return write_json({"id": self._submit(model, groups, settings).id})
 
     async def list_events(self, request: web.Request) -> web.Response:
         """Lists what has happened in a job so far."""
-        return write_json(_build_page(request, _list_events(self._get_job(request.match_info["id"]))))
+        return write_json(build_page(request, describe_events(self._get_job(request.match_info["id"]))))
 
     async def refuse_sft(self, request: web.Request) -> web.Response:
         """Refuses supervised jobs, whose data would be at a URL of the client's."""
@@ -234,8 +240,8 @@ class ARTApi:
         """Runs one job; the response is a line of JSON with its metrics, and ends with it."""
         body = await read_json(request)
         model = await self._find_described(body.get("model"))
-        given = _read_object(body, "config") | _read_object(body, "dev_config")
-        settings = given | _read_trainer_args(body["model"])
+        given = read_object(body, "config") | read_object(body, "dev_config")
+        settings = given | read_trainer_args(body["model"])
         job = self._submit(model, body.get("trajectory_groups"), settings)
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
@@ -246,7 +252,7 @@ class ARTApi:
                 request.transport.abort()  # a stream that breaks off is how these clients learn of a failure
             return response
         if job.result.metrics.get("num_updates"):
-            await response.write(json.dumps(_choose_metrics(job)).encode() + b"\n")
+            await response.write(json.dumps(choose_metrics(job)).encode() + b"\n")
         await response.write_eof()
         return response
 
@@ -254,7 +260,7 @@ class ARTApi:
 
     async def _find_or_create(self, body: Mapping[str, Any], *, may_exist: bool) -> ARTModel:
         entity, project, name = (
-            _read_name(body, field, default)
+            read_name(body, field, default)
             for field, default in (("entity", LOCAL_ENTITY), ("project", DEFAULT_PROJECT), ("name", None))
         )
         base = body.get("base_model")
@@ -305,8 +311,8 @@ class ARTApi:
     async def _find_described(self, body: object) -> ARTModel:
         """Returns the model that a client of protocol 1 describes in full."""
         described = body if isinstance(body, dict) else {}
-        entity = _read_name(described, "entity", LOCAL_ENTITY)
-        project, name = _read_name(described, "project", DEFAULT_PROJECT), _read_name(described, "name", None)
+        entity = read_name(described, "entity", LOCAL_ENTITY)
+        project, name = read_name(described, "project", DEFAULT_PROJECT), read_name(described, "name", None)
         if (model := self._find(entity, project, name)) is None:
             raise ApiError(404, f"the model {name} of {project} is not registered", code="model_not_found")
         return model
@@ -352,62 +358,3 @@ class ARTApi:
 def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
     """Returns the names of a step for the clients of protocol 1 and of protocol 2."""
     return f"{record.name}@{step}", f"{record.artifact}:step{step}"
-
-
-def _read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:
-    value = body.get(field)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        message = f"{field}: expected 1 to {MAX_NAME} letters, digits and . _ - + @ or spaces, found {value!r:.100}"
-        raise ApiError(422, message, param=field)
-    if field == "name" and _STEP.fullmatch(value):
-        message = f"name: {value!r:.100} is the name of a step; choose one without @ and a number at its end"
-        raise ApiError(422, message, param=field)
-    return value
-
-
-def _read_object(body: Mapping[str, Any], field: str) -> dict[str, Any]:
-    value = body.get(field) or {}
-    if not isinstance(value, dict):
-        raise ApiError(422, f"{field}: expected an object, found {type(value).__name__}", param=field)
-    return value
-
-
-def _read_trainer_args(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the user of the NeMo Agent Toolkit set as `training`.
-
-    Its plugin sends its own defaults with each job, a learning rate of 5e-5, and the user's settings with the model.
-    """
-    internal = model.get("_internal_config")
-    given = _read_object(internal, "trainer_args") if isinstance(internal, dict) else {}
-    names = {"learning_rate": "learning_rate", "beta": "kl_penalty_coef"}
-    return {name: given[theirs] for theirs, name in names.items() if given.get(theirs) is not None}
-
-
-def _build_page(request: web.Request, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the rows after the one named by `after`, at most `limit`."""
-    ids = [row["id"] for row in rows]
-    after, limit = request.query.get("after"), request.query.get("limit", str(PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit) <= 10_000:
-        raise ApiError(422, f"limit: expected a number from 1 to 10000, found {limit[:20]!r}", param="limit")
-    first = ids.index(after) + 1 if after in ids else 0
-    page = rows[first : first + int(limit)]
-    edges = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": page, "has_more": first + len(page) < len(rows), **edges}
-
-
-def _list_events(job: ARTJob) -> list[dict[str, Any]]:
-    events: list[tuple[str, dict[str, Any]]] = [("training_started", {"num_sequences": job.num_sequences})]
-    if job.result is not None and job.result.error is None:
-        if job.result.metrics.get("num_updates"):
-            events.append(("gradient_step", _choose_metrics(job)))
-        events.append(("training_ended", {"step": job.result.step}))
-    elif job.result is not None:
-        events.append(("training_failed", {"error_message": job.result.error}))
-    return [{"id": f"{job.id}-event-{n}", "type": kind, "data": data} for n, (kind, data) in enumerate(events)]
-
-
-def _choose_metrics(job: ARTJob) -> dict[str, float]:
-    """Returns the metrics of a job, which are means over its optimizer steps."""
-    return job.result.metrics if job.result is not None else {}

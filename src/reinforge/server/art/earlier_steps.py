@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.packages import import_engine
 from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.request import ModelReply, ModelRequest, ReplyPiece
 from reinforge.types.sample import FloatArray
 
 if TYPE_CHECKING:
@@ -74,6 +74,26 @@ class ModelStep(PolicyServer):
         async with self._earlier.use(self) as policy:
             return await policy.sample(request)
 
+    async def stream(
+        self, request: ModelRequest, markers: Sequence[str] = ()
+    ) -> AsyncGenerator[ReplyPiece | ModelReply, None]:
+        """Yields the tokens of one reply as they are sampled, and then the reply.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the context.
+        """
+        if self._newest.version == self.step:
+            async with aclosing(self._newest.stream(request, markers)) as pieces:
+                async for piece in pieces:
+                    if _find_version(piece) != self.step:
+                        break  # at the first piece alone: the next step came before the reply began
+                    yield piece
+                else:
+                    return
+        async with self._earlier.use(self) as policy, aclosing(policy.stream(request, markers)) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns the log-prob of each token given those before it."""
         if self._newest.version == self.step:
@@ -93,6 +113,10 @@ class ModelStep(PolicyServer):
         """Returns a short hash of the weights."""
         async with self._earlier.use(self) as policy:
             return await policy.fingerprint()
+
+
+def _find_version(piece: ReplyPiece | ModelReply) -> int | None:
+    return piece.version if isinstance(piece, ModelReply) else piece.tokens.policy_version
 
 
 class LoadedStep:

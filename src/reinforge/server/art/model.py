@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.schema import FinetuneConfig, PolicyConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EngineError, JobFailed, ReinforgeError, StorageError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
@@ -143,9 +145,13 @@ class ARTModel:
         if self._num_waiting >= MAX_WAITING:
             raise ApiError(429, f"{MAX_WAITING} jobs of this model wait already", headers={"retry-after": "10"})
         job = ARTJob(make_id("job"), self.record.id, num_sequences)
-        self.folder.record_job(job.id, {"trajectory_groups": groups, "experimental_config": dict(settings)})
+        self.folder.record_job(job.id, _build_request(groups, settings))
         self._start(job, groups, settings)
         return job
+
+    def find_repeated(self, groups: object, settings: Mapping[str, Any]) -> str | None:
+        """Returns the id of the job that the same request has started before its client sent it again; None: none."""
+        return self.folder.find_repeated(_build_request(groups, settings))
 
     def resume(self, id_: str) -> ARTJob | None:
         """Returns a job of an earlier process, which runs again if it had not ended; None: there is none of that id."""
@@ -243,6 +249,11 @@ class ARTModel:
         """Stops all jobs, and frees the model."""
         await self.stop()
         await self._adapter.cleanup()
+
+
+def _build_request(groups: object, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a job as it is recorded."""
+    return {"trajectory_groups": groups, "experimental_config": dict(settings)}
 
 
 def _has_signal(read: ReadTrajectories) -> bool:

@@ -14,6 +14,7 @@ import json
 import logging
 import re
 import secrets
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 30
 """Longest file that is read back."""
+RETRY_S = 600.0
+"""How long after a job a client may send its request again."""
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -161,6 +164,16 @@ class ModelFolder:
         """Writes what a job was asked for; once this returns, the job survives a crash."""
         make_private_folder(self.path / "jobs" / id_)
         write_json(self.path / "jobs" / id_ / "request.json", request)
+
+    def find_repeated(self, request: dict[str, Any]) -> str | None:
+        """Returns the newest job of the last minutes that was the same; None: there is none. It reads them all."""
+        oldest_s = time.time() - RETRY_S
+        for id_ in reversed(self.list_jobs()):
+            if (self.path / "jobs" / id_ / "request.json").stat().st_mtime < oldest_s:
+                return None
+            if self.read_request(id_) == request:
+                return id_
+        return None
 
     def record_result(self, id_: str, result: JobResult) -> None:
         """Writes how a job ended."""

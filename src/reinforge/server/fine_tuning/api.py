@@ -26,27 +26,18 @@ from reinforge.files import make_private_folder
 from reinforge.server.api_error import ApiError
 from reinforge.server.fine_tuning.contents import FileContents
 from reinforge.server.fine_tuning.database import UnknownObject
-from reinforge.server.fine_tuning.files import (
-    RETRY_COUNT,
-    FileLimits,
-    FilesApi,
-    find,
-    flatten_query,
-    hash_parts,
-    int_header,
-    read_page_query,
-    write_page,
-)
+from reinforge.server.fine_tuning.files import FileLimits, FilesApi, find, hash_parts
 from reinforge.server.fine_tuning.graders import GradersApi
 from reinforge.server.fine_tuning.launcher import Launcher, ProcessLauncher
 from reinforge.server.fine_tuning.models import ModelHost, TrainableModels, TunedModels
+from reinforge.server.fine_tuning.pages import flatten_query, read_page_query, write_page
 from reinforge.server.fine_tuning.records import FineTuningJob
 from reinforge.server.fine_tuning.request import hash_request, read_grader, read_job, read_job_key
 from reinforge.server.fine_tuning.runner import FineTuningRunner, JobSettings
 from reinforge.server.fine_tuning.states import JobState
 from reinforge.server.fine_tuning.store import IllegalTransition, JobStore, KeyReused
 from reinforge.server.models import ServedModels
-from reinforge.server.routes import read_json, write_json
+from reinforge.server.routes import count_retries, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -158,14 +149,14 @@ class FineTuningApi:
             raise ApiError(400, f"{IDEMPOTENCY_KEY} is longer than {MAX_KEY} characters")
         keys = [f"header:{header}"] if header else []
         keys += [f"job_key:{job_key}"] if job_key else []
-        is_retry = int_header(request, RETRY_COUNT) > 0
+        is_retry = count_retries(request) > 0
         try:
             created = await asyncio.to_thread(partial(self.store.find_created, digest, keys, is_retry=is_retry))
             if created is None:  # a file or a model of a job that exists may have been deleted since
                 await asyncio.to_thread(self._check, job)
                 created = await asyncio.to_thread(partial(self.store.create_job, job, digest, keys, is_retry=is_retry))
         except KeyReused as error:
-            raise ApiError(409, str(error), code="idempotency_key_reused", headers=NO_RETRY) from None
+            raise ApiError(409, str(error), code="idempotency_key_reused") from None
         if created.id == job.id:
             self.runner.drive(job.id)
         return write_json(created.as_answer())
@@ -272,7 +263,7 @@ class FineTuningApi:
         try:
             return await asyncio.to_thread(partial(self.store.transition, found.id, state, message, **only))
         except IllegalTransition as error:
-            if int_header(request, RETRY_COUNT) > 0 and error.job.state in (state, *RESUMED.get(state, ())):
+            if count_retries(request) > 0 and error.job.state in (state, *RESUMED.get(state, ())):
                 return error.job
             verb = request.path.rpartition("/")[2]
             message = f"the job {error.job.id} is {error.job.state.value}, so it cannot be changed by {verb}"

@@ -7,38 +7,32 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from aiohttp import BodyPartReader, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import web
 
 from reinforge.server.api_error import ApiError
-from reinforge.server.fine_tuning.contents import CHUNK_BYTES, FileContents
+from reinforge.server.fine_tuning.contents import FileContents
 from reinforge.server.fine_tuning.database import UnknownObject, make_id
 from reinforge.server.fine_tuning.file_store import FileStore
+from reinforge.server.fine_tuning.forms import clean_name, read_chunks, read_field, read_parts
+from reinforge.server.fine_tuning.pages import read_page_query, write_page
 from reinforge.server.fine_tuning.records import FileRecord, UploadRecord
-from reinforge.server.routes import read_json, write_json
+from reinforge.server.routes import count_retries, read_json, write_json
 
 T = TypeVar("T")
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
-MAX_FIELD_BYTES = 4096
-MAX_NAME = 255
-MAX_FIELDS = 16
-"""Most fields of a form."""
 MAX_FILES_PER_PAGE = 10_000
 MAX_PARTS = 10_000
 UPLOAD_S = 3600
 """Seconds that an upload has until it must be completed."""
 EXPIRY_S = (3600, 2_592_000)
 """Least and most seconds of `expires_after`."""
-RETRY_COUNT = "x-stainless-retry-count"
-"""The official clients' number of earlier attempts of a request."""
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +87,11 @@ class FilesApi:
         try:
             async for part in read_parts(request, self.limits.chunk_timeout_s):
                 if part.name != "file":
-                    fields[str(part.name)] = await self._read_field(part)
+                    fields[str(part.name)] = await read_field(part, self.limits.chunk_timeout_s)
                 elif stored is None:
                     filename = clean_name(part.filename)
                     most = room.enter_context(self._keep_room(request.content_length))
-                    stored = await self.contents.store(id_, self._read_chunks(part), most)
+                    stored = await self.contents.store(id_, read_chunks(part, self.limits.chunk_timeout_s), most)
                 else:
                     raise ApiError(400, "the form has more than one file", param="file")
             if stored is None:
@@ -183,14 +177,14 @@ class FilesApi:
         if len(known) >= MAX_PARTS:
             raise ApiError(400, f"the upload has {len(known)} parts already, the most that are allowed", param="data")
         id_, stored = make_id("part"), None
-        taken = 0 if int_header(request, RETRY_COUNT) else sum(known.values())  # a retry may be among them
+        taken = 0 if count_retries(request) else sum(known.values())  # a retry may be among them
         try:
             async for part in read_parts(request, self.limits.chunk_timeout_s):
                 if part.name == "data" and stored is None:
                     most = min(self.limits.max_part_bytes, upload.num_bytes - taken)
-                    stored = await self.contents.store(id_, self._read_chunks(part), most)
+                    stored = await self.contents.store(id_, read_chunks(part, self.limits.chunk_timeout_s), most)
                 else:
-                    await self._read_field(part)
+                    await read_field(part, self.limits.chunk_timeout_s)
             if stored is None:
                 raise ApiError(400, "the form has no data", param="data", code="missing_required_parameter")
             digest = hash_parts("part", upload.id, stored.sha256)
@@ -259,7 +253,7 @@ class FilesApi:
 
     def _find_repeated(self, request: web.Request, digest: str) -> str | None:
         """Returns the id of what an earlier attempt of a request has made; None: it is the first, or made nothing."""
-        return self.store.find_repeated(digest) if int_header(request, RETRY_COUNT) > 0 else None
+        return self.store.find_repeated(digest) if count_retries(request) > 0 else None
 
     @contextmanager
     def _keep_room(self, wanted: int | None) -> Iterator[int]:
@@ -294,29 +288,6 @@ class FilesApi:
                 self.store.remove_file(file.id)
             self.contents.remove(file.id)
 
-    async def _read_chunks(self, part: BodyPartReader) -> AsyncIterator[bytes]:
-        while True:
-            try:
-                async with asyncio.timeout(self.limits.chunk_timeout_s):
-                    chunk = await part.read_chunk(CHUNK_BYTES)
-            except TimeoutError:
-                message = f"nothing arrived for {self.limits.chunk_timeout_s:g} s"
-                raise ApiError(408, message, code="request_timeout") from None
-            except (ValueError, web.RequestPayloadError) as error:
-                raise ApiError(400, f"the form is cut off or not valid: {error}") from None
-            if not chunk:
-                return
-            yield chunk
-
-    async def _read_field(self, part: BodyPartReader) -> str:
-        value = bytearray()
-        async for chunk in self._read_chunks(part):
-            value += chunk
-            if len(value) > MAX_FIELD_BYTES:
-                name = CONTROL.sub("", str(part.name))[:40]
-                raise ApiError(400, f"the field {name!r} is longer than {MAX_FIELD_BYTES} bytes")
-        return value.decode("utf-8", "replace")
-
 
 async def find(read: partial[T]) -> T:
     """Returns what a call of the store finds, off the event loop.
@@ -328,67 +299,6 @@ async def find(read: partial[T]) -> T:
         return await asyncio.to_thread(read)
     except UnknownObject as error:
         raise ApiError(404, str(error), param="id", code="not_found") from None
-
-
-async def read_parts(request: web.Request, timeout_s: float) -> AsyncIterator[BodyPartReader]:
-    """Yields the parts of a multipart form, each of which must be read to its end.
-
-    Args:
-        request: The request.
-        timeout_s: Seconds within which the next part must begin.
-
-    Raises:
-        ApiError: It is none, has too many parts, or the next one does not begin.
-    """
-    num_parts = 0
-    if request.content_type != "multipart/form-data":
-        raise ApiError(400, f"expected multipart/form-data, found {request.content_type[:80]}")
-    try:
-        reader = await request.multipart()
-    except (ValueError, AssertionError) as error:
-        raise ApiError(400, f"the form is not valid: {error}") from None
-    while True:
-        try:
-            async with asyncio.timeout(timeout_s):
-                part = await reader.next()
-            name = None if part is None else getattr(part, "name", None)
-        except TimeoutError:
-            raise ApiError(408, f"nothing arrived for {timeout_s:g} s", code="request_timeout") from None
-        except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
-            raise ApiError(400, f"the form is not valid: {CONTROL.sub('', str(error))[:200]}") from None
-        if part is None:
-            return
-        if not isinstance(part, BodyPartReader) or name is None:
-            raise ApiError(400, "the form has a part without a name")
-        num_parts += 1
-        if num_parts > MAX_FIELDS:
-            raise ApiError(400, f"the form has more than {MAX_FIELDS} fields")
-        yield part
-
-
-def read_page_query(request: web.Request, *, usual: int, most: int) -> tuple[str | None, int]:
-    """Returns `after` and `limit` of a list's query.
-
-    Raises:
-        ApiError: `limit` is no number in its range.
-    """
-    text = request.query.get("limit", str(usual))
-    limit = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
-    if not 1 <= limit <= most:
-        raise ApiError(400, f"limit must be from 1 to {most}, found {text[:40]!r}", param="limit")
-    return request.query.get("after") or None, limit
-
-
-def write_page(data: list[dict[str, Any]], has_more: bool) -> web.Response:
-    """Returns a page of a list in OpenAI's form."""
-    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-    return write_json({"object": "list", "data": data, "has_more": has_more, **ends})
-
-
-def clean_name(name: str | None) -> str:
-    """Returns a client's name of a file without its folders and control characters: `../a.jsonl` -> `a.jsonl`."""
-    last = re.split(r"[/\\]", CONTROL.sub("", name or ""))[-1]
-    return last[:MAX_NAME].encode("utf-8", "replace").decode() or "file"  # half a character cannot be stored
 
 
 def check_purpose(purpose: Any) -> str:
@@ -422,15 +332,3 @@ def read_expiry(anchor: Any, seconds: Any) -> int | None:
 def hash_parts(*parts: str) -> str:
     """Returns a hash by which a repeated request is recognized."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def int_header(request: web.Request, name: str) -> int:
-    """Returns the number in a header; 0 if it has none."""
-    text = request.headers.get(name, "")
-    return int(text) if re.fullmatch(r"\d{1,6}", text) else 0
-
-
-def flatten_query(query: Mapping[str, str], name: str) -> dict[str, str]:
-    """Returns the pairs of `name[key]=value` in a query: `metadata[a]=b` -> {"a": "b"}."""
-    start = f"{name}["
-    return {key[len(start) : -1]: value for key, value in query.items() if key.startswith(start) and key.endswith("]")}

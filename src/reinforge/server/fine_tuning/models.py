@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
 from reinforge.errors import ReinforgeError, describe_error
 from reinforge.evaluation.graders.schema import Grader, list_models

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.learning_rate import IMITATION, choose_learning_rate, count_parameters
 from reinforge.engine.model.preflight import has_adapters
 from reinforge.engine.model.source import MODEL, find_base_source, find_source

@@ -7,6 +7,7 @@ when that closes, however the server ended, the run is stopped as by SIGTERM, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,11 +24,13 @@ from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeErr
 from reinforge.files import remove_folder, write_json
 from reinforge.rollout.isolation.processes import kill_descendants
 from reinforge.runs.journal_reader import JOURNAL
+from reinforge.runs.progress import SilentProgress
 from reinforge.server.fine_tuning.plan import RUN
+from reinforge.trainer.builders.dataset import LEFT_OUT
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
-CONFIG, ENDED, LOCK = "config.json", "ended.json", ".process.lock"
+CONFIG, ENDED, NOTE, LOCK = "config.json", "ended.json", "note.json", ".process.lock"
 STOP_S = 15.0
 """Seconds that the run has to stop once the server is gone."""
 LOCK_S = 60.0
@@ -49,10 +52,28 @@ def main(folder: Path) -> int:
     return int(ended["exit_code"])
 
 
+class ClientNotes(SilentProgress):
+    """Keeps for the client that rows of its file are left out.
+
+    Args:
+        folder: The job's folder.
+    """
+
+    def __init__(self, folder: Path):
+        self._note = folder / NOTE
+
+    def note(self, text: str) -> None:
+        """Keeps a message that is the client's."""
+        if LEFT_OUT in text:  # other notes speak to the operator, with the server's own paths
+            with contextlib.suppress(StorageError):
+                write_json(self._note, {"left_out": text})
+
+
 def run_job(folder: Path) -> dict[str, Any]:
     """Runs the job in a folder and returns how it ended: `exit_code`, `code` and `message`."""
     run = folder / RUN
-    options = RunOptions(run_name=RUN, resume=run if (run / JOURNAL).is_file() else None)
+    resumed = run if (run / JOURNAL).is_file() else None
+    options = RunOptions(run_name=RUN, resume=resumed, progress=ClientNotes(folder))
     try:
         if options.resume is None and run.exists():
             remove_folder(run)  # its process died before it had a journal

@@ -12,7 +12,7 @@ from typing import Any
 
 from reinforge.files import MAX_RECORD_BYTES, read_lines, read_regular_file
 from reinforge.runs.rows import BASELINE
-from reinforge.server.fine_tuning.records import JobEvent
+from reinforge.server.fine_tuning.records import MAX_MESSAGE, JobEvent
 from reinforge.server.fine_tuning.store import make_event
 
 METRICS, VALIDATIONS = "training_metrics.jsonl", "validation_history.json"
@@ -71,6 +71,15 @@ def read_events(job_id: str, run: Path) -> list[JobEvent]:
             event = make_event(job_id, f"validation-{epoch}", f"Validation {when}: mean score {mean:.4g}", data=data)
             events.append((epoch + 0.5, event))
     return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+
+def read_note(job_id: str, file: Path) -> list[JobEvent]:
+    """Returns the event which says that rows of the training file are left out; none: they all fit."""
+    try:
+        note = json.loads(read_regular_file(file, MAX_RECORD_BYTES))["left_out"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [make_event(job_id, "left-out", str(note)[:MAX_MESSAGE], "warn")]
 
 
 def write_results(metrics: list[StepMetrics]) -> bytes:

@@ -31,9 +31,9 @@ from reinforge.server.fine_tuning.database import UnknownObject
 from reinforge.server.fine_tuning.launcher import Launcher, RunningJob
 from reinforge.server.fine_tuning.models import TrainableModels, TunedModels, publish_job
 from reinforge.server.fine_tuning.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, plan_job
-from reinforge.server.fine_tuning.process import CONFIG, ENDED, INTERRUPTED
-from reinforge.server.fine_tuning.progress import read_events
-from reinforge.server.fine_tuning.records import MAX_MESSAGE, FineTuningJob, JobError, JobFailure
+from reinforge.server.fine_tuning.process import CONFIG, ENDED, INTERRUPTED, NOTE
+from reinforge.server.fine_tuning.progress import read_events, read_note
+from reinforge.server.fine_tuning.records import MAX_MESSAGE, FineTuningJob, JobError, JobEvent, JobFailure
 from reinforge.server.fine_tuning.request import read_grader
 from reinforge.server.fine_tuning.states import JobState
 from reinforge.server.fine_tuning.store import IllegalTransition, JobStore
@@ -299,7 +299,10 @@ class FineTuningRunner:
         return read_ended(folder)
 
     async def _record_events(self, id_: str, folder: Path) -> None:
-        found = await run_in_daemon_thread(partial(read_events, id_, folder / RUN), "job-events")
+        def read() -> list[JobEvent]:
+            return [*read_note(id_, folder / NOTE), *read_events(id_, folder / RUN)]
+
+        found = await run_in_daemon_thread(read, "job-events")
         known = self._recorded.setdefault(id_, set())
         if new := [event for event in found if event.id not in known]:
             await asyncio.to_thread(self.store.add_events, id_, new)

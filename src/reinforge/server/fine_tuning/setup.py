@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.model.preflight import check_policy, has_adapters
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError, Problem

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.http_wire import OpenSession, RestoreCall, SaveCall, SentJob, read_job
-from reinforge.adapters.local import LocalAdapter, LocalAdapterConfig
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EngineError, ReinforgeError, StorageError
 from reinforge.files import (

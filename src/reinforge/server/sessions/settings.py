@@ -10,7 +10,9 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from reinforge.adapters.http_wire import CLIENT_SETTINGS, OpenSession
-from reinforge.config.schema import FinetuneConfig, LimitsConfig, PolicyConfig
+from reinforge.config.episodes import LimitsConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
 from reinforge.interfaces import Algorithm
 from reinforge.registry import REGISTRY

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.schema import LoRAConfig, PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
 from reinforge.engine.model.preflight import check_adapters, check_policy
 from reinforge.engine.packages import check_packages

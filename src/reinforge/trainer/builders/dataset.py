@@ -36,6 +36,9 @@ from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollec
 
 logger = logging.getLogger(__name__)
 
+LEFT_OUT = "do not fit the model's context and are left out"
+"""What the note about rows that are too long says."""
+
 DATASET = "eval.general.dataset"
 
 
@@ -180,7 +183,7 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             raise ConfigError(Problem(DATASET, message, "shorten the rows, or use a model with a longer context"))
         if len(fitting) < len(rows):
             left_out = len(rows) - len(fitting)
-            note = f"{left_out} of {len(rows)} training rows do not fit the model's context and are left out ({reason})"
+            note = f"{left_out} of {len(rows)} training rows {LEFT_OUT} ({reason})"
             self._notes.append(note)
             logger.warning(note)
         return fitting

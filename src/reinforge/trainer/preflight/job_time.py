@@ -12,7 +12,7 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import TrainerAdapter
 from reinforge.rollout.episode import attach_captured_tokens
 from reinforge.trainer import stages
-from reinforge.trainer.setup.prepare import Parts
+from reinforge.trainer.setup.parts import Parts
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 SMALL_JOB = 4

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.config.dump import dump_config
+from reinforge.config.episodes import LimitsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
-from reinforge.config.schema import FinetuneConfig, LimitsConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
 from reinforge.errors import EvaluationError, ReinforgeError
@@ -50,7 +51,8 @@ from reinforge.trainer.setup.binding import bind_parts
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.dtype import settle_dtype
-from reinforge.trainer.setup.prepare import Parts, build_parts, require_enabled
+from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.prepare import build_parts, require_enabled
 from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport

@@ -9,7 +9,7 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import GroupEvaluator
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.setup.prepare import Parts
+from reinforge.trainer.setup.parts import Parts
 from reinforge.types.evaluation import EvalOutputItem
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.schema import PolicyConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.model.source import find_weights
 from reinforge.errors import ConfigError, Problem
@@ -24,7 +24,8 @@ from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.attempts import Attempts
 from reinforge.trainer.setup.comparisons import find_compared_parts
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.prepare import build_parts, effective_settings, require_enabled, try_build_parts
+from reinforge.trainer.setup.effective_settings import effective_settings
+from reinforge.trainer.setup.prepare import build_parts, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
 CHECKPOINTS_KEPT = 3

@@ -15,7 +15,7 @@ from reinforge.runs.trackers.tracked_progress import TrackedProgress
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.guards.precautions import find_warnings, list_held_out_metrics
 from reinforge.trainer.guards.watch import GuardWatch
-from reinforge.trainer.setup.prepare import Parts
+from reinforge.trainer.setup.parts import Parts
 from reinforge.types.tracking import TrackedRun
 
 KEY = "tracking_key"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from reinforge.config.schema import OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.redteam.core.system import T, ValueFunctionSystem

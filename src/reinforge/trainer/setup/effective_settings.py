@@ -1,0 +1,156 @@
+"""The settings that a run prints before it starts: what it does, with which values."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from reinforge.algorithms.staged import StagedAlgorithm
+from reinforge.config.pipeline import list_stages
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
+from reinforge.engine.learning_rate import describe_learning_rate
+from reinforge.engine.model.source import describe_source
+from reinforge.evaluation.splits import find_clusters
+from reinforge.files import to_json
+from reinforge.interfaces import Algorithm
+from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
+from reinforge.trainer.gate import describe_power
+from reinforge.trainer.setup.comparisons import describe_comparisons
+from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.served_policy import can_serve_policy
+from reinforge.trainer.setup.stages import describe_stages
+from reinforge.types.sample import Needs
+
+
+def effective_settings(parts: Parts) -> list[tuple[str, str]]:
+    """Returns the effective settings to print: name and value, in the order of the loop."""
+    config = parts.config
+    of_backend = parts.adapter.effective_settings(config)
+    remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
+    adapters: dict[str, list[str]] = {}
+    for name, llm in parts.llms.items():
+        if isinstance(llm, PolicyLLM) and llm.adapter is not None:
+            adapters.setdefault(llm.adapter, []).append(name)
+    file = config.run_configuration.validation_config_file if config.run_configuration else None
+    validated = f"with {', '.join(parts.held_out_evaluators)} on the examples of {file}" if file else None
+    return [
+        ("agent", parts.workflow.source),
+        ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
+        *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
+        *([("sends data to", ", ".join(remote))] if remote else []),
+        *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
+        *([("validate", validated)] if validated else []),
+        ("reward", f"{parts.reward_metric}; the verdict uses {parts.gate_metric}"),
+        *([("compares", compared)] if (compared := _describe_comparisons(parts)) else []),
+        ("verdict", _describe_verdict(parts)),
+        *([("trackers", _describe_trackers(config))] if config.trackers else []),
+        *(_describe_training(parts)),
+        ("sampling", _describe_sampling(parts)),
+        *([("overlap", _describe_overlap(config.limits.max_staleness))] if config.limits.max_staleness else []),
+        *(_training_settings(parts) if of_backend is None else of_backend),
+    ]
+
+
+def _describe_training(parts: Parts) -> list[tuple[str, str]]:
+    """Returns the effective settings of collection and algorithm, or of each stage of a pipeline."""
+    if isinstance(parts.trajectory_builder, StagedTrajectoryBuilder):
+        return describe_stages(parts.trajectory_builder.parts, parts.splits)
+    settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
+    algorithm = getattr(parts.algorithm, "config", None)
+    chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
+    return [
+        ("collect", _format_settings(settings.model_dump(exclude={"reward"})) if settings else ""),
+        ("algorithm", f"{type(parts.algorithm).__name__}: {_format_settings(chosen)}"),
+    ]
+
+
+def _describe_comparisons(parts: Parts) -> str | None:
+    return describe_comparisons(parts.evaluators, parts.held_out_evaluators, parts.reward_metric)
+
+
+def _describe_verdict(parts: Parts) -> str:
+    """Returns how small an improvement the verdict can show; a conversation counts once."""
+    items, config = parts.splits["confirm"], parts.config
+    clusters = find_clusters(items, config.splits.group_key)
+    num_clusters = len(items) - len(clusters) + len(set(clusters.values()))
+    return describe_power(config.gate, len(items), num_clusters)
+
+
+def _describe_trackers(config: FinetuneConfig) -> str:
+    """Returns `board: tensorboard; team: wandb (https://api.wandb.ai)`."""
+    urls = {name: getattr(tracker, "url", "") for name, tracker in config.trackers.items()}
+    types = {name: f"{name}: {tracker.static_type}" for name, tracker in config.trackers.items()}
+    return "; ".join(f"{text} ({urls[name]})" if urls[name] else text for name, text in types.items())
+
+
+def _describe_overlap(max_staleness: int) -> str:
+    versions = f"{max_staleness} version{'s' * (max_staleness > 1)}"
+    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old"
+
+
+def _describe_sampling(parts: Parts) -> str:
+    if not can_serve_policy(parts.adapter):
+        return "as the agent and its endpoint say"
+    return ", ".join(f"{name} {value:g}" for name, value in parts.config.sampling.model_dump().items())
+
+
+def _training_settings(parts: Parts) -> list[tuple[str, str]]:
+    """Returns the settings of the embedded engine, or which remote model is trained by whom."""
+    if can_serve_policy(parts.adapter):
+        return _engine_settings(parts)
+    entries = {name: parts.llms[name].model_name for name in getattr(parts.trajectory_builder, "policies", ())}
+    models = ", ".join(f"{name} ({model})" for name, model in entries.items()) or "the agent's model"
+    return [("training", f"{models}, trained by {type(parts.adapter).__name__}")]
+
+
+def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
+    """Returns the effective settings of the embedded engine."""
+    config = parts.config
+    model = getattr(parts.adapter, "model", None)  # the folder of a bundled model
+    policy = config.policy.model_copy(update={"model": model}) if model else config.policy
+    stages = list_stages(config)
+    optimizers = [
+        (f"optimizer {stage.name}", _describe_optimizer(stage.complete_policy(policy), parts.algorithm, stage.first))
+        for stage in stages
+    ]
+    return [
+        *([("model", describe_source(policy))] if policy.model is not None else []),
+        *([("critic", _describe_critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
+        *(optimizers or [("optimizer", _describe_optimizer(policy, parts.algorithm))]),
+        *([("dtype", "auto: measured when the run starts")] if config.policy.dtype == "auto" else []),
+        *([("memory", memory)] if (memory := _describe_memory(config)) else []),
+        ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
+    ]
+
+
+def _describe_optimizer(policy: PolicyConfig, algorithm: Algorithm, epoch: int = 0) -> str:
+    """Returns optimizer, learning rate, schedule and steps of a policy whose algorithm is that of an epoch."""
+    batch = policy.batch
+    loss = algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else getattr(algorithm, "loss", None)
+    steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
+    rate = describe_learning_rate(policy, loss)
+    return f"{policy.optimizer.name}, lr {rate}, {policy.schedule.name}, {steps}"
+
+
+def _describe_memory(config: FinetuneConfig) -> str:
+    """Returns the memory savings in effect, if any."""
+    savings = {
+        "bfloat16 with float32 master weights": config.policy.dtype == "bfloat16",
+        "activation checkpointing": config.policy.activation_checkpointing,
+    }
+    return "; ".join(text for text, holds in savings.items() if holds)
+
+
+def _describe_critic(config: FinetuneConfig) -> str:
+    critic = config.policy.critic
+    trained = "and the policy's layers" if critic.shares_trunk else "alone"
+    return f"a linear value head, lr {critic.learning_rate:g}; its loss trains the head {trained}"
+
+
+def _format_settings(settings: dict[str, Any]) -> str:
+    """Returns settings as `name value, name value`."""
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else to_json(value)}" for name, value in settings.items()
+    )

@@ -1,0 +1,71 @@
+"""The rows of each adapter in a batch, and the product of layers with several adapters."""
+
+import torch
+
+from reinforge.engine.sampling import projection
+from reinforge.engine.sampling.adapter_rows import AdapterRows, order_rows, pick_rows
+from reinforge.engine.sampling.projection import Projection, project
+
+CPU = torch.device("cpu")
+
+
+def test_rows_of_one_adapter_are_together():
+    adapters, rows = order_rows(["verifier", "prover", "verifier", "judge"], CPU, 1)
+    assert adapters == ("judge", "prover", "verifier")
+    assert (rows.order.tolist(), rows.places.tolist(), rows.counts) == ([3, 1, 0, 2], [2, 1, 3, 0], [1, 1, 2])
+    states = torch.tensor([[10], [11], [12], [13]])
+    assert pick_rows(pick_rows(states, rows.order), rows.places).equal(states)
+
+
+def test_a_batch_of_one_adapter_stays_in_its_order():
+    adapters, rows = order_rows(["prover"] * 3, CPU, 4)
+    assert (adapters, rows) == (("prover",), AdapterRows(None, None, [3], 4))
+    states = torch.tensor([[1], [2]])
+    assert pick_rows(states, rows.order) is states
+
+
+def number(*values):
+    return torch.tensor(values).view(len(values), -1)
+
+
+WEIGHT = number(1.0)
+FIRST, SECOND = (number(1.0), number(10.0)), (number(2.0), number(100.0))
+NONE = (torch.zeros(0, 1), torch.zeros(1, 0))
+
+
+def multiply_five_rows(*adapters, counts, min_rows=1):
+    layer = Projection(WEIGHT, None, [down for down, _ in adapters], [up for _, up in adapters])
+    rows = AdapterRows(None, None, list(counts), min_rows)
+    return project(number(1.0, 2.0, 3.0, 4.0, 5.0), layer, rows)[:, 0].tolist()
+
+
+def test_each_row_gets_the_product_of_its_own_adapter():
+    """x + 10 x for the first, x + 200 x for the second; the last row has none."""
+    assert multiply_five_rows(FIRST, SECOND, counts=(1, 3)) == [11, 402, 603, 804, 5]
+    assert multiply_five_rows(FIRST, NONE, SECOND, counts=(1, 2, 2)) == [11, 2, 3, 804, 1005]
+    assert multiply_five_rows(counts=()) == [1, 2, 3, 4, 5]
+
+
+def test_numbers_of_another_adapter_never_touch_a_row():
+    """As they would if each row were multiplied by all adapters, and what is not its own by 0."""
+    broken = (number(float("nan")), number(float("inf")))
+    assert multiply_five_rows(FIRST, broken, counts=(4, 0)) == [11, 22, 33, 44, 5]
+
+
+def test_an_adapter_of_few_rows_multiplies_others_beside_them(monkeypatch):
+    """For equal bits in every batch; what it makes of the others' rows is dropped."""
+    sizes, right = [], projection.multiply
+
+    def multiply(x, weight, bias):
+        sizes.append(len(x))
+        return right(x, weight, bias)
+
+    monkeypatch.setattr(projection, "multiply", multiply)
+    assert multiply_five_rows(FIRST, SECOND, counts=(1, 4), min_rows=3) == [11, 402, 603, 804, 1005]
+    assert sizes == [5, 3, 3, 4, 4]
+    sizes.clear()
+    assert multiply_five_rows(FIRST, SECOND, counts=(4, 1), min_rows=3) == [11, 22, 33, 44, 1005]
+    assert sizes == [5, 4, 4, 3, 3]
+    sizes.clear()
+    assert multiply_five_rows(FIRST, counts=(5,), min_rows=9) == [11, 22, 33, 44, 55], "there are no more rows"
+    assert sizes == [5, 5, 5]
