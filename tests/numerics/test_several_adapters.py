@@ -452,6 +452,23 @@ def test_adapters_of_any_rank_and_layers_share_a_batch_while_others_come_and_go(
         assert uses_fast_llama(engine)
 
 
+def test_a_request_that_reaches_the_sampler_after_its_adapter_is_gone_fails_alone(tiny_model_dir, tmp_path):
+    """It is on its way while the adapter is removed, and the replies of others go on."""
+    save_foreign_adapter(tiny_model_dir, tmp_path / "narrow", **FOREIGN["narrow"])
+    with load(tiny_model_dir, adapters=()) as engine:
+        removed = engine.add_adapter("narrow", tmp_path / "narrow")
+        engine.remove_adapter("narrow")
+
+        async def ask_both():
+            return await asyncio.gather(
+                *(policy.sample(request()) for policy in (engine.policy, removed)), return_exceptions=True
+            )
+
+        reply, error = asyncio.run(asyncio.wait_for(ask_both(), 60))
+        assert reply.tokens.policy_version == 0
+        assert str(error) == "the adapter narrow was removed"
+
+
 def test_an_adapter_that_the_fast_decoder_does_not_know_is_sampled_by_the_modules(
     tiny_model_dir, tmp_path, monkeypatch, caplog
 ):
@@ -480,10 +497,15 @@ SPECIAL = {
         "q_proj has an adapter that is not plain LoRA",
         "q_proj has an adapter that is not plain LoRA",
     ),
-    "dora": (
-        {"target_modules": ["q_proj"], "use_dora": True},
-        "use_dora is True",
-        "q_proj has an adapter that is not plain LoRA",
+    "tokens": (
+        {"target_modules": ["q_proj"], "trainable_token_indices": [1, 2]},
+        r"it changes model\.embed_tokens",
+        "embed_tokens is trained in full, or for some tokens,",
+    ),
+    "biases": (
+        {"target_modules": ["q_proj"], "bias": "all"},
+        "bias is all",
+        r"biases belong to default \(bias is all\)",
     ),
 }
 
@@ -499,12 +521,45 @@ def test_an_adapter_that_is_no_product_beside_a_linear_layer_shares_no_batch(tin
         with pytest.raises(EngineError, match=f"{joins}, so the adapter cannot share a batch with others"):
             engine.add_adapter("special", tmp_path / "special")
         assert find_largest_error(engine, sample_replies(engine, [tokens(5)])) <= 1e-5
-    alone = Engine.load(PolicyConfig(model=str(tmp_path / "special")), seed=0, device=DEVICE)
-    with alone as engine:
+    with Engine.load(PolicyConfig(model=str(tmp_path / "special")), seed=0, device=DEVICE) as engine:
         with pytest.raises(EngineError, match=f"{is_joined} in the model that it would join"):
             engine.add_adapter("plain", tmp_path / "plain")
-        if kind != "dora":  # transformers leaves out the magnitudes of a saved adapter
-            assert_sampled_by({"default": model}, sample_replies(engine, [tokens(5)]))
+        assert_sampled_by({"default": model}, sample_replies(engine, [tokens(5)]))
+
+
+FOREIGN_TO_ALL = {
+    "dora": ({"use_dora": True}, "use_dora is True"),
+    "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa"),
+    "replicated": ({"layer_replication": [[0, 1], [0, 2]]}, "layer_replication is"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN_TO_ALL)
+def test_an_adapter_that_would_change_the_model_of_the_others_is_refused_before_it_does(tiny_model_dir, tmp_path, kind):
+    from transformers import AutoModelForCausalLM
+
+    settings, joins = FOREIGN_TO_ALL[kind]
+    save_foreign_adapter(tiny_model_dir, tmp_path / "special", r=2, target_modules=["q_proj"], **settings)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    with load(tiny_model_dir, adapters=()) as engine:
+        with pytest.raises(EngineError, match=joins):
+            engine.add_adapter("special", tmp_path / "special")
+        assert_sampled_by({"default": base}, sample_replies(engine, [tokens(5)]))
+
+
+def test_several_adapters_of_the_embeddings_are_refused(tiny_model_dir):
+    """Rows would be sampled without them, but trained with them."""
+    lora = LoRAConfig(r=2, target_modules=["q_proj", "embed_tokens"])
+    with pytest.raises(EngineError, match=r"several adapters in one batch: model\.embed_tokens has one; remove it"):
+        Engine.load(PolicyConfig(model=str(tiny_model_dir), lora=lora), seed=0, device=DEVICE, adapters=NAMES)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["tokens", "embed_tokens"])
+def test_tokens_are_scored_where_the_embeddings_have_an_adapter(tiny_model_dir, tmp_path, kind):
+    save_foreign_adapter(tiny_model_dir, tmp_path / "special", r=2, **SPECIAL[kind][0])
+    with Engine.load(PolicyConfig(model=str(tmp_path / "special")), seed=0, device=DEVICE) as engine:
+        assert find_largest_error(engine, sample_replies(engine, [tokens(5)])) <= 1e-5
 
 
 def test_impossible_adapter_settings_are_rejected(base, tmp_path, engine):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import ConfigDict, Field
 
 from reinforge.adapters.vllm_config import VLLMSamplerConfig
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.types.sharding import Sharding
-
-if TYPE_CHECKING:
-    pass
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):

@@ -633,7 +633,7 @@ class Engine:
         return self._call(lambda: self._scorer.reply_logprobs(replies, reference=reference, values=values, grad=grad))
 
     def _score_tokens(self, token_ids: Sequence[Sequence[int]], adapter: str | None = None) -> list[FloatArray]:
-        vocab_size = self.model.module.get_input_embeddings().num_embeddings
+        vocab_size = self.model.vocab_size
         for row in token_ids:
             if any(not 0 <= token < vocab_size for token in row):
                 raise ValueError(f"cannot score tokens that the model does not have; it has {vocab_size}")

@@ -235,7 +235,9 @@ class AsyncLLM:
         warned: What the user was already told about the agent's arguments; handles of one run share it.
     """
 
-    __slots__ = ("__dict__", "_capture", "_forwards_arguments", "_sampling", "_warned", "chat", "model", "name")
+    __slots__ = (
+        "__dict__", "__weakref__", "_capture", "_forwards_arguments", "_sampling", "_warned", "chat", "model", "name",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class EpisodeContext:
         epoch: Its epoch, from 0; -1 for the baseline.
     """
 
-    __slots__ = ("__dict__", "_capture", "_models", "epoch", "example_id", "is_training", "seed")
+    __slots__ = ("__dict__", "__weakref__", "_capture", "_models", "epoch", "example_id", "is_training", "seed")
 
     def __init__(
         self,

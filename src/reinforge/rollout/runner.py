@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -212,20 +212,26 @@ class EpisodeBatch:
         self.time_limit, self.loop = TimeLimit(runner.limits.episode_timeout_s), asyncio.get_running_loop()
         self._tasks = asyncio.TaskGroup()
         self._records: dict[int, EpisodeRecord] = {}
-        self._all_recorded = asyncio.Event()
-        self._num_running, self._is_ending = 0, False
+        self._has_ended = asyncio.Event()
+        self._num_running, self._is_cancelled, self._is_ending = 0, False, False
 
     async def run(self) -> list[EpisodeRecord]:
-        """Runs and scores the episodes and returns them in their order."""
+        """Runs and scores the episodes and returns them in their order.
+
+        Raises:
+            CancelledError: It was cancelled, or the code that scores or records an episode raised that.
+        """
         try:
             await self._run_all()
+            return [self._records[place] for place in range(len(self._episodes))]
         finally:
             try:
                 await self.time_limit.wait_for_cancelled()
             finally:
                 while self._num_running:  # of episodes that were cancelled
                     self._release()
-        return [self._records[number] for number in range(len(self._episodes))]
+                self._records.clear()  # a task that an agent leaves running keeps the batch
+                del self._complete
 
     async def _run_all(self) -> None:
         async with self._tasks:
@@ -235,7 +241,9 @@ class EpisodeBatch:
                     self._count_running(1)
                     self.begin(Attempt(self, place, key, item))
                 if self._episodes:
-                    await self._all_recorded.wait()
+                    await self._has_ended.wait()
+                if self._is_cancelled:
+                    raise asyncio.CancelledError("an episode was cancelled while it was scored or recorded")
             finally:
                 self._is_ending = True
                 self.time_limit.cancel()
@@ -248,15 +256,24 @@ class EpisodeBatch:
         if workflow.is_async and not isinstance(workflow, IsolatedWorkflow):
             attempt.start()
         else:
-            self._tasks.create_task(self._run_elsewhere(attempt))
+            self._create_task(self._run_elsewhere(attempt))
 
     def end(self, attempt: Attempt) -> None:
         """Records an attempt that has ended in this process, in a task: scoring takes time."""
         work = self._finish(attempt, attempt)
         try:
-            self._tasks.create_task(work)
+            self._create_task(work)
         except RuntimeError:  # another episode has failed the whole batch
             work.close()
+
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work).add_done_callback(self._check_end)
+
+    def _check_end(self, task: asyncio.Task[None]) -> None:
+        """Ends the wait with the last episode, or if one was cancelled, which the group itself does not tell."""
+        self._is_cancelled = self._is_cancelled or task.cancelled()
+        if self._is_cancelled or len(self._records) == len(self._episodes):
+            self._has_ended.set()
 
     def _count_running(self, change: int) -> None:
         self._num_running += change
@@ -284,10 +301,13 @@ class EpisodeBatch:
                 ended.error = error
             return await self._finish(attempt, ended)
 
+    def _may_retry(self, attempt: Attempt) -> bool:
+        return attempt.number < self.runner.outcomes.retries
+
     async def _finish(self, attempt: Attempt, ended: Settled[Any]) -> None:
         """Scores an episode that has ended, or tries it again if the environment failed."""
         record = attempt.build_record(ended)
-        if record.outcome.is_missing and attempt.number < self.runner.outcomes.retries:
+        if record.outcome.is_missing and self._may_retry(attempt):
             self.begin(attempt.build_next())
             return
         try:
@@ -304,8 +324,6 @@ class EpisodeBatch:
             fail_unrecordable(record, str(error))
             self._done(record)
         self._records[attempt.place] = record
-        if len(self._records) == len(self._episodes):
-            self._all_recorded.set()
 
 
 class Attempt(ContainedTask[Any]):
@@ -334,6 +352,10 @@ class Attempt(ContainedTask[Any]):
     def _reset(self) -> None:
         self.capture = Capture(seed=stable_seed(self.batch.runner.run_seed, "draws", str(self.key), self.number))
         self.started_s = time.monotonic()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attempt:
+        """Returns the attempt itself: an agent may copy a state that holds its context."""
+        return self
 
     def build_next(self) -> Attempt:
         """Returns the next attempt of the same episode."""

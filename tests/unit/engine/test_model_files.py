@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import reinforge
 from reinforge.config.policy import LoRAConfig, PolicyConfig
+from reinforge.engine.artifacts.merging import load_merged
 from reinforge.engine.model import hub, model_files
 from reinforge.engine.model.loading import add_adapter, init_random_module, load_model, load_module, load_tokenizer
 from reinforge.engine.model.model_files import check_files, check_tokenizer_settings
@@ -252,6 +254,56 @@ def test_pickled_adapters_are_refused(adapter):
 def test_adapter_settings_that_load_more_than_weights_are_refused(adapter, settings, message):
     edit_json(adapter / "adapter_config.json", **settings)
     refuse(adapter, message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_dora": True}, "sets use_dora (DoRA), whose magnitudes are not loaded"),
+        ({"alora_invocation_tokens": [3, 4]}, "sets alora_invocation_tokens (aLoRA)"),
+        ({"init_lora_weights": "pissa_niter_4"}, "sets init_lora_weights to pissa_niter_4, with which loading it"),
+        ({"init_lora_weights": "olora"}, "sets init_lora_weights to olora, with which loading it changes the weights"),
+    ],
+)
+def test_adapters_that_would_be_others_once_loaded_are_refused(adapter, settings, message):
+    edit_json(adapter / "adapter_config.json", **settings)
+    refuse(adapter, message)
+    with pytest.raises(ConfigError, match="adapter_config.json sets"):
+        load_merged(adapter)
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "orthogonal", "eva"])
+def test_adapters_whose_first_weights_came_from_elsewhere_are_fine(adapter, init):
+    edit_json(adapter / "adapter_config.json", init_lora_weights=init)
+    assert check_policy(PolicyConfig(model=str(adapter))) == []
+
+
+def test_weights_that_no_layer_takes_are_not_left_out_in_silence(adapter):
+    """As transformers does with a DoRA adapter's magnitudes: it only logs them."""
+    file = adapter / "adapter_model.safetensors"
+    saved = load_file(file)
+    first = next(iter(sorted(saved)))
+    more = first.replace("lora_A.weight", "lora_magnitude_vector")
+    save_file({**saved, more: torch.ones(2)}, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="does not fit its base model: its .*lora_magnitude_vector.* belongs to no"):
+        load_module(adapter, torch.float32)
+    save_file({name: value for name, value in saved.items() if name != first}, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="does not fit its base model: it has no weights for .*lora_A"):
+        load_module(adapter, torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_adapter_of_tied_weights_is_not_merged(folder, tmp_path):
+    """The sum would change the embeddings, too, so the merged model would be another one."""
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+    saved = load_file(folder / "model.safetensors")
+    del saved["lm_head.weight"]
+    save_file(saved, folder / "model.safetensors", {"format": "pt"})
+    module = load_module(folder, torch.float32)
+    add_adapter(module, LoRAConfig(r=2, target_modules=["q_proj", "lm_head"]), seed=0)
+    module.save_pretrained(tmp_path / "tied")
+    with pytest.raises(EngineError, match="adapts .*lm_head, whose weights another layer shares .*export the adapter"):
+        load_merged(tmp_path / "tied")
 
 
 def test_an_adapter_inside_a_model_hides_nothing_of_the_model(adapter, folder):

@@ -1,9 +1,13 @@
 """Episodes in flight: what each one costs, its time limit, and how a batch of them ends."""
 
 import asyncio
+import copy
 import gc
 import time
 import tracemalloc
+import weakref
+from functools import partial
+from unittest import mock
 
 import pytest
 
@@ -20,11 +24,12 @@ from reinforge.rollout.isolation.containment import (
 )
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.episode import EpisodeKey
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, ScriptedPolicy, examples
 from tests.virtual_clock import run_virtually
 
+EPOCH = 4711
 MAX_BYTES = 4_500
 """Of an episode that waits for its reply, with the agent's own coroutine, task and messages."""
 
@@ -49,6 +54,10 @@ async def ask(item, llm, context):
 
 async def score(record):
     record.reward = 1.0
+
+
+def skip(record):
+    pass
 
 
 def runner_of(workflow, policy=None, *, timeout_s=10.0, concurrency=2):
@@ -283,3 +292,69 @@ async def test_an_agent_can_wrap_its_calls_and_keep_things_at_its_handle_and_con
 
     records = await runner_of(wrap).run(episodes_of(1), score, lambda record: None)
     assert records[0].item.output_obj == ["kept", "question 0"]
+
+
+@pytest.mark.parametrize("raising", ["score", "complete", "done"])
+def test_a_cancelled_error_of_the_scoring_is_no_endless_wait(raising):
+    """Such as `compute_reward` of a user's builder raises that awaits a task which was cancelled."""
+    recorded = []
+
+    async def score_or_raise(record):
+        if (raising, record.key.example_id) == ("score", "0"):
+            raise asyncio.CancelledError
+        await score(record)
+
+    async def complete(record):
+        if (raising, record.key.example_id) == ("complete", "0"):
+            raise asyncio.CancelledError
+        if record.key.example_id == "2":
+            await asyncio.Event().wait()  # as for the sibling that was cancelled
+
+    def done(record):
+        if (raising, record.key.example_id) == ("done", "0"):
+            raise asyncio.CancelledError
+        recorded.append(record.key.example_id)
+
+    runner = runner_of(ask)
+    with pytest.raises(asyncio.CancelledError, match="while it was scored"):
+        run_virtually(runner.run(episodes_of(3), score_or_raise, done, complete))
+    assert (recorded, runner.status.num_running) == (["1"], 0)
+
+
+async def test_a_task_that_an_agent_leaves_running_keeps_no_other_episode():
+    left, ended = [], asyncio.Event()
+
+    async def leave(item, llm, context):
+        if item.id == "0":
+            left.append(asyncio.create_task(ended.wait()))
+        return item.id
+
+    async def note(records, record):  # as the groups of siblings, which know their records
+        records.append(record)
+
+    def find_kept():
+        gc.collect()
+        return [each for each in gc.get_objects() if isinstance(each, EpisodeRecord) and each.key.epoch == EPOCH]
+
+    complete = partial(note, [])
+    records = await runner_of(leave).run([(EpisodeKey("collect", EPOCH, "0"), examples(1)[0])], score, skip, complete)
+    del complete
+    assert len(find_kept()) == len(records) == 1
+    del records
+    assert find_kept() == []
+    ended.set()
+    await left[0]
+
+
+async def test_libraries_find_the_objects_of_an_episode_as_those_without_slots():
+    async def look(item, llm, context):
+        found = [weakref.ref(each)() is each for each in (llm, llm.chat, llm.chat.completions, context)]
+        copied = copy.deepcopy(context)
+        reply = await copied.llm("agent").chat.completions.create(messages=[{"role": "user", "content": "x"}])
+        create = llm.chat.completions.create
+        with mock.patch.object(llm.chat.completions, "create", return_value="mocked") as mocked:
+            return [*found, bool(reply.id), asyncio.iscoroutinefunction(create), await mocked(messages=[]) == "mocked"]
+
+    [record] = await runner_of(look).run(episodes_of(1), score, lambda record: None)
+    assert record.reason is None
+    assert (record.item.output_obj, len(record.calls)) == ([True] * 7, 1)

@@ -207,6 +207,66 @@ async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(base, tmp_pat
         await server.create()
 
 
+async def test_a_model_that_was_being_deleted_when_the_server_was_killed_does_not_come_back(base, tmp_path):
+    async with ARTServer(base, tmp_path) as server:
+        model = await server.create()
+    (tmp_path / model["id"]).rename(tmp_path / f".trash-{model['id']}-1-1")
+    async with ARTServer(base, tmp_path) as server:
+        assert server.app.models.names == ()
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_step_that_was_being_written_when_the_server_was_killed_is_removed(base, tmp_path):
+    async with ARTServer(base, tmp_path) as server:
+        model = await server.create()
+    checkpoints = tmp_path / model["id"] / "checkpoints"
+    (checkpoints / ".tmp-1-1").mkdir()
+    (checkpoints / ".tmp-1-1" / "adapter_model.safetensors").write_bytes(b"half")
+    async with ARTServer(base, tmp_path):
+        assert list(checkpoints.iterdir()) == []
+
+
+async def test_a_model_that_is_being_deleted_is_not_found_again(base, tmp_path, monkeypatch):
+    deleting, go, close = asyncio.Event(), asyncio.Event(), ARTModel.close
+
+    async def close_later(self):
+        deleting.set()
+        await go.wait()
+        await close(self)
+
+    async with ARTServer(base, tmp_path) as server:
+        model = await server.create()
+        with monkeypatch.context() as patch:
+            patch.setattr(ARTModel, "close", close_later)
+            deletion = asyncio.ensure_future(server.http.delete(f"/v1/preview/models/{model['id']}"))
+            await deleting.wait()
+            made = await server.create()
+            go.set()
+            assert (await deletion).status_code == 204
+        assert made["id"] != model["id"]
+        assert ModelFolder(tmp_path / made["id"]).read() is not None
+
+
+async def test_wrong_lists_of_steps_and_limits_are_refused(base, tmp_path):
+    async with ARTServer(base, tmp_path) as server:
+        model = await server.create()
+        path = f"/v1/preview/models/{model['id']}/checkpoints"
+        for limit in ("0", "-1", "x", "²", "9" * 4400):
+            assert (await server.http.get(path, params={"limit": limit})).status_code == 422
+        for steps in (["1"], [True], [None], "1"):
+            await server.call("DELETE", path, {"steps": steps}, 422)
+            await server.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
+
+
+async def test_one_server_owns_the_folder(base, tmp_path):
+    async with ARTServer(base, tmp_path):
+        with pytest.raises(StorageError, match="another server works on"):
+            async with ARTServer(base, tmp_path):
+                pass
+    async with ARTServer(base, tmp_path):
+        pass
+
+
 async def test_a_model_for_which_there_was_no_room_is_found_again(base, tmp_path, caplog):
     async with ARTServer(base, tmp_path) as server:
         first, second = await server.create("one"), await server.create("two")
@@ -347,6 +407,23 @@ async def test_a_step_whose_client_hangs_up_while_it_loads_is_loaded_once_and_fr
     engines.go.set()
     await use(earlier, step)
     assert engines.most == 1
+    await earlier.close()
+    assert engines.now == 0
+
+
+async def test_a_step_that_loads_for_nobody_is_freed_if_the_client_that_needs_its_room_hangs_up(monkeypatch):
+    engines = Engines()
+    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
+    earlier, steps = EarlierSteps("cpu"), [Step() for _ in range(MAX_LOADED + 2)]
+    for count, step in enumerate(steps[: MAX_LOADED + 1], 1):  # the last one waits until the first one is freed
+        call = asyncio.ensure_future(use(earlier, step))
+        await wait_for(lambda: engines.now == min(count, MAX_LOADED))  # noqa: B023
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    engines.go.set()
+    await use(earlier, steps[-1])
+    assert engines.most == MAX_LOADED
     await earlier.close()
     assert engines.now == 0
 

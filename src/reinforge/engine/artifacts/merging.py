@@ -49,8 +49,30 @@ def load_merged(folder: Path) -> nn.Module:
     ):
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT asks transformers by the old name
         adapted = PeftModel.from_pretrained(module, str(folder), local_files_only=True)
+        _refuse_shared_weights(adapted, folder)
         merged: nn.Module = adapted.merge_and_unload(safe_merge=True)
     return merged
+
+
+def _refuse_shared_weights(module: nn.Module, folder: Path) -> None:
+    """Refuses adapters of weights that two layers share: the sum of both would change the other layer, too."""
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {
+        id(parameter): path
+        for path, layer in module.named_modules()
+        if isinstance(layer, LoraLayer)
+        for parameter in layer.get_base_layer().parameters(recurse=False)
+    }
+    paths: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        paths.setdefault(id(parameter), []).append(name)
+    for key, path in adapted.items():
+        if len(paths[key]) > 1:
+            raise EngineError(
+                f"{folder} adapts {path}, whose weights another layer shares ({' and '.join(paths[key])}), so they "
+                "cannot be merged; export the adapter as it is, or train without an adapter of that layer"
+            )
 
 
 def load_artifact_tokenizer(folder: Path) -> Any:

@@ -107,7 +107,7 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
         _refuse_missing_weights(model.name, loaded["missing_keys"])
         if base is not None:
             settings = {"local_files_only": is_local, **_revision_argument(own.revision)}
-            module.load_adapter(own.location, adapter_kwargs=settings)
+            _refuse_lost_weights(own.name, module.load_adapter(own.location, adapter_kwargs=settings))
         return module
 
 
@@ -122,6 +122,16 @@ def _refuse_missing_weights(source: str, names: Iterable[str]) -> None:
         message = f"{source} has no weights for {missing[0]}{more}, so it is no complete language model"
         fix = "use a checkpoint of the language model, whose config.json names an architecture ...ForCausalLM"
         raise ConfigError(Problem(MODEL, message, fix))
+
+
+def _refuse_lost_weights(source: str, loaded: Any) -> None:
+    """Refuses an adapter with weights that no layer takes, or with layers that it has no weights for."""
+    lost = sorted(loaded.unexpected_keys)
+    missing = sorted(name for name in loaded.missing_keys if "lora_" in name)  # else tied to one that is loaded
+    if lost or missing:
+        what = f"its {lost[0]} belongs to no layer" if lost else f"it has no weights for {missing[0]}"
+        fix = f"check that {source} is whole, and that its base_model_name_or_path is the model that it was trained on"
+        raise ConfigError(Problem(MODEL, f"{source} does not fit its base model: {what}", fix))
 
 
 def add_adapter(

@@ -35,10 +35,17 @@ class LoRABatch:
         self.hook_layers()
 
     def hook_layers(self) -> None:
-        """Takes over the layers that have got adapters since the last time."""
+        """Takes over the layers that have got adapters since the last time.
+
+        Raises:
+            EngineError: Embeddings have one, whose rows are looked up and not multiplied.
+        """
         from peft.tuners.lora import LoraLayer
 
-        for layer in self.model.module.modules():  # PEFT's layers are modules and `LoraLayer`s
+        for path, layer in self.model.module.named_modules():  # PEFT's layers are modules and `LoraLayer`s
+            if isinstance(layer, LoraLayer) and layer.lora_embedding_A:
+                fix = "remove it from finetuning.policy.lora.target_modules"
+                raise EngineError(f"cannot sample several adapters in one batch: {path} has one; {fix}")
             if isinstance(layer, nn.Module) and isinstance(layer, LoraLayer) and id(layer) not in self._hooked:
                 self._hooked.add(id(layer))
                 layer.register_forward_pre_hook(self._skip_adapters, with_kwargs=True)

@@ -18,6 +18,8 @@ CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG = "config.json", "generation_config.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files that mark a folder as an adapter, in PEFT's layout."""
 INDEX = "model.safetensors.index.json"
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of `init_lora_weights` with which PEFT takes the first adapter out of the base model's weights."""
 SMALL_FILES = (CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, INDEX)
 """What `check_files` reads of a model."""
 ATTENTION = ("eager", "sdpa", "flex_attention")
@@ -155,6 +157,7 @@ def _check_adapter(folder: Path, path: str, *, is_complete: bool) -> list[Proble
     if (kind := settings.get("peft_type", "LORA")) != "LORA":
         message = f"{folder / ADAPTER_CONFIG} describes an adapter of the kind {json.dumps(kind)[:40]}"
         problems.append(Problem(path, message, "use a LoRA adapter (peft_type LORA)"))
+    problems += [Problem(path, f"{folder / ADAPTER_CONFIG} {what}", fix) for what, fix in _find_lost_settings(settings)]
     # megatron_config makes PEFT import a module by name, corda_config and lora_ga_config make it unpickle a file
     named = [key for key, value in settings.items() if key.endswith("_config") and value]
     if named:
@@ -168,6 +171,27 @@ def _check_adapter(folder: Path, path: str, *, is_complete: bool) -> list[Proble
             Problem(path, message, "save the adapter with PEFT's save_pretrained, which writes safetensors")
         )
     return [*problems, *_check_base(folder, path)]
+
+
+def _find_lost_settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields what of a LoRA adapter would be lost in loading it, so that it were another one, and the fix."""
+    if settings.get("use_dora"):
+        yield (
+            "sets use_dora (DoRA), whose magnitudes are not loaded",
+            "merge it into its base with PEFT (merge_and_unload) and name the merged model, or train it without "
+            "use_dora",
+        )
+    if settings.get("alora_invocation_tokens"):
+        yield (
+            "sets alora_invocation_tokens (aLoRA), after which alone the adapter would have to work",
+            "use an adapter that was trained without alora_invocation_tokens",
+        )
+    init = settings.get("init_lora_weights")
+    if isinstance(init, str) and init.partition("_niter_")[0] in CHANGES_BASE:
+        yield (
+            f"sets init_lora_weights to {init}, with which loading it changes the weights of its base model",
+            "convert it to plain LoRA with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)",
+        )
 
 
 def _check_base(folder: Path, path: str) -> list[Problem]:

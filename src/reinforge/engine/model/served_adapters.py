@@ -9,11 +9,13 @@ from safetensors import safe_open
 
 from reinforge.engine import checkpoint
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
+from reinforge.engine.model.model_files import ADAPTER_CONFIG, CHANGES_BASE, read_json
 from reinforge.errors import EngineError, boundary
 
-_PLAIN = {"modules_to_save": None, "use_dora": False, "target_parameters": None, "alora_invocation_tokens": None}
-"""Settings with which an adapter adds s B A x to linear layers and does nothing else."""
+_SPECIAL = (
+    "modules_to_save", "use_dora", "target_parameters", "alora_invocation_tokens", "layer_replication"
+)  # fmt: skip
+"""Settings without which an adapter adds s B A x to linear layers and does nothing else."""
 
 
 def find_special_setting(folder: Path) -> str | None:
@@ -26,7 +28,10 @@ def find_special_setting(folder: Path) -> str | None:
         return f"peft_type is {settings.get('peft_type')}"
     if settings.get("bias", "none") != "none":
         return f"bias is {settings['bias']}"
-    return next((f"{name} is {settings[name]}" for name in _PLAIN if settings.get(name)), None)
+    init = settings.get("init_lora_weights")
+    if isinstance(init, str) and init.partition("_niter_")[0] in CHANGES_BASE:
+        return f"init_lora_weights is {init}"
+    return next((f"{name} is {settings[name]}" for name in _SPECIAL if settings.get(name)), None)
 
 
 def find_outer_layer(model: CausalModel, folder: Path) -> str | None:
@@ -44,12 +49,15 @@ def find_outer_layer(model: CausalModel, folder: Path) -> str | None:
 def _find_obstacle(model: CausalModel) -> str | None:
     """Returns what keeps the adapters that a model has from sharing a batch; None: nothing does."""
     from peft.tuners.lora import LoraLayer
-    from peft.utils import ModulesToSaveWrapper
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
+    for name, settings in model.module.peft_config.items():
+        if settings.bias != "none":
+            return f"biases belong to {name} (bias is {settings.bias})"
     outer = (model.head, model.module.get_input_embeddings())
     for path, layer in model.module.named_modules():
-        if isinstance(layer, ModulesToSaveWrapper):
-            return f"{path} is trained in full"
+        if isinstance(layer, AuxiliaryTrainingWrapper):
+            return f"{path} is trained in full, or for some tokens,"
         if isinstance(layer, LoraLayer) and layer in outer:
             return f"{path} has an adapter"
         if isinstance(layer, LoraLayer) and (layer.lora_variant or any(layer.lora_bias.values())):

@@ -153,9 +153,12 @@ class ReplySampler:
         with self._condition:
             if self._closing:
                 raise EngineError("the engine is closed")
-            self._waiting.extend(requests)
+            known = [request for request in requests if request.adapter in self.versions]
+            self._waiting.extend(known)
             self._load = load
             self._condition.notify_all()
+        if len(known) < len(requests):  # they were on their way when it was removed
+            self._fail_removed([request for request in requests if request not in known])
 
     def pause(self, adapter: str = DEFAULT_ADAPTER, change: Callable[[], None] | None = None) -> None:
         """Stops admitting requests of an adapter, which wait, and returns when none of its replies is in flight.
@@ -193,10 +196,13 @@ class ReplySampler:
             self._paused.discard(name)
             failed = [request for request in self._waiting if request.adapter == name]
             self._waiting = deque(request for request in self._waiting if request.adapter != name)
-        for request in failed:
-            request.error = EngineError(f"the adapter {name} was removed")
         if failed:
-            self._deliver(failed)
+            self._fail_removed(failed)
+
+    def _fail_removed(self, requests: list[SampleRequest]) -> None:
+        for request in requests:
+            request.error = EngineError(f"the adapter {request.adapter} was removed")
+        self._deliver(requests)
 
     def has_waiting(self, adapter: str) -> bool:
         """Returns True if requests of an adapter wait."""

@@ -7,6 +7,8 @@ are recorded in the same way.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -35,7 +37,7 @@ class AsyncCompletions:
         caller: Makes the calls.
     """
 
-    __slots__ = ("__dict__", "_caller")
+    __slots__ = ("__dict__", "__weakref__", "_caller")
 
     def __init__(self, caller: ChatCaller):
         self._caller = caller
@@ -82,6 +84,13 @@ class AsyncCompletions:
         raise build_missing(self, "llm.chat.completions", name, ("create", "parse"))
 
 
+# whoever asks is told that it is awaited: `unittest.mock.patch.object` and libraries that wrap it
+if sys.version_info >= (3, 12):
+    inspect.markcoroutinefunction(AsyncCompletions.create)
+else:
+    AsyncCompletions.create._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+
+
 class BlockingCompletions:
     """`llm.chat.completions` of a plain workflow, whose calls block the thread.
 
@@ -112,7 +121,7 @@ class BlockingCompletions:
 class ChatNamespace:
     """`llm.chat`."""
 
-    __slots__ = ("completions",)
+    __slots__ = ("__weakref__", "completions")
 
     def __init__(self, completions: AsyncCompletions | BlockingCompletions):
         self.completions = completions

@@ -94,7 +94,7 @@ class LocalLLM:
             EngineError: A sample does not fit the context, or has a token that the model does not have.
         """
         engine = await self._load_engine()
-        limit, size = engine.policy.max_model_len, engine.model.module.get_input_embeddings().num_embeddings
+        limit, size = engine.policy.max_model_len, engine.model.vocab_size
         for sample in samples:
             if len(sample) > limit:
                 message = f"an episode has {len(sample)} tokens, but the context of {self.model_name} has {limit}"

@@ -23,10 +23,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 from aiohttp import web
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.files import make_private_folder
+from reinforge.errors import StorageError
+from reinforge.files import make_private_folder, remove_leftovers
 from reinforge.server.api_error import ApiError
 from reinforge.server.art.earlier_steps import EarlierSteps, ModelStep
 from reinforge.server.art.model import ARTJob, ARTModel
@@ -38,6 +40,7 @@ from reinforge.server.art.wire import (
     describe_events,
     read_name,
     read_object,
+    read_steps,
     read_trainer_args,
 )
 from reinforge.server.base_models import BaseModels
@@ -77,6 +80,8 @@ class ARTApi:
         self._replies, self._earlier = SampledReplies(), EarlierSteps(device)
         self._trained: dict[str, ARTModel] = {}
         self._jobs: dict[str, ARTJob] = {}
+        self._deleting: set[str] = set()
+        self._lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"), mode=0o600)
         self._creating = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
@@ -99,8 +104,17 @@ class ARTApi:
         ]
 
     async def start(self) -> None:
-        """Finds the models of earlier processes, and goes on with their jobs."""
+        """Finds the models of earlier processes, and goes on with their jobs.
+
+        Raises:
+            StorageError: The folder cannot be used, or another server owns it.
+        """
         make_private_folder(self._folder)
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise StorageError(f"another server works on {self._folder}; stop it, or use another folder") from None
+        await asyncio.to_thread(remove_leftovers, self._folder)
         self._models.watch(self._record)
         for record, folder in self._list_records():
             if (obstacle := self._find_obstacle(record)) is None:
@@ -109,8 +123,8 @@ class ARTApi:
                 logger.warning("the model %s of %s is not loaded: %s", record.name, record.project, obstacle)
 
     def _list_records(self) -> list[tuple[ModelRecord, ModelFolder]]:
-        """Returns the models on disk, the oldest first."""
-        folders = [ModelFolder(path) for path in self._folder.iterdir()]
+        """Returns the models on disk, the oldest first, without those that are being deleted."""
+        folders = [ModelFolder(path) for path in self._folder.iterdir() if path.name not in self._deleting]
         found = [(record, folder) for folder in folders if (record := folder.read()) is not None]
         return sorted(found, key=lambda each: (each[0].created_s, each[0].id))
 
@@ -135,6 +149,7 @@ class ARTApi:
         await self._earlier.close()
         for model in self._trained.values():
             await model.close()
+        self._lock.release()
 
     # The training service, protocol 2.
 
@@ -149,17 +164,25 @@ class ARTApi:
         """Removes a model with all its steps; its jobs are stopped, and its calls end first."""
         model = self._get_model(request)
         del self._trained[model.record.id]
+        self._deleting.add(model.record.id)
+        try:
+            await self._delete(model)
+        finally:
+            self._deleting.discard(model.record.id)
+        return web.Response(status=204)
+
+    async def _delete(self, model: ARTModel) -> None:
         await model.stop()  # before its steps are listed, since a job makes one more
         for job in [job for job in self._jobs.values() if job.model_id == model.record.id]:
             del self._jobs[job.id]
             if job.result is None:
                 job.end(JobResult(None, f"the model {model.record.name} was deleted", {}, job.num_sequences))
         steps = [name for step in model.list_steps() for name in _name_step(model.record, step)]
-        for name in [name for name in (model.record.artifact, model.record.name, *steps) if name in self._models]:
-            await self._models.remove(name)
+        for name in (model.record.artifact, model.record.name, *steps):
+            if name in self._models:
+                await self._models.remove(name)
         await model.close()
         model.folder.remove()
-        return web.Response(status=204)
 
     async def list_checkpoints(self, request: web.Request) -> web.Response:
         """Lists the steps of a model; `order` is asc or desc, `after` the id of a checkpoint."""
@@ -172,10 +195,7 @@ class ARTApi:
 
     async def delete_checkpoints(self, request: web.Request) -> web.Response:
         """Deletes steps; the newest one and the base model stay."""
-        model, body = self._get_model(request), await read_json(request)
-        wanted = body.get("steps")
-        if not isinstance(wanted, list) or not all(isinstance(each, int) for each in wanted):
-            raise ApiError(422, "steps: expected a list of whole numbers", param="steps")
+        model, wanted = self._get_model(request), read_steps(await read_json(request), "steps")
         known = sorted({step for step in wanted if step in model.list_earlier()})
         for step in known:
             await self._remove_step(model, step)
@@ -227,9 +247,7 @@ class ARTApi:
     async def keep_steps(self, request: web.Request) -> web.Response:
         """Deletes all steps but those named, the newest and the base model."""
         body = await read_json(request)
-        model, kept = await self._find_described(body.get("model")), body.get("steps_to_keep")
-        if not isinstance(kept, list):
-            raise ApiError(422, "steps_to_keep: expected a list of whole numbers", param="steps_to_keep")
+        model, kept = await self._find_described(body.get("model")), read_steps(body, "steps_to_keep")
         for step in model.list_earlier():
             if step not in kept:
                 await self._remove_step(model, step)
@@ -288,6 +306,7 @@ class ARTApi:
                 raise
 
     async def _add(self, record: ModelRecord, folder: ModelFolder) -> ARTModel:
+        await asyncio.to_thread(remove_leftovers, folder.path / "checkpoints")  # of a server that was killed
         policy = self._bases.find(record.base_model)
         model = ARTModel(record, folder, policy, self._device, self._replies, self._serve_step)
         served = await model.load()

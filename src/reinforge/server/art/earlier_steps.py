@@ -159,6 +159,7 @@ class EarlierSteps:
     def __init__(self, device: str):
         self._device = device
         self._loaded: OrderedDict[ModelStep, LoadedStep] = OrderedDict()
+        self._freeing: set[asyncio.Task[None]] = set()
         self._making_room = asyncio.Lock()
         self._has_idle = asyncio.Event()
 
@@ -181,7 +182,7 @@ class EarlierSteps:
 
     async def _make_room(self, step: ModelStep) -> None:
         """Frees the step that was used longest ago, if another one must be loaded."""
-        while step not in self._loaded and len(self._loaded) >= MAX_LOADED:
+        while step not in self._loaded and len(self._loaded) + len(self._freeing) >= MAX_LOADED:
             idle = next((each for each, loaded in self._loaded.items() if not loaded.num_in_flight), None)
             if idle is None:
                 self._has_idle.clear()
@@ -213,12 +214,19 @@ class EarlierSteps:
         return engine
 
     async def remove(self, step: ModelStep) -> None:
-        """Frees a step before its checkpoint is deleted."""
+        """Frees a step before its checkpoint is deleted; it is freed even if the caller is cancelled meanwhile."""
         if (loaded := self._loaded.pop(step, None)) is not None:
-            self._has_idle.set()
-            await loaded.free()
+            freeing = asyncio.create_task(loaded.free())
+            self._freeing.add(freeing)
+            freeing.add_done_callback(self._forget)
+            await asyncio.shield(freeing)
+
+    def _forget(self, freeing: asyncio.Task[None]) -> None:
+        self._freeing.discard(freeing)
+        self._has_idle.set()
 
     async def close(self) -> None:
         """Frees all steps."""
         for step in list(self._loaded):
             await self.remove(step)
+        await asyncio.gather(*self._freeing)

@@ -48,6 +48,18 @@ def read_object(body: Mapping[str, Any], field: str) -> dict[str, Any]:
     return value
 
 
+def read_steps(body: Mapping[str, Any], field: str) -> list[int]:
+    """Returns the steps that the body names.
+
+    Raises:
+        ApiError: They are no list of whole numbers; what they would delete or keep is unknown.
+    """
+    value = body.get(field)
+    if not isinstance(value, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+        raise ApiError(422, f"{field}: expected a list of whole numbers", param=field)
+    return value
+
+
 def read_trainer_args(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the user of the NeMo Agent Toolkit set as `training`.
 
@@ -67,7 +79,7 @@ def build_page(request: web.Request, rows: list[dict[str, Any]]) -> dict[str, An
     """
     ids = [row["id"] for row in rows]
     after, limit = request.query.get("after"), request.query.get("limit", str(PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit) <= 10_000:
+    if not re.fullmatch(r"\d{1,5}", limit) or not 1 <= int(limit) <= 10_000:
         raise ApiError(422, f"limit: expected a number from 1 to 10000, found {limit[:20]!r}", param="limit")
     first = ids.index(after) + 1 if after in ids else 0
     page = rows[first : first + int(limit)]
