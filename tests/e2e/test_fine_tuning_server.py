@@ -28,6 +28,7 @@ def start(tmp_path, tiny_model_dir):
     return make
 
 
+@pytest.mark.slow
 def test_the_trainer_adapter_for_hosted_services_trains_here_with_nothing_changed(project, start, monkeypatch):
     """The adapter that trains at OpenAI: its files, jobs, polls, cancellations and chats all go to this server."""
     monkeypatch.setenv("STANDIN_KEY", ThreadedServer.key)

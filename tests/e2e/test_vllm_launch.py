@@ -125,7 +125,11 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    "kept", [pytest.param(True, id="supervised"), pytest.param(False, id="mutation", marks=pytest.mark.fault)]
+    "kept",
+    [
+        pytest.param(True, id="supervised", marks=pytest.mark.slow),
+        pytest.param(False, id="mutation", marks=pytest.mark.fault),
+    ],
 )
 def test_a_launched_server_ends_when_the_run_is_killed(python, tiny_model_dir, tmp_path, kept):
     """The mutation: a process that watches nothing, as if vLLM had been started directly."""

@@ -29,7 +29,7 @@ SITES = (
     "ckpt.after_tensor",
     "ckpt.after_manifest",
 )
-QUICK = {"record_job:after", "publish:before"}
+QUICK = {"publish:before"}
 
 
 @pytest.fixture(scope="module")

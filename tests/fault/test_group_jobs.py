@@ -141,6 +141,7 @@ def test_without_names_by_content_a_job_is_created_twice(tmp_path, tiny_model_di
     assert len(openai_service.jobs) == 2
 
 
+@pytest.mark.fault
 def test_without_checking_its_folder_a_job_is_trained_twice(tmp_path, tiny_model_dir, openai_service):
     """Mutation check: the next process does not check whether the model exists."""
     backend = Embedded(tmp_path / "groups", tiny_model_dir, openai_service)

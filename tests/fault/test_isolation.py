@@ -20,6 +20,7 @@ def isolate(toy):
     return toy
 
 
+@pytest.mark.fault
 def test_a_run_is_the_same_bit_for_bit(make_toy, whole):
     toy = isolate(make_toy())
     child = toy.start()

@@ -26,8 +26,8 @@ PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file
 """Rows of a file are no episodes that could be exported."""
 
 
-LONG = ("lora", "two adapters", "sft", "dpo of a file")
-"""The long run's: adapters are killed there at every place, and one method of a file is enough for the quick one."""
+LONG = ("lora", "two adapters", "sft", "dpo of a file", "ppo")
+"""The long run's: adapters and the critic are killed there at every place, and one method of a file is enough here."""
 QUICK = [pytest.param(method, marks=pytest.mark.fault if method in LONG else ()) for method in METHODS]
 
 

@@ -75,6 +75,7 @@ def test_kills_at_random_times_train_nothing_twice(make_toy, finished):
         assert_sound(toy, finished(AHEAD))
 
 
+@pytest.mark.fault
 def test_episodes_that_are_counted_before_their_turn_make_a_difference(make_toy, finished):
     """Mutation check: the snapshot of an earlier epoch counts them, and the run that resumes from it once more."""
     assert any(miscounts(make_toy(AHEAD), f"publish.mid:{number}", finished(AHEAD)) for number in (3, 2, 1))

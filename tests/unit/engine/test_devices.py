@@ -25,6 +25,7 @@ def run_on_strict_device(*tests):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
+@pytest.mark.slow
 def test_sampler_and_learner_run_on_a_device_that_refuses_tensors_of_the_cpu():
     """See `tests/strict_device.py`; in a process of its own, since torch cannot forget a device."""
     run_on_strict_device("tests/strict_cases.py")

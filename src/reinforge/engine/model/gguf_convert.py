@@ -28,6 +28,7 @@ from reinforge.engine.model.gguf_families import (
 )
 from reinforge.engine.model.gguf_header import GGUFError, GGUFHeader, GGUFTensor
 from reinforge.engine.model.gguf_tokenizer import find_ends, write_tokenizer
+from reinforge.engine.model.making import MAKING
 from reinforge.engine.model.model_files import CONFIG, GENERATION_CONFIG, INDEX
 
 SHARD_BYTES = 2 << 30
@@ -70,7 +71,7 @@ def match_tensors(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, st
         GGUFError: A tensor is missing, has another shape, or has no place in the model.
     """
     settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
-    with torch.device("meta"):
+    with MAKING, torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     targets = {name: name_tensor(name) for name in header.tensors if name != ROPE_FACTORS}

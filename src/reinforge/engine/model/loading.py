@@ -20,6 +20,7 @@ from reinforge.engine.model.attention import use_grouped_attention
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.fused_layers import use_fused_layers
 from reinforge.engine.model.hub import check_model_source, check_tokenizer_source, check_trainable, find_adapter_base
+from reinforge.engine.model.making import MAKING
 from reinforge.engine.model.missing_kernels import import_bitsandbytes
 from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA
 from reinforge.engine.model.quantization import quantize_linear_layers
@@ -94,20 +95,23 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
         config = AutoConfig.from_pretrained(
             model.location, trust_remote_code=False, local_files_only=is_local, **_revision_argument(model.revision)
         )
-        module, loaded = find_auto_class(config).from_pretrained(
-            model.location,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=is_local,
-            adapter_kwargs={"local_files_only": is_local},  # else it looks for adapters at the hub
-            output_loading_info=True,
-            **_revision_argument(model.revision),
-        )
+        with MAKING:
+            module, loaded = find_auto_class(config).from_pretrained(
+                model.location,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=is_local,
+                adapter_kwargs={"local_files_only": is_local},  # else it looks for adapters at the hub
+                output_loading_info=True,
+                **_revision_argument(model.revision),
+            )
         _refuse_missing_weights(model.name, loaded["missing_keys"])
         if base is not None:
             settings = {"local_files_only": is_local, **_revision_argument(own.revision)}
-            _refuse_lost_weights(own.name, module.load_adapter(own.location, adapter_kwargs=settings))
+            with MAKING:
+                found = module.load_adapter(own.location, adapter_kwargs=settings)
+            _refuse_lost_weights(own.name, found)
         return module
 
 
@@ -224,7 +228,7 @@ def check_modules_to_save(module: Any, names: Sequence[str]) -> None:
 def init_random_module(source: str | Path, dtype: torch.dtype, seed: int, revision: str | None = None) -> nn.Module:
     """Returns a module with the configuration of `source` and random weights from the seed, equal on every device."""
     what = f"cannot initialize a model from the configuration of {source}"
-    with _translate_load_errors(source, what), torch.random.fork_rng(devices=[]):
+    with _translate_load_errors(source, what), MAKING, torch.random.fork_rng(devices=[]):
         own = open_source(find_source(str(source), MODEL, revision), MODEL)
         is_local = check_model_source(own.location, MODEL, weights=False, revision=own.revision)
         config = AutoConfig.from_pretrained(
