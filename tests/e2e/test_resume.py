@@ -41,6 +41,7 @@ def held(project):
     return {str(path): path.read_bytes() for path in files if "run.sqlite" not in path.name}
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_by_name_and_says_from_where(project):
     project.set("finetuning.num_epochs", 3)
     killed_at(project, "batch.sealed:2")

@@ -177,6 +177,7 @@ for revision in [None, "v2", "{old}", "absent"]:
 """
 
 
+@pytest.mark.slow
 def test_model_and_tokenizer_come_from_the_revision(tiny_model_dir, tmp_path):
     """A cache in the hub's layout, with two commits of one model, and no network."""
     from safetensors.torch import load_file, save_file

@@ -187,6 +187,7 @@ async def test_without_a_process_of_its_own_an_agent_that_ends_its_process_does_
         await asyncio.wait({work})
 
 
+@pytest.mark.slow
 async def test_a_blocked_process_is_replaced_and_only_the_culprit_times_out(folder, monkeypatch):
     monkeypatch.setattr(isolated_agent, "REPLY_S", 0.2)
     monkeypatch.setattr(isolated_agent, "GRACE_S", 0.2)
