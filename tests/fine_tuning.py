@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from reinforge.server.fine_tuning.request import read_job
 from reinforge.server.limits import ServerLimits
 from reinforge.server.loading import LoadSettings, ModelLoader
 from reinforge.server.models import ServedModels
+from tests.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -218,12 +218,10 @@ class ThreadedServer:
     key = "sk-any"
 
     def __init__(self, make: Callable[[], FineTuningServer]):
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._make = make
+        self._thread, self._make = LoopThread(), make
 
     def __enter__(self) -> ThreadedServer:
-        self._thread.start()
+        self._thread.__enter__()
 
         async def start() -> FineTuningServer:
             return await self._make().__aenter__()
@@ -234,13 +232,11 @@ class ThreadedServer:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns the result of a coroutine in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
+        return self._thread.call(work)
 
     def __exit__(self, *exc_info: Any) -> None:
         self.call(self.server.__aexit__())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._thread.__exit__(*exc_info)
 
 
 def to_jsonl(rows: list[Any]) -> bytes:

@@ -1,7 +1,5 @@
 """A server of sessions in a thread of its own, and projects that train there."""
 
-import asyncio
-import threading
 from contextlib import contextmanager
 
 from reinforge.config.policy import PolicyConfig
@@ -9,6 +7,7 @@ from reinforge.server.app import ServeApp
 from reinforge.server.base_models import BaseModels
 from reinforge.server.models import ServedModels
 from reinforge.server.sessions.api import SessionLimits, SessionsApi
+from tests.loop_thread import LoopThread
 
 NAME = "tiny/base"
 
@@ -19,23 +18,13 @@ def serve_sessions(model, folder, **limits):
     api = SessionsApi(
         BaseModels({NAME: PolicyConfig(model=str(model))}), folder, device="cpu", limits=SessionLimits(**limits)
     )
-    app, started = ServeApp(ServedModels(), [api]), threading.Event()
-    loop, done = asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve():
-        async with app:
-            started.set()
-            await done.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert started.wait(60)
-    try:
-        yield app
-    finally:
-        loop.call_soon_threadsafe(done.set)
-        thread.join(60)
-        loop.close()
+    app = ServeApp(ServedModels(), [api])
+    with LoopThread() as thread:
+        thread.call(app.__aenter__())
+        try:
+            yield app
+        finally:
+            thread.call(app.__aexit__(None, None, None))
 
 
 def use_http_adapter(project, app, **settings):

@@ -1,8 +1,6 @@
 """`trainer_adapters._type: openpipe_art_trainer_adapter` trains on `reinforge serve`, with nothing changed."""
 
-import asyncio
 import json
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +11,7 @@ from reinforge.server.art.api import ARTApi
 from reinforge.server.base_models import BaseModels
 from reinforge.server.models import ServedModels
 from tests.art import use_art_adapter
+from tests.loop_thread import LoopThread
 
 
 @pytest.fixture
@@ -21,26 +20,16 @@ def server(tiny_model_dir, tmp_path):
     policy = PolicyConfig(
         model=str(tiny_model_dir), lora=LoRAConfig(r=4), batch=BatchConfig(batch_size=16, num_iterations=2)
     )
-    models, started = ServedModels(), threading.Event()
+    models = ServedModels()
     api = ARTApi(models, BaseModels({"tiny/base": policy}), tmp_path / "trained", device="cpu")
     app = ServeApp(models, [api])
-    loop, done = asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve():
-        async with app:
-            started.set()
-            await done.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert started.wait(60)
-    try:
-        base_url = f"{app.address}/v1"
-        yield SimpleNamespace(ip="127.0.0.1", port=app.port, base_url=base_url, key="any", folder=tmp_path / "trained")
-    finally:
-        loop.call_soon_threadsafe(done.set)
-        thread.join(60)
-        loop.close()
+    with LoopThread() as thread:
+        thread.call(app.__aenter__())
+        try:
+            url, folder = f"{app.address}/v1", tmp_path / "trained"
+            yield SimpleNamespace(ip="127.0.0.1", port=app.port, base_url=url, key="any", folder=folder)
+        finally:
+            thread.call(app.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])

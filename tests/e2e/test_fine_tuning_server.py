@@ -1,6 +1,7 @@
 """The fine-tuning API trains for real: through the trainer adapter for hosted services, and the official client."""
 
 import json
+import time
 
 import openai
 import pytest
@@ -144,16 +145,16 @@ def test_the_whole_flow_with_jobs_in_processes_of_their_own(start, tmp_path):
         jobs = client.fine_tuning.jobs
         long = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 400, "batch_size": 4}}}
         doomed = jobs.create(model=BASE, training_file=file.id, method=long)
-        short = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 12, "batch_size": 4}}}
-        paused = jobs.create(model=BASE, training_file=file.id, method=short, suffix="kept", seed=5)
 
         def has_step(job_id):
             return any(each.message.startswith("Step") for each in jobs.list_events(job_id))
 
-        import time
-
         while not has_step(doomed.id):
             time.sleep(0.1)
+        short = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 12, "batch_size": 4}}}
+        paused = jobs.create(model=BASE, training_file=file.id, method=short, suffix="kept", seed=5)
+        while jobs.retrieve(paused.id).status == "validating_files":
+            time.sleep(0.05)
         assert jobs.retrieve(paused.id).status == "queued", "one job at a time"
         assert jobs.cancel(doomed.id).status == "cancelled"
         while not has_step(paused.id):

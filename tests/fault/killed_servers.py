@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -104,6 +105,32 @@ class KilledServers:
         yield
         follower.join(30)
         assert not follower.is_alive(), f"the server has not died at {site}"
+
+    @contextlib.contextmanager
+    def killed_at_random(self, num_kills: int, longest_s: float) -> Iterator[threading.Event]:
+        """Kills the server again and again during the block, each time up to `longest_s` seconds after its start.
+
+        Yields:
+            Set after the last kill.
+        """
+        rng, over, given_up = random.Random(7), threading.Event(), threading.Event()
+
+        def kill_again_and_again() -> None:
+            while self.num_kills < num_kills and not given_up.is_set():
+                self.wait_ready()
+                time.sleep(rng.uniform(0, longest_s))
+                self.kill()
+                self.start()
+            over.set()
+
+        killer = threading.Thread(target=kill_again_and_again)
+        killer.start()
+        try:
+            yield over
+        finally:
+            given_up.set()
+            killer.join()
+        assert self.num_kills >= num_kills
 
     def client(self) -> QuickClient:
         """Returns the official client, which sends a request again until it is answered."""

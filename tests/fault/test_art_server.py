@@ -7,8 +7,6 @@ creates the model, records the job, trains, saves, publishes and answers, and st
 import itertools
 import json
 import os
-import random
-import threading
 import time
 
 import httpx
@@ -153,7 +151,6 @@ def test_a_training_call_of_protocol_1_whose_server_dies_ends_by_its_step(server
 @pytest.mark.parametrize("num_kills", [NUM_KILLS])
 def test_kills_at_random_times_over_submit_train_and_publish(servers, num_kills):
     """A server lives for its start and a random part of one and a half undisturbed jobs, then it is killed."""
-    rng, over, given_up = random.Random(7), threading.Event(), threading.Event()
     servers.start()
     with servers.client() as client:
         trainer = Trainer(client)
@@ -161,24 +158,9 @@ def test_kills_at_random_times_over_submit_train_and_publish(servers, num_kills)
         began = time.monotonic()
         trainer.train()
         job_s = time.monotonic() - began
-
-        def kill_again_and_again():
-            while servers.num_kills < num_kills and not given_up.is_set():
-                servers.wait_ready()
-                time.sleep(rng.uniform(0, 1.5 * job_s))
-                servers.kill()
-                servers.start()
-            over.set()
-
-        killer = threading.Thread(target=kill_again_and_again)
-        killer.start()
-        try:
+        with servers.killed_at_random(num_kills, 1.5 * job_s) as over:
             for _ in itertools.count():
                 trainer.train()
                 if over.is_set():
                     break
-        finally:
-            given_up.set()
-            killer.join()
-        assert servers.num_kills >= num_kills
         assert_once(servers, trainer)

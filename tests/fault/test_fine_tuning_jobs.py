@@ -7,11 +7,9 @@ the job, validates, trains and publishes, and started again at the same address.
 import contextlib
 import itertools
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -145,31 +143,16 @@ def test_a_run_that_does_not_stop_when_the_server_is_gone_leaves_no_process():
 )
 def test_kills_at_random_times_over_submit_train_and_publish(servers, num_kills):
     """A server lives for a random part of one and a half undisturbed jobs, then it is killed."""
-    rng, jobs, over, given_up = random.Random(7), [], threading.Event(), threading.Event()
+    jobs = []
     servers.start()
     with servers.client() as client:
         began = time.monotonic()
         jobs.append(train(client, 0))
         job_s = time.monotonic() - began
-
-        def kill_again_and_again():
-            while servers.num_kills < num_kills and not given_up.is_set():
-                servers.wait_ready()
-                time.sleep(rng.uniform(0, 1.5 * job_s))
-                servers.kill()
-                servers.start()
-            over.set()
-
-        killer = threading.Thread(target=kill_again_and_again)
-        killer.start()
-        try:
+        with servers.killed_at_random(num_kills, 1.5 * job_s) as over:
             for number in itertools.count(1):
                 jobs.append(train(client, number))
                 if over.is_set():
                     break
-        finally:
-            given_up.set()
-            killer.join()
-    assert servers.num_kills >= num_kills
     assert [job.error for job in jobs if job.status != "succeeded"] == []
     assert_once(servers, jobs)

@@ -178,12 +178,12 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
                 key = "tml-local" if token is None else f"$(cat {options['token_file']})"
                 say("Point Tinker's clients at it:")
                 say_as_is(f"  export TINKER_BASE_URL={app.address} TINKER_API_KEY={key}")
-            await _wait_until_stopped()
+            await _wait_until_stopped(keeps_jobs=options["fine_tuning"] or options["art"])
     finally:
         await loader.close()
 
 
-async def _wait_until_stopped() -> None:
+async def _wait_until_stopped(*, keeps_jobs: bool) -> None:
     """Returns once SIGTERM comes; Ctrl-C cancels this task. A second signal ends the process at once."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.suppress(NotImplementedError):  # Windows: the process ends at once
@@ -191,7 +191,7 @@ async def _wait_until_stopped() -> None:
     try:
         await stopped.wait()
     finally:
-        say("Stopping. Jobs are kept, and resume when the server starts again.")
+        say("Stopping." + (" Jobs are kept, and resume when the server starts again." if keeps_jobs else ""))
         with contextlib.suppress(NotImplementedError):
             loop.remove_signal_handler(signal.SIGTERM)
 

@@ -275,7 +275,7 @@ class AsyncLLM:
         call = self._capture.begin_call(self.model, self._build_request(messages, arguments))
         del messages, arguments  # the request has copies, and the wait may be long
         try:
-            if n == 1:
+            if n == 1:  # without the frame of `sample_choices`: ten thousand episodes may wait here
                 replies = [await self.model.sample(self._continue(call.request))]
             else:
                 replies = await sample_choices(self.model, self._continue(call.request), n)

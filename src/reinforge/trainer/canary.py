@@ -24,6 +24,12 @@ from reinforge.types.trajectory import EpisodeItem, TrajectoryGroup
 NOISE_FACTOR = 10.0
 """Sampler and learner may differ by the policy's tolerance, or by this many times the noise of scoring twice."""
 
+MAX_OUTLIER = 1e-2
+OUTLIER_SHARE = 1 / 8
+"""This share of the tokens may differ by `MAX_OUTLIER` nats: other weights change nearly every token. Where attention
+hangs between two keys with large scores, though, float32 may round one token differently: with a learning rate of 30
+times the default, 7e-5 nats were seen in one of 15,000 replies, of which 99 % agreed to 1e-6."""
+
 NUM_CANARY_PROMPTS = 4
 CANARY_CHARACTERS = 2000
 """Maximum number of characters of all prompts together, so that the check takes a small share of a job."""
@@ -115,7 +121,7 @@ async def _compare(
     ]
     d_N = np.concatenate(differences, dtype=np.float64) if differences else np.zeros(0)
     largest = float(np.abs(d_N).max(initial=0.0))
-    if largest <= policy.tolerance:
+    if largest <= policy.tolerance or _are_outliers(np.abs(d_N), policy.tolerance):
         return d_N
     again = await policy.score(sequences[:1])
     noise = max((float(np.max(np.abs(a - b))) for a, b in zip(once, again, strict=False)), default=0.0)
@@ -126,6 +132,12 @@ async def _compare(
             f"{largest:.2e} nats between sampler and learner (noise floor {noise:.1e})"
         )
     return d_N
+
+
+def _are_outliers(distances_N: NDArray[np.float64], tolerance: float) -> bool:
+    """Returns True if few of the tokens differ by more than the tolerance, and none by more than `MAX_OUTLIER`."""
+    num_beyond = np.count_nonzero(~(distances_N <= tolerance))
+    return bool(distances_N.max() <= MAX_OUTLIER and num_beyond <= OUTLIER_SHARE * len(distances_N))
 
 
 def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:

@@ -49,6 +49,35 @@ async def test_an_adapter_that_serves_other_weights_is_named():
         await probe(together, 0, {}, None)
 
 
+class Rounded(ScriptedPolicy):
+    """The learner says something else of the last token of the first `num_off` replies."""
+
+    def __init__(self, num_off, off):
+        super().__init__()
+        self.num_off, self.off, self.tolerance = num_off, off, 1e-4
+
+    async def score(self, token_ids):
+        scored = await super().score(token_ids)
+        for row in scored[: self.num_off]:
+            row[-1] += np.float32(self.off)
+        return scored
+
+
+@pytest.mark.parametrize(
+    ("num_off", "off", "passes"), [(1, 9e-3, True), (1, 1.1e-2, False), (2, 2e-4, False), (4, 9e-5, True)]
+)
+async def test_one_token_in_eight_may_be_rounded_otherwise(num_off, off, passes):
+    policy = Rounded(num_off, off)
+    policy.script = lambda request: "no"  # two tokens
+    prompts = {"": [asked(f"{number}") for number in range(4)]}
+    if passes:
+        report = await probe(policy, 0, prompts, None)
+        assert (report.num_tokens, report.max_difference) == (8, pytest.approx(off, abs=1e-6))
+        return
+    with pytest.raises(JobFailed, match="does not serve the trained weights"):
+        await probe(policy, 0, prompts, None)
+
+
 async def test_an_adapter_of_another_version_stops_the_run():
     policies = {"a": Served(), "b": Served()}
     together = NamedPolicies(policies)

@@ -84,7 +84,7 @@ class AsyncCompletions:
         raise build_missing(self, "llm.chat.completions", name, ("create", "parse"))
 
 
-# whoever asks is told that it is awaited: `unittest.mock.patch.object` and libraries that wrap it
+# `create` returns a coroutine: `unittest.mock.patch.object` and libraries that wrap it must treat it as `async def`
 if sys.version_info >= (3, 12):
     inspect.markcoroutinefunction(AsyncCompletions.create)
 else:

@@ -17,6 +17,7 @@ import contextvars
 import errno
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
@@ -268,7 +269,7 @@ class TimeLimit:
         self._set_timer()
 
 
-class ContainedTask(Settled[T]):
+class ContainedTask(Settled[T], ABC):
     """Other people's coroutine in a task of its own. Subclasses say what is awaited and what happens then.
 
     An episode in flight is one of these, and ten thousand may be, so that there is no second task that waits for it.
@@ -287,13 +288,13 @@ class ContainedTask(Settled[T]):
         super().__init__()
         self._limit, self.has_timed_out = limit, False
 
+    @abstractmethod
     def call(self) -> Awaitable[T]:
         """Calls other people's code; runs in the task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_end(self) -> None:
         """Called once: when the task has ended, or was abandoned."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Starts the task and its time."""

@@ -1,0 +1,31 @@
+"""An event loop in a thread of its own, in which a test's server runs while the test blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines in its loop, from its entry as a context manager on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> LoopThread:
+        self._thread.start()
+        return self
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of a coroutine in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
