@@ -26,8 +26,9 @@ PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file
 """Rows of a file are no episodes that could be exported."""
 
 
-LONG = ("lora", "two adapters", "sft", "dpo of a file", "ppo")
-"""The long run's: adapters and the critic are killed there at every place, and one method of a file is enough here."""
+LONG = ("lora", "two adapters", "sft", "dpo of a file", "ppo", "pipeline")
+"""The long run's, where adapters and the critic are killed at every place: one method of a file is enough here, and
+test_pipeline.py kills pipelines at the border of their stages."""
 QUICK = [pytest.param(method, marks=pytest.mark.fault if method in LONG else ()) for method in METHODS]
 
 
