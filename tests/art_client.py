@@ -69,6 +69,11 @@ class ARTServer:
         return [each["step"] for each in (await self.call("GET", path))["data"]]
 
 
+def get_choice(answer):
+    """Returns a reply with its tokens, and without its log-probs: their last bits depend on the rest of the batch."""
+    return {name: value for name, value in answer["choices"][0].items() if name != "logprobs"}
+
+
 def get_artifact(model):
     return f"wandb-artifact:///{model['entity']}/{model['project']}/{model['name']}"
 

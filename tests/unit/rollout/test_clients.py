@@ -435,10 +435,11 @@ async def test_function_scopes_and_marks_work_around_the_clients_calls():
 
 
 async def test_a_cancelled_call_of_another_loop_is_cancelled_in_the_run():
-    cancelled = threading.Event()
+    started, cancelled = threading.Event(), threading.Event()
 
     class Hanging(ScriptedPolicy):
         async def sample(self, request):
+            started.set()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -447,10 +448,13 @@ async def test_a_cancelled_call_of_another_loop_is_cancelled_in_the_run():
 
     def agent(item, llm, context):
         async def ask():
-            async with asyncio.timeout(0.05):
-                await context.async_openai().chat.completions.create(model="agent", messages=QUESTION)
+            asked = context.async_openai().chat.completions.create(model="agent", messages=QUESTION)
+            call = asyncio.ensure_future(asked)
+            assert await asyncio.to_thread(started.wait, 60)
+            call.cancel()
+            await call
 
-        with pytest.raises(TimeoutError):
+        with pytest.raises(asyncio.CancelledError):
             asyncio.run(ask())
         assert cancelled.wait(10)
         return "done"

@@ -211,17 +211,17 @@ async def find_survivors(agent, folder, end, **options):
 @pytest.mark.parametrize(
     ("end", "options", "outcome"),
     [
-        ("time.sleep(300)", {"timeout_s": 2.0}, Outcome.TIMEOUT),
+        ("time.sleep(300)", {"timeout_s": 4.0}, Outcome.TIMEOUT),
         ("print('done')", {}, Outcome.OK),
         pytest.param("sys.exit(1)", {}, Outcome.TOOL_ERROR, marks=pytest.mark.fault),
-        pytest.param("os.close(1); time.sleep(300)", {"timeout_s": 2.0}, Outcome.TIMEOUT, marks=pytest.mark.fault),
+        pytest.param("os.close(1); time.sleep(300)", {"timeout_s": 4.0}, Outcome.TIMEOUT, marks=pytest.mark.fault),
     ],
     ids=["timeout", "success", "failure", "closed"],
 )
 async def test_nothing_that_a_program_started_outlives_its_episode(agent, tmp_path, end, options, outcome):
     record, survivors = await find_survivors(agent, tmp_path, end, **options)
     assert (record.outcome, survivors) == (outcome, [])
-    assert record.wall_s < 10
+    assert record.wall_s < 60
 
 
 @pytest.mark.fault
@@ -229,14 +229,14 @@ async def test_without_killing_the_group_its_processes_stay(agent, tmp_path, mon
     """Mutation check: only the program itself is ended, by its transport."""
     monkeypatch.setattr(program, "kill_members", lambda group: None)
     monkeypatch.setattr(program, "end_program", lambda pid, mark, *, runs: None)
-    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=2.0)
+    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
     assert survivors == ["child", "session", "daemon"]
 
 
 async def test_without_the_mark_a_daemon_stays(agent, tmp_path, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(program, "kill_marked", lambda mark: None)
-    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=2.0)
+    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
     assert survivors == ["daemon"]
 
 
@@ -419,7 +419,7 @@ async def test_a_container_that_outlives_its_client_is_removed(tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{engine.parent}:/usr/bin:/bin")
     settings = {"_type": "command", "command": "sleep 300", "container": {"image": "repo/agent:1", "mount_cwd": False}}
     async with open_workflow(tmp_path, settings) as workflow:
-        (record,) = await run_episodes(workflow, timeout_s=1.0)
+        (record,) = await run_episodes(workflow, timeout_s=3.0)
     assert record.outcome is Outcome.TIMEOUT
     calls = [json.loads(line) for line in (engine.parent / "calls").read_text().splitlines()]
     assert [call[0] for call in calls] == ["run", "rm"]

@@ -206,13 +206,13 @@ async def cancel_oneself():
 
 
 async def test_a_long_step_of_the_loop_times_out_only_who_had_a_turn_before_it():
-    limit = TimeLimit(0.05)
+    limit = TimeLimit(0.5)
     first, second, third = Probe(limit, asyncio.Event().wait), Probe(limit, cancel_oneself), Probe(limit, answer_later)
     first.start()
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
     second.start()
     third.start()
-    time.sleep(0.1)
+    time.sleep(1.0)
     for each in (first, second, third):
         await each.ended.wait()
     with pytest.raises(TimedOut):

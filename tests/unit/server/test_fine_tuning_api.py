@@ -296,10 +296,14 @@ async def test_jobs_wait_for_each_other(server, client):
     launcher.hold.clear()
     file = await upload(client)
     jobs = [await client.fine_tuning.jobs.create(model="tiny", training_file=file.id) for _ in range(3)]
-    async with asyncio.timeout(20):
-        while not launcher.launched:
+
+    async def get_states():
+        return sorted([(await client.fine_tuning.jobs.retrieve(job.id)).status for job in jobs])
+
+    async with asyncio.timeout(60):  # which of them is validated first is open
+        while await get_states() != ["queued", "queued", "running"]:
             await asyncio.sleep(0.01)
-        while (await client.fine_tuning.jobs.retrieve(jobs[2].id)).status != "queued":
+        while not launcher.launched:
             await asyncio.sleep(0.01)
     assert len(launcher.launched) == 1
     launcher.hold.set()

@@ -62,8 +62,8 @@ async def test_sampling_stops(n, stream):
             assert b"word" in await reader.readuntil(b"word")
         await wait_for(lambda: policy.num_running == n)
         writer.close()
-        await wait_for(lambda: policy.num_stopped == n)
-        assert app.models.find("m").num_in_flight == policy.num_running == 0
+        await wait_for(lambda: policy.num_stopped == n and not app.models.find("m").num_in_flight)
+        assert policy.num_running == 0
         async with http(app) as client:
             counted = (await client.get("/metrics")).text
         assert 'reinforge_requests_total{method="POST",route="/v1/chat/completions",status="499"} 1.0' in counted

@@ -321,7 +321,7 @@ async def test_stops(client, tuned):
     by_text = await client.result(await client.sample(sampler, 2, [5, 6], seed=1, max_tokens=30, stop=text))
     assert text in tuned.tokenizer.decode(read_sequence(by_text.sequences[0])[0])
     assert len(read_sequence(by_text.sequences[0])[0]) <= 4
-    long = await client.result(await client.sample(sampler, 3, [5, 6], 16, max_tokens=60, stop=[]))
+    long = await client.result(await client.sample(sampler, 3, [5, 6], 16, seed=1, max_tokens=60, stop=[]))
     ends = [end in read_sequence(each)[0][:-1] for each in long.sequences]
     assert any(ends), "with no stops, not even the end token ends a sequence"
     assert {each.stop_reason for each in long.sequences} == {1}
@@ -492,7 +492,7 @@ async def test_results_are_kept_for_a_while(tuned, tmp_path):
 
 async def test_a_cancelled_request_ends(client, served, monkeypatch):
     sampler = await client.open_sampler(base_model="tiny")
-    promise = await client.sample(sampler, 0, [5, 6], max_tokens=200, stop=[])
+    promise = await client.sample(sampler, 0, [5, 6], 128, max_tokens=200, stop=[])  # a second of work
     assert (await client.send("cancel_future", request_id=promise["request_id"])).status_code == 200
     result = await client.result(promise)
     assert isinstance(result, dict)
