@@ -27,7 +27,7 @@ from tests.ray_jobs import collect, measure_distance, prompt, run_config, sample
 from tests.ray_nodes import Cluster
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`"),
 ]
 ALGORITHMS = {

@@ -22,7 +22,7 @@ from tests.unit.rollout.test_placement import folder  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`"),
 ]
 

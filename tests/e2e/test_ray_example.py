@@ -31,7 +31,7 @@ def test_the_file_differs_from_the_demo_by_one_block():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
 def test_the_demo_trains_on_two_nodes(tmp_path):
     overrides = [part for path, value in SHORT.items() for part in ("-o", path, str(value))]

@@ -29,7 +29,7 @@ from reinforge.types.trajectory import Trajectory, TrajectoryCollection
 
 pytestmark = [
     pytest.mark.fault,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`"),
 ]
 ALGORITHMS = {

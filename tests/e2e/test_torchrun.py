@@ -10,7 +10,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def torchrun(project, *arguments, size=2):

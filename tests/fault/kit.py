@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.fault.preload"])
 KILLED = -signal.SIGKILL
-PATIENCE_S = 60
+PATIENCE_S = 120
 LIFE_S = 1.2
 """About how long a toy's run takes; random kills fall within it."""
 SUMMARY = (

@@ -36,7 +36,7 @@ def test_a_run_killed_while_it_submits_has_one_job(toy, nemo, site):
 def test_a_run_killed_before_the_response_has_one_job(toy, nemo):
     nemo.faults["create"] = [after(no_response)]
     child = toy.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not nemo.jobs:
         assert child.process.is_alive(), child.said
         assert time.monotonic() < deadline

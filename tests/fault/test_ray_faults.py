@@ -27,7 +27,7 @@ from tests.ray_jobs import (
 )
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`"),
 ]
 TWO_STEPS = {"batch": {"steps_per_job": 2}}

@@ -31,7 +31,7 @@ from tests.ray_nodes import Cluster
 
 pytestmark = [
     pytest.mark.fault,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`"),
 ]
 PATIENCE_S = 240

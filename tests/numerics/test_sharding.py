@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 OPTIMIZER = {"learning_rate": 3e-3, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
 

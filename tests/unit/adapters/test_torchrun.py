@@ -215,11 +215,11 @@ def pair():
 def test_calls_return_values_and_errors_in_any_order(pair):
     _, client, _ = pair
     waiting = client.wait.remote()
-    assert [client.double.remote(number).result(10) for number in range(3)] == [0, 2, 4]
+    assert [client.double.remote(number).result(60) for number in range(3)] == [0, 2, 4]
     with pytest.raises(EngineError, match="no"):
-        client.fail.remote().result(10)
+        client.fail.remote().result(60)
     with pytest.raises(Exception, match="a worker failed: Local: odd"):
-        client.fail_strangely.remote().result(10)
+        client.fail_strangely.remote().result(60)
     assert not waiting.done()
 
 
@@ -227,8 +227,8 @@ def test_calls_return_values_and_errors_in_any_order(pair):
 def test_an_error_that_cannot_be_made_again_here_ends_its_call(pair):
     _, client, _ = pair
     with pytest.raises(ReinforgeError, match="a worker failed: ErrorWithCode: wrong"):
-        client.fail_with_a_code.remote().result(10)
-    assert client.double.remote(4).result(10) == 8
+        client.fail_with_a_code.remote().result(60)
+    assert client.double.remote(4).result(60) == 8
 
 
 @pytest.mark.timeout(60)
@@ -237,9 +237,9 @@ def test_an_answer_that_cannot_be_read_ends_all_calls(pair):
     waiting = client.wait.remote()
     for call in (client.answer_unreadably.remote(), waiting):
         with pytest.raises(BackendUnavailable, match="sent what cannot be read: ImportError: No module"):
-            call.result(10)
+            call.result(60)
     with pytest.raises(BackendUnavailable, match="cannot be read"):
-        client.double.remote(4).result(10)
+        client.double.remote(4).result(60)
 
 
 @pytest.mark.timeout(60)
@@ -261,8 +261,8 @@ def test_a_call_that_is_cancelled_is_cancelled_there(pair):
     waiting.cancel()
     assert worker.cancelled.wait(10)
     with pytest.raises(CancelledError):
-        waiting.result(10)
-    assert client.double.remote(4).result(10) == 8
+        waiting.result(60)
+    assert client.double.remote(4).result(60) == 8
 
 
 def test_when_a_process_ends_its_calls_fail_and_say_what_to_do(tmp_path):
@@ -278,6 +278,6 @@ def test_when_a_process_ends_its_calls_fail_and_say_what_to_do(tmp_path):
     waiting = client.wait.remote()
     accepted[0].close()
     with pytest.raises(BackendUnavailable, match="process 1 of torchrun has ended; resume the run with --resume"):
-        waiting.result(10)
+        waiting.result(60)
     with pytest.raises(BackendUnavailable, match="has ended"):
-        client.double.remote(1).result(10)
+        client.double.remote(1).result(60)

@@ -45,7 +45,7 @@ async def test_weights_that_cannot_be_saved_are_never_served(base, tmp_path, mon
 
         def fill_disk(target, fill, **facts):
             wait = asyncio.run_coroutine_threadsafe(ask(), server.loop)
-            wait.result(10)
+            wait.result(60)
             raise StorageError("no space left")
 
         async def ask():
@@ -74,9 +74,9 @@ async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(base, t
             write(target, fill, **facts)
             path = f"/v1/preview/models/{model['id']}/checkpoints"
             deletion = server.call("DELETE", path, {"steps": [1, 1]})
-            assert asyncio.run_coroutine_threadsafe(deletion, loop).result(10)["deleted_count"] == 0
+            assert asyncio.run_coroutine_threadsafe(deletion, loop).result(60)["deleted_count"] == 0
             body = {"model": DESCRIBED, "steps_to_keep": [0]}
-            asyncio.run_coroutine_threadsafe(server.call("POST", "/_delete_checkpoint_files", body), loop).result(10)
+            asyncio.run_coroutine_threadsafe(server.call("POST", "/_delete_checkpoint_files", body), loop).result(60)
 
         monkeypatch.setattr(model_module, "write_folder", write_and_delete)
         events = await server.wait(await server.start_job(model, [{"trajectories": group}]))
@@ -151,7 +151,7 @@ async def test_the_jobs_of_a_model_end_when_it_is_deleted(base, tmp_path, held):
         await held.wait()
         assert (await server.http.delete(f"/v1/preview/models/{model['id']}")).status_code == 204
         with pytest.raises(httpx.RemoteProtocolError):
-            await asyncio.wait_for(training, 10)
+            await asyncio.wait_for(training, 60)
         assert await server.create() != model
 
 
@@ -175,7 +175,7 @@ async def test_a_server_stops_at_once_while_a_client_waits_for_a_job(base, tmp_p
         group = await build_group(server, count=2)
         training = asyncio.ensure_future(server.http.post("/_train_model", json=build_call(group)))
         await held.wait()
-        await asyncio.wait_for(server.app.__aexit__(), 10)
+        await asyncio.wait_for(server.app.__aexit__(), 60)
         with pytest.raises(httpx.HTTPError):
             await training
         [job] = ModelFolder(tmp_path / model["id"]).list_jobs()

@@ -238,7 +238,7 @@ async def test_a_cancelled_job_stays_cancelled_and_leaves_no_model(server, clien
     launcher = server.api.runner._launcher
     launcher.hold.clear()
     job = await create(client)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not launcher.launched:
             await asyncio.sleep(0.01)
     assert (await client.fine_tuning.jobs.cancel(job.id)).status == "cancelled"
@@ -279,7 +279,7 @@ async def test_a_job_can_be_paused_and_resumed(server, client):
     launcher = server.api.runner._launcher
     launcher.hold.clear()
     job = await create(client)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not launcher.launched:
             await asyncio.sleep(0.01)
     assert (await client.fine_tuning.jobs.pause(job.id)).status == "paused"
@@ -350,7 +350,7 @@ async def test_graders_in_python_that_were_turned_off_do_not_run_in_older_jobs(t
     allowing = make_server(tmp_path, finished_run, launcher=launcher, jobs={"allow_python": True})
     async with allowing, openai.AsyncOpenAI(base_url=allowing.url, api_key="x") as client:
         job = await create(client, rows, method=method)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not launcher.launched:
                 await asyncio.sleep(0.01)
     async with make_server(tmp_path, finished_run) as server:
@@ -379,7 +379,7 @@ async def test_a_restarted_server_goes_on(tmp_path, finished_run):
         openai.AsyncOpenAI(base_url=server.url, api_key="x") as client,
     ):
         job = await create(client)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not launcher.launched:
                 await asyncio.sleep(0.01)
         with pytest.raises(StorageError, match="another server works on"):
