@@ -80,6 +80,7 @@ def test_checkpoints_of_some_epochs_only_lose_nothing_when_the_run_is_stopped(pr
     assert f"resuming after epoch {done - 1}" in result.output, result.output
 
 
+@pytest.mark.slow
 def test_another_configuration_is_refused_unless_it_is_allowed(project):
     project.set("finetuning.num_epochs", 2)
     killed_at(project, "batch.sealed:2")

@@ -34,7 +34,7 @@ STAGES = (
     "publish.mid:2",
     "rollout.after_journal:150",
 )
-QUICK = {("submit.after_intent", 1), ("submit.after_send", 2), ("submit.after_id:2", 2)}
+QUICK = {("submit.after_send", 2), ("submit.after_id:2", 2)}
 
 
 @pytest.fixture

@@ -233,6 +233,7 @@ async def test_without_killing_the_group_its_processes_stay(agent, tmp_path, mon
     assert survivors == ["child", "session", "daemon"]
 
 
+@pytest.mark.fault
 async def test_without_the_mark_a_daemon_stays(agent, tmp_path, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(program, "kill_marked", lambda mark: None)
