@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, random_model
-from reinforge.adapters.ray_cluster import RayConnection
 from reinforge.config.policy import PolicyConfig
+from reinforge.scale.ray.cluster import RayConnection
 from reinforge.types.request import ModelRequest, SamplingParams
 
 EXAMPLES, SIBLINGS = 16, 8
@@ -72,7 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     refuse_if_busy()
     connection = RayConnection(None, 4, {"CPU": 1.0})
-    from reinforge.adapters.ray_workers import WorkerGroup
+    from reinforge.scale.ray.workers import WorkerGroup
 
     with random_model(SIZES["1.7m"]) as folder:
         policy = PolicyConfig(model=folder)

@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
-from reinforge.adapters.ray_router import Router
+from reinforge.scale.router import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +443,7 @@ def measure_sync() -> float:
 
 def measure_ray() -> float:
     """Returns the driver's CPU seconds of one call of an actor."""
-    from reinforge.adapters.ray_cluster import RayConnection
+    from reinforge.scale.ray.cluster import RayConnection
 
     connection = RayConnection(None, 1, {"CPU": 1.0})
     import ray

@@ -96,7 +96,7 @@ class RawSampler:
 
     async def measure(self, request: Any) -> Any:
         """Samples as the clients ask, and returns tokens a second."""
-        from reinforge.server.routes import read_json, write_json
+        from reinforge.serving.routes import read_json, write_json
         from reinforge.types.request import ModelRequest, SamplingParams
 
         given = await read_json(request)
@@ -117,9 +117,9 @@ class RawSampler:
 
 async def run_server(model: str, dtype: str) -> None:
     """Serves until its input ends; prints its address."""
-    from reinforge.server.app import ServeApp
-    from reinforge.server.loading import LoadSettings, ModelLoader
-    from reinforge.server.models import ServedModels
+    from reinforge.serving.app import ServeApp
+    from reinforge.serving.loading import LoadSettings, ModelLoader
+    from reinforge.serving.models import ServedModels
 
     models = ServedModels()
     loader = ModelLoader(models, LoadSettings(device="cpu", dtype=dtype, max_num_seqs=CLIENTS))

@@ -7,10 +7,10 @@ import asyncio
 import httpx
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.server.app import ServeApp
-from reinforge.server.art.api import ARTApi
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
+from reinforge.protocols.art.server.api import ARTApi
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModels
 
 PROMPT = [{"role": "user", "content": "yes, no, or maybe"}]
 SETTINGS = {"learning_rate": 0.03, "loss_fn": "cispo"}

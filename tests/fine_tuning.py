@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reinforge.config.policy import PolicyConfig
+from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSettings
+from reinforge.protocols.openai.server.launcher import Launcher
+from reinforge.protocols.openai.server.plan import RUN
+from reinforge.protocols.openai.server.process import ENDED, INTERRUPTED, run_job
+from reinforge.protocols.openai.server.records import FileRecord
+from reinforge.protocols.openai.server.request import read_job
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.server.app import ServeApp
-from reinforge.server.base_models import BaseModels
-from reinforge.server.chat import ChatApi
-from reinforge.server.fine_tuning.api import FineTuningApi, FineTuningSettings
-from reinforge.server.fine_tuning.launcher import Launcher
-from reinforge.server.fine_tuning.plan import RUN
-from reinforge.server.fine_tuning.process import ENDED, INTERRUPTED, run_job
-from reinforge.server.fine_tuning.records import FileRecord
-from reinforge.server.fine_tuning.request import read_job
-from reinforge.server.limits import ServerLimits
-from reinforge.server.loading import LoadSettings, ModelLoader
-from reinforge.server.models import ServedModels
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.chat import ChatApi
+from reinforge.serving.limits import ServerLimits
+from reinforge.serving.loading import LoadSettings, ModelLoader
+from reinforge.serving.models import ServedModels
 from tests.loop_thread import LoopThread
 
 T = TypeVar("T")

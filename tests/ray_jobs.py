@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from reinforge import crash
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.episode import build_episode_item
+from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
 
@@ -165,7 +165,7 @@ def connect(variables, then=None):
 
 def kill_a_worker_at(site):
     """Kills the last worker at a crash point of its own."""
-    from reinforge.adapters.ray_workers import WorkerGroup
+    from reinforge.scale.ray.workers import WorkerGroup
 
     load = WorkerGroup.load
 
@@ -179,7 +179,7 @@ def kill_a_worker_at(site):
 
 def kill_a_worker_while_sampling():
     """Kills the last worker when the second epoch has begun to be collected."""
-    from reinforge.adapters.ray_workers import WorkerGroup
+    from reinforge.scale.ray.workers import WorkerGroup
     from reinforge.trainer.context import RunContext
 
     groups, left, load, record_episode = [], [10], WorkerGroup.load, RunContext.record_episode
@@ -200,7 +200,7 @@ def kill_a_worker_while_sampling():
 
 def kill_a_worker_while_writing():
     """Kills the worker that is about to write the second checkpoint."""
-    from reinforge.adapters.ray_workers import WorkerGroup
+    from reinforge.scale.ray.workers import WorkerGroup
 
     write, left = WorkerGroup.write, [2]
 

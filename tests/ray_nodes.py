@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from reinforge.adapters.ray_cluster import TOKEN
+from reinforge.scale.ray.cluster import TOKEN
 
 RAY = Path(sys.executable).with_name("ray")
 HOST = "127.0.0.1"

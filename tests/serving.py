@@ -5,8 +5,8 @@ import contextlib
 
 import httpx
 
-from reinforge.server.app import ServeApp
-from reinforge.server.models import ServedModels
+from reinforge.serving.app import ServeApp
+from reinforge.serving.models import ServedModels
 
 
 @contextlib.asynccontextmanager

@@ -3,10 +3,10 @@
 from contextlib import contextmanager
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.server.app import ServeApp
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
-from reinforge.server.sessions.api import SessionLimits, SessionsApi
+from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModels
 from tests.loop_thread import LoopThread
 
 NAME = "tiny/base"

@@ -10,10 +10,10 @@ import httpx
 import numpy as np
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.server.app import ServeApp
-from reinforge.server.models import ServedModels
-from reinforge.server.tinker.api import TinkerApi, TinkerSettings
-from reinforge.server.tinker.wire import CONTENT_TYPE, _find_message
+from reinforge.protocols.tinker.server.api import TinkerApi, TinkerSettings
+from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, _find_message
+from reinforge.serving.app import ServeApp
+from reinforge.serving.models import ServedModels
 
 RECORDED = {
     "sft": "CglTOnRyYWluOjAQARp6ChAKDgoMBQAAAAYAAAAHAAAACggKBgoECAAAABI4Cg10YXJnZXRfdG9rZW5zEicKIAYAAAAAAAAABwAAAAAAAAA"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from reinforge.adapters.tinker_service import ServiceReply
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.server.tinker.losses import LOSSES, build_batch, find_loss
-from reinforge.server.tinker.wire import TinkerDatum
+from reinforge.protocols.tinker.server.losses import LOSSES, build_batch, find_loss
+from reinforge.protocols.tinker.server.wire import TinkerDatum
+from reinforge.protocols.tinker.service import ServiceReply
 from reinforge.types.request import ModelRequest
 
 TRAINED, SAMPLED = "trained000", "sampled000"

@@ -8,7 +8,6 @@ torch.
 
 from __future__ import annotations
 
-from reinforge.adapters.openpipe_art import ARTBackendConfig, ARTTrainerAdapterConfig
 from reinforge.config.schema import (
     AlgorithmConfig,
     Config,
@@ -38,6 +37,15 @@ from reinforge.interfaces import (
     TrajectoryBuilder,
     Workflow,
 )
+from reinforge.protocols.art.adapter import ARTBackendConfig, ARTTrainerAdapterConfig
+from reinforge.protocols.art.trainer import (
+    MATPLOTLIB_AVAILABLE,
+    ARTTrainer,
+    ARTTrainerConfig,
+    ARTTrajectoryBuilder,
+    ARTTrajectoryBuilderConfig,
+    logger,
+)
 from reinforge.registry import (
     register_algorithm,
     register_dataset,
@@ -54,14 +62,6 @@ from reinforge.rollout.step_messages import parse_to_openai_messages
 from reinforge.rollout.workflow import PolicyFailure
 from reinforge.trainer.evaluation_run import EvaluationRun
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
-from reinforge.trainer.openpipe_art import (
-    MATPLOTLIB_AVAILABLE,
-    ARTTrainer,
-    ARTTrainerConfig,
-    ARTTrajectoryBuilder,
-    ARTTrajectoryBuilderConfig,
-    logger,
-)
 from reinforge.types.evaluation import (
     EvalInput,
     EvalInputItem,

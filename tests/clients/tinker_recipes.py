@@ -205,10 +205,10 @@ def use_adapter(model: Path, address: str) -> None:
     import numpy as np
     import yaml
 
-    from reinforge.adapters.tinker_config import TinkerAdapterConfig
-    from reinforge.adapters.tinker_engine import TinkerEngine
-    from reinforge.adapters.tinker_service import TinkerService
     from reinforge.config.policy import OptimizerConfig, PolicyConfig, ScheduleConfig
+    from reinforge.protocols.tinker.config import TinkerAdapterConfig
+    from reinforge.protocols.tinker.engine import TinkerEngine
+    from reinforge.protocols.tinker.service import TinkerService
     from reinforge.types.request import ModelRequest, SamplingParams
     from reinforge.types.sample import LossSpec
     from tests.samples import random_samples

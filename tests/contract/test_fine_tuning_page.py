@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.server.fine_tuning.api import FineTuningSettings
-from reinforge.server.fine_tuning.files import FileLimits
-from reinforge.server.fine_tuning.plan import NUM_GENERATIONS
-from reinforge.server.fine_tuning.request import HYPERPARAMETERS
-from reinforge.server.fine_tuning.runner import JobSettings
+from reinforge.protocols.openai.server.api import FineTuningSettings
+from reinforge.protocols.openai.server.files import FileLimits
+from reinforge.protocols.openai.server.plan import NUM_GENERATIONS
+from reinforge.protocols.openai.server.request import HYPERPARAMETERS
+from reinforge.protocols.openai.server.runner import JobSettings
 from tests.fine_tuning import FineTuningServer, ThreadedServer, ThreadLauncher
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fine-tuning-api.md").read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
-from reinforge.server.app import ServeApp
-from reinforge.server.art.api import ARTApi
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
+from reinforge.protocols.art.server.api import ARTApi
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModels
 from tests.art import use_art_adapter
 from tests.loop_thread import LoopThread
 

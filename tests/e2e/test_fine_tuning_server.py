@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.server.fine_tuning.api import FineTuningSettings
-from reinforge.server.fine_tuning.runner import JobSettings
+from reinforge.protocols.openai.server.api import FineTuningSettings
+from reinforge.protocols.openai.server.runner import JobSettings
 from tests.fine_tuning import FineTuningServer, ThreadedServer, ThreadLauncher, supervised_rows, to_jsonl
 from tests.hosted import use_openai_adapter
 

@@ -5,8 +5,6 @@ import shutil
 
 import pytest
 
-from reinforge.adapters.http import HttpAdapter
-from reinforge.adapters.http_config import HttpAdapterConfig
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
@@ -14,13 +12,15 @@ from reinforge.config.episodes import LimitsConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.files import find_damage
+from reinforge.protocols.sessions.adapter import HttpAdapter
+from reinforge.protocols.sessions.config import HttpAdapterConfig
+from reinforge.protocols.sessions.server import session as session_module
+from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
 from reinforge.runs.saved_model import is_model_folder
-from reinforge.server.app import ServeApp
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
-from reinforge.server.sessions import session as session_module
-from reinforge.server.sessions.api import SessionLimits, SessionsApi
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModels
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.ray_jobs import collect, prompt, run_config, sample_group, train
 

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
-from reinforge.adapters.ray_cluster import RayConnection
 from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.ppo import PPO, PPOConfig
 from reinforge.algorithms.sft import SFT
 from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendUnavailable
+from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
+from reinforge.scale.ray.cluster import RayConnection
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.ray_jobs import collect, measure_distance, prompt, run_config, sample_group, save, train
 from tests.ray_nodes import Cluster
@@ -100,7 +100,7 @@ async def three(cluster, tiny_model_dir):
 
 @pytest.mark.fault
 async def test_with_too_few_workers_the_job_fails_as_something_to_resume(three, monkeypatch):
-    from reinforge.adapters.ray_members import Members
+    from reinforge.scale.ray.members import Members
 
     monkeypatch.setattr(Members, "_recruit", lambda self: None)  # there is room for others here
     groups = [await sample_group(three.policy(), number) for number in range(5)]
@@ -126,7 +126,7 @@ async def test_a_checkpoint_is_restored_on_every_worker(three, tmp_path):
 
 IMPORTED_BEFORE = """
 import ray
-from reinforge.adapters.ray_cluster import RayConnection
+from reinforge.scale.ray.cluster import RayConnection
 
 for _ in range(2):
     connection = RayConnection(None, 1, {"CPU": 1})

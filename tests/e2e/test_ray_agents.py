@@ -29,7 +29,7 @@ pytestmark = [
 
 @asynccontextmanager
 async def placed(place, name, num_processes=2):
-    from reinforge.adapters.ray_agents import RayAgents
+    from reinforge.scale.ray.agents import RayAgents
 
     workflow, cluster = in_process(place, name), RayAgents(None)
     pool = WorkerPool(f"agents:{name}", place, LOADER, num_shared=num_processes, open_transport=cluster.open)

@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.adapters.ray import RayAdapter, RayAdapterConfig
-from reinforge.adapters.ray_cluster import RayConnection
 from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.kto import KTO, KTOConfig
@@ -23,6 +21,8 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.rollout.episode import build_episode_item
+from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
+from reinforge.scale.ray.cluster import RayConnection
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.sample import LossSpec
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
@@ -178,7 +178,7 @@ async def test_a_machine_that_vanishes_holds_a_step_only_as_long_as_is_set(
     cluster, tiny_model_dir, tmp_path, monkeypatch
 ):
     """A stopped process keeps its connections, as a machine without power does."""
-    monkeypatch.setattr("reinforge.adapters.ray_members.GRACE_S", 3.0)
+    monkeypatch.setattr("reinforge.scale.ray.members.GRACE_S", 3.0)
     config = run_config(tiny_model_dir)
     jobs, (weights, _) = await train_alone(GRPO(GRPOConfig()), config, tmp_path / "alone", jobs=1)
     settings = RayAdapterConfig(num_workers=3, min_workers=2, sharding="replicate", peer_timeout_s=4)

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.server.fine_tuning.store import JobStore
+from reinforge.protocols.openai.server.store import JobStore
 from tests.capture_page import SNIPPET
 from tests.fine_tuning import supervised_rows, to_jsonl
 

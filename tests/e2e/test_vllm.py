@@ -89,7 +89,7 @@ async def test_an_output_layer_that_keeps_older_weights_is_found(server, model):
 
 async def test_without_our_extension_a_tied_output_layer_would_be_old(server, model, monkeypatch):
     """The mutation: vLLM's own reload in the place of the extension's."""
-    monkeypatch.setattr("reinforge.adapters.vllm_client.RELOAD_METHOD", "reload_weights")
+    monkeypatch.setattr("reinforge.scale.vllm.client.RELOAD_METHOD", "reload_weights")
     adapter = await start(server, model)
     try:
         if server.served.is_tied:
@@ -114,8 +114,8 @@ async def test_a_prefix_cache_that_keeps_older_keys_is_found(server, model, lora
 
 async def test_the_cache_is_found_by_the_long_probe_alone(server, model, monkeypatch):
     """The mutation: short probes, as the run's own canary has them, never reach a block of the cache."""
-    monkeypatch.setattr("reinforge.adapters.vllm_canary.build_probe", lambda policy: (5, 6, 7))
-    monkeypatch.setattr("reinforge.adapters.vllm_policy.NUM_LONGEST", 0)
+    monkeypatch.setattr("reinforge.scale.vllm.canary.build_probe", lambda policy: (5, 6, 7))
+    monkeypatch.setattr("reinforge.scale.vllm.policy.NUM_LONGEST", 0)
     adapter = await start(server, model)
     try:
         server.keeps_prefix_cache = True

@@ -20,12 +20,12 @@ import reinforge.engine.engine
 from reinforge import crash
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.policy import EmbeddedPolicy
-from reinforge.server.app import ServeApp
-from reinforge.server.art.api import ARTApi
-from reinforge.server.art.model import ARTModel
-from reinforge.server.art.records import ModelFolder
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
+from reinforge.protocols.art.server.api import ARTApi
+from reinforge.protocols.art.server.model import ARTModel
+from reinforge.protocols.art.server.records import ModelFolder
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModels
 from tests.fault.killed_servers import fork_servers, kill_at
 
 METHODS: dict[str, tuple[type[Any], str]] = {

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.server.fine_tuning.api import FineTuningApi, FineTuningSettings
-from reinforge.server.fine_tuning.launcher import RunningJob
-from reinforge.server.fine_tuning.process import ENDED
-from reinforge.server.fine_tuning.runner import JobSettings
+from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSettings
+from reinforge.protocols.openai.server.launcher import RunningJob
+from reinforge.protocols.openai.server.process import ENDED
+from reinforge.protocols.openai.server.runner import JobSettings
 from tests.fault.killed_servers import fork_servers, kill_at
 from tests.fine_tuning import FineTuningServer, NamesOnly
 

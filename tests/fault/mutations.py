@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import torch
 
 from reinforge.adapters import local
-from reinforge.adapters.openai_service import JOBS, FineTuningService
 from reinforge.cli import process
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
@@ -24,6 +23,7 @@ from reinforge.engine.engine import Engine
 from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
+from reinforge.protocols.service import JOBS, FineTuningService
 from reinforge.rollout import runner
 from reinforge.rollout.isolation import containment, processes, transport
 from reinforge.runs.checkpoints import Checkpoints
@@ -320,7 +320,7 @@ HANDLE_TWO_SIGNALS = {number: partial(handle_two_signals, number) for number in 
 
 def look_for_no_step():
     """The ART adapter takes every interrupted submission for one that never arrived."""
-    from reinforge.adapters.openpipe_art import ARTTrainerAdapter
+    from reinforge.protocols.art.adapter import ARTTrainerAdapter
 
     async def settle(self, base):
         return False

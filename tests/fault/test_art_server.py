@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from reinforge.files import find_damage
-from reinforge.server.art.records import ModelFolder
+from reinforge.protocols.art.server.records import ModelFolder
 from tests.art_client import PROMPT, SETTINGS, build_trajectory, score
 from tests.fault.killed_servers import KilledServers, open_driver
 from tests.models import make_tiny_model

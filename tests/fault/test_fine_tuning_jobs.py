@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from reinforge.server.fine_tuning.records import FileRecord
-from reinforge.server.fine_tuning.states import JobState
-from reinforge.server.fine_tuning.store import JobStore
+from reinforge.protocols.openai.server.records import FileRecord
+from reinforge.protocols.openai.server.states import JobState
+from reinforge.protocols.openai.server.store import JobStore
 from tests.fault.killed_servers import KilledServers, open_driver
 from tests.fine_tuning import supervised_rows, to_jsonl
 
@@ -108,7 +108,7 @@ def test_without_the_memory_of_requests_a_retry_makes_a_second_job(servers):
 
 STUBBORN = """
 import signal, subprocess, sys, time
-from reinforge.server.fine_tuning import process
+from reinforge.protocols.openai.server import process
 process.STOP_S = 0.2
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)

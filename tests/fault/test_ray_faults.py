@@ -6,9 +6,9 @@ import pytest
 
 from reinforge.adapters import engine_group
 from reinforge.adapters import ray as ray_adapters
-from reinforge.adapters.ray_cluster import RayConnection
 from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.scale.ray.cluster import RayConnection
 from tests import ray_jobs
 from tests.ray_jobs import (
     arm,

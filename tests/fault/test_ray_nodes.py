@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from reinforge.adapters.ray_versions import list_versions
 from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.scale.versions import list_versions
 from tests import ray_jobs
 from tests.fault.kit import KILLED, Toy, damaged, differences
 from tests.ray_jobs import (

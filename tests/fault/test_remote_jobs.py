@@ -15,8 +15,8 @@ import time
 import pytest
 import stamina
 
-from reinforge.adapters.openai import OpenAIAdapter
 from reinforge.errors import BackendUnavailable
+from reinforge.protocols.openai.adapter import OpenAIAdapter
 from reinforge.rollout.models.openai_http import RetryableError
 from reinforge.types.job import TrainingStatusEnum
 from tests.fault import mutations

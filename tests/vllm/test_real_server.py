@@ -18,12 +18,12 @@ import pytest
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.adapters.vllm_client import VLLMClient
-from reinforge.adapters.vllm_process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import ContextOverflow, JobFailed
 from reinforge.rollout.models.openai_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
+from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 from tests.vllm_answers import ANSWERS, record_answers

@@ -9,17 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.adapters.local_checkpoints import find_checkpoint, get_adapter_folder, save_job, write_checkpoint
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.adapters.local_jobs import JobQueue, LocalJob
 from reinforge.adapters.local_teachers import check_teachers, find_teachers
-from reinforge.adapters.openai_model import HOSTED_MODEL
-from reinforge.adapters.ray_worker import PeerSettings
-from reinforge.adapters.torchrun import check_sharding, check_torchrun, find_place
 from reinforge.adapters.training import JobRunner
-from reinforge.adapters.vllm_config import VLLMSamplerConfig
-from reinforge.adapters.vllm_guard import check_sampler
-from reinforge.adapters.vllm_sampler import VLLMSampler
 from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig
@@ -32,6 +27,11 @@ from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapte
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
+from reinforge.scale.engine_worker import PeerSettings
+from reinforge.scale.torchrun.place import check_sharding, check_torchrun, find_place
+from reinforge.scale.vllm.config import VLLMSamplerConfig
+from reinforge.scale.vllm.guard import check_sampler
+from reinforge.scale.vllm.sampler import VLLMSampler
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.sample import LossSpec
 from reinforge.types.trajectory import TrajectoryCollection
@@ -153,7 +153,7 @@ class LocalAdapter(TrainerAdapter):
         """Returns what takes the arguments of `Engine.load` and returns the engine."""
         if (place := find_place()) is None:
             return import_engine().load  # imports torch, which nothing before needs
-        from reinforge.adapters.torchrun_group import TorchrunGroup, find_workers
+        from reinforge.scale.torchrun.group import TorchrunGroup, find_workers
 
         config = self.adapter_config
         peers = PeerSettings(config.sharding, config.peer_timeout_s)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import ConfigDict, Field
 
-from reinforge.adapters.vllm_config import VLLMSamplerConfig
 from reinforge.config.schema import TrainerAdapterConfig
+from reinforge.scale.vllm.config import VLLMSamplerConfig
 from reinforge.types.sharding import Sharding
 
 

@@ -52,8 +52,8 @@ def choose_work(command: Callable[[], Any]) -> Callable[[], Any]:
     """Returns the command; in a process of torchrun other than the first, what holds an engine for that one."""
     if TORCHRUN_MARK not in os.environ:
         return command
-    from reinforge.adapters.torchrun_worker import end_other_processes, find_first_process
     from reinforge.cli.report import exit_on_error
+    from reinforge.scale.torchrun.worker import end_other_processes, find_first_process
 
     def work() -> None:
         with exit_on_error(as_json=False, debug=False):

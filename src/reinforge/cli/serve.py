@@ -16,10 +16,10 @@ from reinforge.cli.process import leave
 from reinforge.cli.report import exit_on_error
 
 if TYPE_CHECKING:
-    from reinforge.server.app import ServeApp
-    from reinforge.server.loading import ModelLoader
-    from reinforge.server.models import ServedModels
-    from reinforge.server.routes import Feature
+    from reinforge.serving.app import ServeApp
+    from reinforge.serving.loading import ModelLoader
+    from reinforge.serving.models import ServedModels
+    from reinforge.serving.routes import Feature
 
 DEFAULT_PORT = 8000
 ACCESS, TRAINING = "Access", "Training"
@@ -135,12 +135,12 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
     """Serves until SIGTERM; Ctrl-C cancels it."""
-    from reinforge.server.app import ServeApp
-    from reinforge.server.limits import ServerLimits
-    from reinforge.server.loading import LoadSettings, ModelLoader
-    from reinforge.server.models import ServedModels
-    from reinforge.server.routes import Feature
-    from reinforge.server.token_file import read_token
+    from reinforge.serving.app import ServeApp
+    from reinforge.serving.limits import ServerLimits
+    from reinforge.serving.loading import LoadSettings, ModelLoader
+    from reinforge.serving.models import ServedModels
+    from reinforge.serving.routes import Feature
+    from reinforge.serving.token_file import read_token
 
     served, features = ServedModels(), list[Feature]()
     token = read_token(options["token_file"])
@@ -151,7 +151,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     if options["fine_tuning"] or options["art"] or options["sessions"]:
         features += await _make_training(served, loader, sources, output_dir, options)
     if options["tinker"]:
-        from reinforge.server.tinker.setup import make_tinker
+        from reinforge.protocols.tinker.server.setup import make_tinker
 
         features.append(await make_tinker(served, sources, {**options, "output_dir": output_dir}, token))
     app = ServeApp(
@@ -200,9 +200,9 @@ async def _make_training(
     served: ServedModels, loader: ModelLoader, sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]
 ) -> list[Feature]:
     """Returns the parts of the server that train by the fine-tuning API, by ART's protocols, and for runs elsewhere."""
-    from reinforge.server.art.api import ARTApi
-    from reinforge.server.fine_tuning.setup import FineTuningOptions, find_bases, make_fine_tuning
-    from reinforge.server.sessions.api import SessionLimits, SessionsApi
+    from reinforge.protocols.art.server.api import ARTApi
+    from reinforge.protocols.openai.server.setup import FineTuningOptions, find_bases, make_fine_tuning
+    from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
 
     shared = {name: options[name] for name in ("device", "dtype", "max_model_len", "max_tokens", "lora_rank")}
     data_dir, allow_python = Path(options["data_dir"]), options["allow_python_graders"]

@@ -60,15 +60,17 @@ _OTHER_NAME = {
 
 
 _ELSEWHERE = {
-    "plugins.openpipe.trainer_adapter": {"reinforge.adapters.openpipe_art": "ARTTrainerAdapter"},
+    "plugins.openpipe.trainer_adapter": {"reinforge.protocols.art.adapter": "ARTTrainerAdapter"},
     "plugins.customizer.dpo.config": {
         "reinforge.trainer.builders.preference_pairs": "DPOTrajectoryBuilderConfig",
-        "reinforge.trainer.nemo_customizer": "NeMoCustomizerTrainerConfig",
-        "reinforge.adapters.nemo_customizer_config": "DPOSpecificHyperparameters NIMDeploymentConfig "
+        "reinforge.protocols.nemo_customizer.trainer": "NeMoCustomizerTrainerConfig",
+        "reinforge.protocols.nemo_customizer.config": "DPOSpecificHyperparameters NIMDeploymentConfig "
         "NeMoCustomizerHyperparameters NeMoCustomizerTrainerAdapterConfig",
     },
-    "plugins.customizer.dpo.trainer": {"reinforge.trainer.nemo_customizer": "NeMoCustomizerTrainer"},
-    "plugins.customizer.dpo.trainer_adapter": {"reinforge.adapters.nemo_customizer": "NeMoCustomizerTrainerAdapter"},
+    "plugins.customizer.dpo.trainer": {"reinforge.protocols.nemo_customizer.trainer": "NeMoCustomizerTrainer"},
+    "plugins.customizer.dpo.trainer_adapter": {
+        "reinforge.protocols.nemo_customizer.adapter": "NeMoCustomizerTrainerAdapter"
+    },
     "plugins.customizer.dpo.trajectory_builder": {
         "reinforge.trainer.builders.preference_pairs": "CandidateStep DPOTrajectoryBuilder PreferencePair"
     },

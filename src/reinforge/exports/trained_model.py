@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.openai_model import HOSTED_MODEL
+from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.config.episodes import SamplingConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MAX_JSON, read_json
 from reinforge.engine.model.source import find_base_source, find_source

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.openai_model import HOSTED_MODEL
+from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.engine.model.package_model import PIP
 from reinforge.engine.model.source import looks_like_gguf
 from reinforge.errors import ConfigError, Problem, did_you_mean

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from reinforge.adapters.openai_model import HOSTED_MODEL
+from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.torchrun_worker import find_first_process
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.suggestions import suggest_arguments
@@ -22,6 +21,7 @@ from reinforge.registry import Registry
 from reinforge.runs.notebook import NotebookProgress, find_display
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.scale.torchrun.worker import find_first_process
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config

@@ -2,10 +2,10 @@
 
 import pytest
 
-from reinforge.adapters.nemo_customizer import NeMoCustomizerTrainerAdapter
-from reinforge.adapters.nemo_customizer_config import NeMoCustomizerTrainerAdapterConfig
 from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.config.schema import FinetuneConfig
+from reinforge.protocols.nemo_customizer.adapter import NeMoCustomizerTrainerAdapter
+from reinforge.protocols.nemo_customizer.config import NeMoCustomizerTrainerAdapterConfig
 
 
 @pytest.mark.parametrize("num_epochs", [1, 3])

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from reinforge.adapters import openai_jobs, openai_service
-from reinforge.adapters.openai_config import OpenAIAdapterConfig
-from reinforge.adapters.openai_jobs import HostedJobs
-from reinforge.adapters.openai_service import JOB_KEY, FineTuningService
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.protocols.jobs import HostedJobs
+from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.service import JOB_KEY, FineTuningService
 from reinforge.rollout.models.openai_client import OpenAIChat
 from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer, extract_error_message

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reinforge.adapters.openai_rows import TrainingFile, build_preference_file, build_supervised_file
 from reinforge.algorithms.dpo import DPO
 from reinforge.errors import TrajectoryError
+from reinforge.protocols.openai.rows import TrainingFile, build_preference_file, build_supervised_file
 from reinforge.rollout.episode import attach_prompts, build_episode_items, build_message
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem

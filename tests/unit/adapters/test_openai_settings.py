@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from reinforge.adapters.openai import OpenAIAdapter
-from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.grpo import GRPO
@@ -19,6 +17,8 @@ from reinforge.config.loader import build_config
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Algorithm
+from reinforge.protocols.openai.adapter import OpenAIAdapter
+from reinforge.protocols.openai.config import OpenAIAdapterConfig
 from reinforge.trainer.setup.check import check_config
 from tests.scripted_run import ScriptedRun
 

@@ -7,15 +7,15 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from reinforge.adapters import openpipe_art_server
-from reinforge.adapters.openpipe_art import ARTTrainerAdapter
-from reinforge.adapters.openpipe_art_client import average_metrics, parse_step
-from reinforge.adapters.openpipe_art_config import ARTBackendConfig, ARTTrainerAdapterConfig
-from reinforge.adapters.openpipe_art_groups import build_groups
-from reinforge.adapters.openpipe_art_server import ARTServer
-from reinforge.adapters.openpipe_art_settings import build_training_settings, find_art_problems, split_settings
 from reinforge.algorithms.grpo import GRPO
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError
+from reinforge.protocols.art.adapter import ARTTrainerAdapter
+from reinforge.protocols.art.client import average_metrics, parse_step
+from reinforge.protocols.art.config import ARTBackendConfig, ARTTrainerAdapterConfig
+from reinforge.protocols.art.groups import build_groups
+from reinforge.protocols.art.local_server import ARTServer
+from reinforge.protocols.art.settings import build_training_settings, find_art_problems, split_settings
 from reinforge.rollout.models.openai_config import OpenAILLMConfig
 from reinforge.safe_text import redact_secrets
 from reinforge.types.job import TrainingStatusEnum

@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
-from reinforge.adapters.project_losses import find_module, pack_loss, unpack_loss
 from reinforge.engine.installed import is_installed
 from reinforge.engine.losses.base import find_loss
+from reinforge.scale.project_losses import find_module, pack_loss, unpack_loss
 from reinforge.types.sample import LossSpec
 
 LOSS = """
@@ -26,7 +26,7 @@ def packed_loss(batch, logprobs_BT, *, factor=1.0):
 """
 ELSEWHERE = """
 import sys, torch
-from reinforge.adapters.project_losses import unpack_loss
+from reinforge.scale.project_losses import unpack_loss
 from reinforge.engine.losses.base import find_loss
 from reinforge.types.sample import LossSpec
 

@@ -1,7 +1,7 @@
 """Which worker samples a reply."""
 
 from reinforge.adapters import ray_router
-from reinforge.adapters.ray_router import Router, find_conversation
+from reinforge.scale.router import Router, find_conversation
 from reinforge.types.request import ModelRequest, SamplingParams
 
 

@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from reinforge.adapters.tinker import TinkerAdapter
-from reinforge.adapters.tinker_config import TinkerAdapterConfig
-from reinforge.adapters.tinker_engine import TinkerEngine
-from reinforge.adapters.tinker_losses import build_data, translate_loss
-from reinforge.adapters.tinker_service import SDK, TinkerService
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.policy import BatchConfig, LoRAConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.errors import BackendError, ConfigError
+from reinforge.protocols.tinker.adapter import TinkerAdapter
+from reinforge.protocols.tinker.config import TinkerAdapterConfig
+from reinforge.protocols.tinker.engine import TinkerEngine
+from reinforge.protocols.tinker.losses import build_data, translate_loss
+from reinforge.protocols.tinker.service import SDK, TinkerService
 from reinforge.rollout.episode import build_episode_item
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.request import ModelRequest, SamplingParams

@@ -10,7 +10,10 @@ from multiprocessing.connection import Listener, Pipe
 import pytest
 
 from reinforge.adapters import torchrun
-from reinforge.adapters.torchrun import (
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import BackendUnavailable, ConfigError, EngineError, ReinforgeError
+from reinforge.scale.torchrun.calls import CallServer, WorkerClient, WorkerLoop
+from reinforge.scale.torchrun.place import (
     ENDED,
     TorchrunPlace,
     announce,
@@ -21,9 +24,6 @@ from reinforge.adapters.torchrun import (
     find_place,
     wait_for_announcement,
 )
-from reinforge.adapters.torchrun_calls import CallServer, WorkerClient, WorkerLoop
-from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendUnavailable, ConfigError, EngineError, ReinforgeError
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -8,19 +8,19 @@ import pytest
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.adapters.vllm_answers import GeneratedChoice
-from reinforge.adapters.vllm_client import VLLMClient
-from reinforge.adapters.vllm_config import VLLMSamplerConfig
-from reinforge.adapters.vllm_guard import check_sampler, require_guarded_server
-from reinforge.adapters.vllm_policy import fill_in_tokens
-from reinforge.adapters.vllm_process import PLUGIN, ServedModelSettings, build_arguments
-from reinforge.adapters.vllm_sampler import VLLMSampler
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.errors import BackendError, ConfigError
 from reinforge.rollout.models.openai_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
+from reinforge.scale.vllm.answers import GeneratedChoice
+from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.config import VLLMSamplerConfig
+from reinforge.scale.vllm.guard import check_sampler, require_guarded_server
+from reinforge.scale.vllm.policy import fill_in_tokens
+from reinforge.scale.vllm.process import PLUGIN, ServedModelSettings, build_arguments
+from reinforge.scale.vllm.sampler import VLLMSampler
 from reinforge.types.request import SamplingParams
 from tests.models import make_tiny_model
 from tests.vllm_server import VLLMServer
@@ -129,7 +129,7 @@ async def test_a_server_elsewhere_that_lets_everybody_send_weights_is_refused(mo
     with VLLMServer(model, key=KEY, guards=False) as server:
         await connect(server)
         assert "answers without a key" in caplog.text
-        monkeypatch.setattr("reinforge.adapters.vllm_guard.LOOPBACK", frozenset())
+        monkeypatch.setattr("reinforge.scale.vllm.guard.LOOPBACK", frozenset())
         with pytest.raises(ConfigError, match="answers without a key, so whoever") as error:
             await connect(server)
         assert "KeyGuard" in error.value.problems[0].fix

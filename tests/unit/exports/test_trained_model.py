@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from reinforge.adapters.openai_model import HostedModel
+from reinforge.adapters.hosted_model import HostedModel
 from reinforge.errors import ConfigError
 from reinforge.exports.trained_model import BaseModel, TrainedModel, find_trained_model
 from reinforge.runs.journal import RunJournal

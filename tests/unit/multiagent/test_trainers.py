@@ -6,7 +6,6 @@ from string import Template
 
 import pytest
 
-from reinforge.adapters.openai_settings import find_unsupported_settings
 from reinforge.algorithms.malt import MALT
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
@@ -21,6 +20,7 @@ from reinforge.multiagent import (
 from reinforge.multiagent.decisions import read_decision
 from reinforge.multiagent.nip.rollouts import encode_dialogues
 from reinforge.multiagent.nip.trainers import build_settings
+from reinforge.protocols.settings import find_unsupported_settings
 from tests.groups import dialogue
 
 SETTINGS = ExperimentSettings("r", num_rollout_workers=2)

@@ -5,7 +5,7 @@ import json
 import pytest
 from aiohttp import web
 
-from reinforge.adapters.openai_policy import HostedPolicy
+from reinforge.protocols.hosted_policy import HostedPolicy
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import build_trajectory
 from reinforge.rollout.gateway import Gateway

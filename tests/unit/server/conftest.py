@@ -4,7 +4,7 @@ import pytest
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.server.tinker.slots import list_slots
+from reinforge.protocols.tinker.server.slots import list_slots
 from tests.tinker import TinkerClient, serve_tinker
 
 

@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from reinforge.errors import EngineError, StorageError
-from reinforge.server import app as app_module
-from reinforge.server.art import earlier_steps as earlier_module
-from reinforge.server.art import model as model_module
-from reinforge.server.art import records as records_module
-from reinforge.server.art.earlier_steps import MAX_LOADED, EarlierSteps
-from reinforge.server.art.model import ARTModel
-from reinforge.server.art.records import ModelFolder
-from reinforge.server.art.replies import SampledReplies
+from reinforge.protocols.art.server import earlier_steps as earlier_module
+from reinforge.protocols.art.server import model as model_module
+from reinforge.protocols.art.server import records as records_module
+from reinforge.protocols.art.server.earlier_steps import MAX_LOADED, EarlierSteps
+from reinforge.protocols.art.server.model import ARTModel
+from reinforge.protocols.art.server.records import ModelFolder
+from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.serving import app as app_module
 from reinforge.types.request import TokenLogprobs
 from tests.art_client import PROMPT, ARTServer, build_trajectory, collect, get_choice
 from tests.models import make_tiny_model

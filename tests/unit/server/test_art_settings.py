@@ -2,8 +2,8 @@
 
 import pytest
 
-from reinforge.server.api_error import ApiError
-from reinforge.server.art.settings import read_settings
+from reinforge.protocols.art.server.settings import read_settings
+from reinforge.serving.api_error import ApiError
 
 SENT_BY_CLIENT = {
     "advantage_balance": 0.0, "allow_training_without_logprobs": False, "epsilon": None, "epsilon_high": None,

@@ -10,10 +10,10 @@ import pytest
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import StorageError
-from reinforge.server.fine_tuning import request as request_module
-from reinforge.server.fine_tuning.api import FineTuningSettings
-from reinforge.server.fine_tuning.progress import read_events
-from reinforge.server.fine_tuning.runner import JobSettings
+from reinforge.protocols.openai.server import request as request_module
+from reinforge.protocols.openai.server.api import FineTuningSettings
+from reinforge.protocols.openai.server.progress import read_events
+from reinforge.protocols.openai.server.runner import JobSettings
 from tests.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly, supervised_rows, to_jsonl
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}

@@ -17,12 +17,12 @@ from hypothesis.stateful import (
 )
 
 from reinforge.errors import StorageError
-from reinforge.server.fine_tuning import file_store
-from reinforge.server.fine_tuning import store as store_module
-from reinforge.server.fine_tuning.database import UnknownObject, make_id
-from reinforge.server.fine_tuning.records import FileRecord, FineTuningJob, JobCheckpoint, JobError, TunedModel
-from reinforge.server.fine_tuning.states import TRANSITIONS, JobState
-from reinforge.server.fine_tuning.store import IllegalTransition, JobStore, KeyReused, make_event
+from reinforge.protocols.openai.server import file_store
+from reinforge.protocols.openai.server import store as store_module
+from reinforge.protocols.openai.server.database import UnknownObject, make_id
+from reinforge.protocols.openai.server.records import FileRecord, FineTuningJob, JobCheckpoint, JobError, TunedModel
+from reinforge.protocols.openai.server.states import TRANSITIONS, JobState
+from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused, make_event
 
 NUM_SEQUENCES = int(os.environ.get("REINFORGE_SEQUENCES", "2000"))
 METHOD = {"type": "supervised", "supervised": {}}

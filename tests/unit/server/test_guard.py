@@ -5,10 +5,10 @@ import stat
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.server.app import ServeApp
-from reinforge.server.guard import OPEN_PATHS, RequestGuard
-from reinforge.server.models import ServedModels
-from reinforge.server.token_file import read_token
+from reinforge.serving.app import ServeApp
+from reinforge.serving.guard import OPEN_PATHS, RequestGuard
+from reinforge.serving.models import ServedModels
+from reinforge.serving.token_file import read_token
 from tests.doubles import ScriptedPolicy
 from tests.serving import http, says, serve
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from reinforge.errors import BackendUnavailable
-from reinforge.server import app as app_module
-from reinforge.server import routes
-from reinforge.server.limits import ServerLimits
+from reinforge.serving import app as app_module
+from reinforge.serving import routes
+from reinforge.serving.limits import ServerLimits
 from reinforge.types.request import ReplyPiece, TokenLogprobs
 from tests.doubles import ScriptedPolicy
 from tests.serving import http, says, serve, wait_for

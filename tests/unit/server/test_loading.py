@@ -10,8 +10,8 @@ import pytest
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ConfigError, EngineError
-from reinforge.server.loading import LoadSettings, ModelLoader
-from reinforge.server.models import ServedModels
+from reinforge.serving.loading import LoadSettings, ModelLoader
+from reinforge.serving.models import ServedModels
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.serving import async_openai, says, serve
 

@@ -10,7 +10,7 @@ from tests.unit.view.test_access import SINKS
 
 
 def read_static(name):
-    return files("reinforge.server").joinpath("static", name).read_text(encoding="utf-8")
+    return files("reinforge.serving").joinpath("static", name).read_text(encoding="utf-8")
 
 
 async def test_the_page_and_its_files_have_the_strict_policy():

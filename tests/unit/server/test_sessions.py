@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from reinforge.adapters.http_wire import SESSIONS
 from reinforge.config.policy import PolicyConfig
-from reinforge.server.app import ServeApp
-from reinforge.server.base_models import BaseModels
-from reinforge.server.models import ServedModels
-from reinforge.server.sessions.api import SessionLimits, SessionsApi
-from reinforge.server.sessions.settings import read_policy
+from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
+from reinforge.protocols.sessions.server.settings import read_policy
+from reinforge.protocols.sessions.wire import SESSIONS
+from reinforge.serving.app import ServeApp
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModels
 
 KEY = "0" * 32
 OPEN = {"key": KEY, "model": "tiny", "algorithm": {"_type": "grpo"}, "policy": {"lora": {"r": 4}}}

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reinforge.server.tinker import futures as futures_module
-from reinforge.server.tinker import sessions as sessions_module
-from reinforge.server.tinker import training as training_module
-from reinforge.server.tinker.losses import find_loss
-from reinforge.server.tinker.slots import BASE
-from reinforge.server.tinker.wire import parse_request, read_config, read_data
+from reinforge.protocols.tinker.server import futures as futures_module
+from reinforge.protocols.tinker.server import sessions as sessions_module
+from reinforge.protocols.tinker.server import training as training_module
+from reinforge.protocols.tinker.server.losses import find_loss
+from reinforge.protocols.tinker.server.slots import BASE
+from reinforge.protocols.tinker.server.wire import parse_request, read_config, read_data
 from tests.tinker import (
     Clock,
     TinkerClient,

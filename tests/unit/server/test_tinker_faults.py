@@ -6,11 +6,11 @@ import json
 import pytest
 
 from reinforge.errors import EngineError
-from reinforge.server.api_error import ApiError
-from reinforge.server.limits import ServerLimits
-from reinforge.server.tinker import api as api_module
-from reinforge.server.tinker.slots import AdapterSlots, Snapshot
-from reinforge.server.tinker.training import TinkerTraining
+from reinforge.protocols.tinker.server import api as api_module
+from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
+from reinforge.protocols.tinker.server.training import TinkerTraining
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.limits import ServerLimits
 from tests.serving import wait_for
 from tests.tinker import read_metrics, read_sequence, serve_tinker
 

@@ -123,8 +123,8 @@ async def test_a_template_cannot_reach_python(tiny_model_dir, tmp_path):
     import shutil
 
     from reinforge.errors import ConfigError, ReinforgeError
-    from reinforge.server.loading import ModelLoader
-    from reinforge.server.models import ServedModels
+    from reinforge.serving.loading import ModelLoader
+    from reinforge.serving.models import ServedModels
     from tests.serving import http
 
     attacks = [

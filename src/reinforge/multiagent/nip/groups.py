@@ -9,8 +9,6 @@ from typing import Any
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.adapters.openai import OpenAIAdapter
-from reinforge.adapters.openai_config import OpenAIAdapterConfig
 from reinforge.algorithms.samples import balance_agents
 from reinforge.config.loader import with_current_keys
 from reinforge.config.schema import FinetuneConfig
@@ -25,6 +23,8 @@ from reinforge.multiagent.nip.parameters import (
     reject_service_chosen_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
+from reinforge.protocols.openai.adapter import OpenAIAdapter
+from reinforge.protocols.openai.config import OpenAIAdapterConfig
 from reinforge.rollout.models.openai_config import resolve_endpoint
 from reinforge.types.job import TrainingJobStatus
 from reinforge.types.seeding import stable_seed

@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from reinforge.adapters.ray import RayAdapterConfig
-from reinforge.adapters.ray_cluster import check_ray
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import WorkflowConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.isolation.isolated_agent import IsolatedWorkflow, PlacedWorkflow
 from reinforge.rollout.isolation.worker_pool import WorkerPool
+from reinforge.scale.ray.adapter import RayAdapterConfig
+from reinforge.scale.ray.cluster import check_ray
 from reinforge.types.workflow import BoundWorkflow
 
 LOADER = "reinforge.trainer.setup.placed_agent:load_workflow"
@@ -62,7 +62,7 @@ async def open_placed(
         address = find_address(loaded)
         if problems := check_ray(address):
             raise ConfigError(problems)
-        from reinforge.adapters.ray_agents import RayAgents
+        from reinforge.scale.ray.agents import RayAgents
 
         agents = RayAgents(address)
         pool, close = open_pool(open_transport=agents.open), agents.close

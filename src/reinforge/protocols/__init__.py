@@ -1,0 +1,1 @@
+"""Training over a wire: OpenAI, ART, Tinker, our sessions and NeMo Customizer, client and server in one folder."""

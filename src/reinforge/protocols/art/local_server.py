@@ -1,0 +1,276 @@
+"""ART protocol 1, as its clients speak it as of 0.5.17: the server that `art run` starts.
+
+    POST /register                         the model
+    POST /_prepare_backend_for_training    loads it; the answer is the inference endpoint and its key
+    POST /_get_step                        the newest step
+    POST /_train_model                     one job: the response is a line of JSON per gradient step, its end the end
+    POST /_delete_checkpoint_files         all steps but those to keep
+
+A job is one request, so a client that dies loses the response. The server either trains on, and the step rises, or it
+stops, and the job has to be submitted again. This port takes no key: keep it on your own network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import SecretStr
+
+from reinforge.errors import BackendError
+from reinforge.protocols.answers import Entry, Page
+from reinforge.protocols.art.client import (
+    AFTER_STEP,
+    MAX_PAUSE_S,
+    NOT_FOUND,
+    ARTClient,
+    Serving,
+    average_metrics,
+)
+from reinforge.protocols.art.config import ARTBackendConfig
+from reinforge.protocols.art.settings import split_settings
+from reinforge.protocols.service import HostedJob
+from reinforge.rollout.models.openai_answers import describe_json, parse_answer
+from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, UnexpectedAnswer
+from reinforge.safe_text import remember_secret
+from reinforge.types.job import TrainingStatusEnum
+
+ANY_HOST = ("0.0.0.0", "::", "localhost", "127.0.0.1", "::1")
+"""Hosts of the server's answer that mean the server's own machine."""
+
+
+class ARTServer(ARTClient):
+    """One model at a server of protocol 1.
+
+    Args:
+        endpoint: The connection.
+        training: The same address, with a time limit as long as a job.
+        backend: The model.
+        inference: Where the user says the model is served; None: where the server says.
+        settle_s: Seconds to look for a job whose response was lost.
+    """
+
+    def __init__(
+        self,
+        endpoint: OpenAIEndpoint,
+        training: OpenAIEndpoint,
+        backend: ARTBackendConfig,
+        inference: Serving | None = None,
+        settle_s: float = 600.0,
+    ):
+        super().__init__(endpoint, settle_s)
+        self.training, self.backend, self.inference = training, backend, inference
+        self.serves_steps = True
+        self._streams: dict[str, asyncio.Task[str]] = {}
+        self._serving: Serving | None = None
+
+    async def connect(self) -> Serving:
+        """Registers the model, loads it, and finds the names under which it is served.
+
+        Raises:
+            BackendError: The server does not answer, refuses, or serves the model under no name.
+        """
+        fix = "check the trainer adapter's backend: ip, port, name, base_model, init_args and engine_args"
+        await self.endpoint.retry(lambda: self.request("POST", "/register", fix=fix, body=self._describe_model()))
+        body = {"model": self._describe_model(), "config": self.backend.server_config}
+        path = "/_prepare_backend_for_training"
+        answer = await self.training.retry(lambda: self._prepare(path, body, fix))
+        self._serving = (
+            answer if self.inference is None else Serving(self.inference.url, self.inference.key or answer.key)
+        )
+        await self._find_names()
+        return self._serving
+
+    async def _prepare(self, path: str, body: Mapping[str, Any], fix: str) -> Serving:
+        answer = await self.request("POST", path, fix=fix, body=body)
+        where = f"{self.endpoint.url}{path}"
+        texts = isinstance(answer, list) and len(answer) == 2 and all(isinstance(each, str) for each in answer)
+        if not texts:
+            raise UnexpectedAnswer(f"{where}: expected an inference URL and its key, found {describe_json(answer)}")
+        try:
+            url, key = validate_url(self._reach(answer[0])), validate_key(SecretStr(answer[1]))
+        except ValueError as error:
+            raise UnexpectedAnswer(f"{where}: the inference endpoint is unusable: {error}") from None
+        if key is not None:
+            remember_secret(key.get_secret_value())  # each call repeats it, so an error of the server may, too
+        return Serving(url, key)
+
+    def _reach(self, url: str) -> str:
+        """Returns an inference URL as seen from here: a server calls its own machine 0.0.0.0 or localhost."""
+        parts = urlsplit(url)
+        if parts.hostname not in ANY_HOST or self.backend.ip in ANY_HOST[2:]:
+            return url if parts.hostname not in ANY_HOST[:2] else url.replace(str(parts.hostname), "127.0.0.1", 1)
+        host = self.backend.ip or ""
+        return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host))
+
+    async def _find_names(self) -> None:
+        """Finds out whether the server serves each step under its own name, or the newest one under the model's."""
+        assert self._serving is not None
+        endpoint = OpenAIEndpoint(self.endpoint.config, self._serving.url, self._serving.key)
+        try:
+            page = parse_answer(Page[Entry], json.loads(await endpoint.call("GET", "/models")), endpoint.url, "a list")
+        except (ValueError, UnexpectedAnswer):  # any HTTP server in between may answer; the first call tells
+            return
+        except RequestRejected as error:
+            if error.status == NOT_FOUND:  # it has no list of models
+                return
+            raise
+        finally:
+            await endpoint.close()
+        names = [entry.id for entry in page.data or []]
+        step = await self.endpoint.retry(self.get_step)
+        self.serves_steps = f"{self.backend.name}@{step}" in names
+        if names and not self.serves_steps and self.backend.name not in names:
+            raise BackendError(
+                f"{self._serving.url} serves neither {self.backend.name}@{step} nor {self.backend.name}, but "
+                f"{', '.join(map(describe_json, names[:5]))}; set backend.name to the name that the server trains"
+            )
+
+    async def check_access(self) -> None:
+        """Checks that the server answers.
+
+        Raises:
+            BackendError: It does not.
+        """
+        await self.endpoint.retry(lambda: self.request("GET", "/healthcheck"))
+
+    async def get_step(self) -> int:
+        """Returns the newest step."""
+        answer = await self.request("POST", "/_get_step", body=self._describe_model())
+        if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
+            where = f"{self.endpoint.url}/_get_step"
+            raise UnexpectedAnswer(f"{where}: expected the number of a step, found {describe_json(answer)}")
+        return answer
+
+    async def find_step_after(self, step: int) -> int | None:
+        """Returns the newest step if it is after one; None: there is none yet. Each job makes one step."""
+        newest = await self.get_step()
+        return newest if newest > step else None
+
+    async def start_job(self, step: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+        """Opens the request that is the job, and returns while it runs."""
+        config, dev_config = split_settings(dict(settings))
+        body = {
+            "model": self._describe_model(),
+            "trajectory_groups": groups,
+            "config": config,
+            "dev_config": dev_config,
+            "verbose": False,
+        }
+        id_ = f"{AFTER_STEP}{step}"
+        self._streams[id_] = asyncio.create_task(self._train(body))
+        return id_
+
+    async def _train(self, body: Mapping[str, Any]) -> str:
+        """Returns the response of a job; a server that does not take the job is asked again.
+
+        Raises:
+            RetryableError: The response broke off, or the server never took the job.
+            BackendError: The server refuses the job.
+        """
+        attempts = self.endpoint.config.max_retries + 1
+        for attempt in range(1, attempts + 1):
+            try:
+                return await self.training.send("POST", "/_train_model", body=body)
+            except RetryableError as error:
+                if not error.was_refused or attempt == attempts:
+                    raise
+                await asyncio.sleep(min(error.wait_s or 0.5 * 2**attempt, MAX_PAUSE_S))
+        raise AssertionError("unreachable")
+
+    async def retrieve_job(self, id_: str) -> HostedJob:
+        """Returns a job by its response, or by the step that it makes if the response was lost."""
+        stream = self._streams.get(id_)
+        if stream is None:
+            return await self.retrieve_by_step(id_)
+        if not stream.done():
+            return self.make_job(id_, TrainingStatusEnum.RUNNING)
+        try:
+            rows = _parse_lines(stream.result())
+        except RetryableError as error:
+            if error.was_refused:
+                return self.make_job(id_, TrainingStatusEnum.FAILED, error=f"the server did not take the job: {error}")
+            job = await self.retrieve_by_step(id_)
+            done = job.status is TrainingStatusEnum.COMPLETED
+            return job if done else self.wait_for_step(id_, f"the response broke off ({error})")
+        except BackendError as error:
+            return self.make_job(id_, TrainingStatusEnum.FAILED, error=str(error))
+        job = await self.retrieve_by_step(id_)
+        if job.status is not TrainingStatusEnum.COMPLETED:
+            message = f"the response ended, but {id_.removeprefix(AFTER_STEP)} is still the newest step"
+            return self.make_job(id_, TrainingStatusEnum.FAILED, error=message)
+        return self.make_job(id_, job.status, step=job.metrics["art_step"], metrics=average_metrics(rows))
+
+    async def keep_steps(self, steps: Sequence[int]) -> None:
+        """Deletes all checkpoints but these and the newest."""
+        newest = await self.endpoint.retry(self.get_step)
+        body = {"model": self._describe_model(), "steps_to_keep": sorted({*steps, newest})}
+        await self.endpoint.retry(lambda: self.request("POST", "/_delete_checkpoint_files", body=body))
+
+    def name_step(self, step: int) -> str:
+        """Returns the name under which a step is served: its own, or that of the model for the newest."""
+        return f"{self.backend.name}@{step}" if self.serves_steps else self.backend.name
+
+    async def close(self) -> None:
+        """Closes the connections; the server may continue or stop a job whose response is still open."""
+        for stream in self._streams.values():
+            stream.cancel()
+        await asyncio.gather(*self._streams.values(), return_exceptions=True)
+        await self.training.close()
+        await super().close()
+
+    def _describe_model(self) -> dict[str, Any]:
+        """Returns the model as the published client sends it."""
+        backend, serving = self.backend, self._serving
+        return {
+            "name": backend.name,
+            "project": backend.project,
+            "entity": None,
+            "id": None,
+            "run_id": None,
+            "config": None,
+            "trainable": True,
+            "inference_api_key": serving.key.get_secret_value() if serving and serving.key else None,
+            "inference_base_url": serving.url if serving else None,
+            "inference_model_name": f"{backend.name}@0" if serving else None,
+            "base_path": ".art",
+            "report_metrics": None,
+            "base_model": backend.base_model,
+            "_internal_config": {
+                "init_args": backend.init_args,
+                "engine_args": backend.engine_args,
+                "trainer_args": None,
+            },
+        }
+
+
+def make_endpoints(config: EndpointConfig, url: str, max_wait_s: float) -> tuple[OpenAIEndpoint, OpenAIEndpoint]:
+    """Returns the connections for short calls, and for calls that last as long as a job."""
+    long = config.model_copy(update={"timeout_s": max_wait_s})
+    return OpenAIEndpoint(config, url), OpenAIEndpoint(long, url)
+
+
+def _parse_lines(text: str) -> list[dict[str, Any]]:
+    """Returns the gradient steps of a response, one JSON object a line.
+
+    Raises:
+        UnexpectedAnswer: A line is something else.
+    """
+    rows = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = line
+        if not isinstance(row, dict):
+            raise UnexpectedAnswer(
+                f"/_train_model: expected a line of JSON per gradient step, found {describe_json(row)}"
+            )
+        rows.append(row)
+    return rows

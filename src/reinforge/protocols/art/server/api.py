@@ -1,0 +1,379 @@
+"""ART's training service (protocol 2, as of its client 0.5.23), and the server of `art run` (protocol 1, 0.5.17).
+
+    POST   /v1/preview/models                          a model by entity, project and name; found again if it exists
+    DELETE /v1/preview/models/ID
+    GET    /v1/preview/models/ID/checkpoints           its steps;  DELETE {"steps": [1, 2]}
+    POST   /v1/preview/training-jobs                   trajectory groups; a job makes the next step
+    GET    /v1/preview/training-jobs/ID/events
+
+    POST   /register   /_prepare_backend_for_training   /_get_step   /_train_model   /_delete_checkpoint_files
+    GET    /healthcheck
+
+The newest step is served as `wandb-artifact:///ENTITY/PROJECT/NAME` and as `NAME`, an earlier one as `...:step3` and
+`NAME@3`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+from aiohttp import web
+
+from reinforge.config.policy import PolicyConfig
+from reinforge.errors import StorageError
+from reinforge.files import make_private_folder, remove_leftovers
+from reinforge.protocols.art.server.earlier_steps import EarlierSteps, ModelStep
+from reinforge.protocols.art.server.model import ARTJob, ARTModel
+from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord, make_id
+from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.protocols.art.server.wire import (
+    build_page,
+    choose_metrics,
+    describe_events,
+    read_name,
+    read_object,
+    read_steps,
+    read_trainer_args,
+)
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.models import ServedModel, ServedModels
+from reinforge.serving.routes import abortable, count_retries, read_json, write_json
+from reinforge.types.episode import ModelCall
+
+logger = logging.getLogger(__name__)
+
+LOCAL_ENTITY = "local"
+DEFAULT_PROJECT = "default"
+MAX_MODELS = 8
+
+
+class ARTApi:
+    """The feature that trains models for ART's clients.
+
+    Args:
+        models: The served models, to which every trained one is added.
+        bases: What may be trained.
+        folder: Where the trained models are kept.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        max_models: Most models that are loaded at a time; each holds a copy of its base model.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        bases: BaseModels,
+        folder: Path,
+        *,
+        device: str = "auto",
+        max_models: int = MAX_MODELS,
+    ):
+        self._models, self._bases, self._folder, self._device = models, bases, folder, device
+        self._max_models = max_models
+        self._replies, self._earlier = SampledReplies(), EarlierSteps(device)
+        self._trained: dict[str, ARTModel] = {}
+        self._jobs: dict[str, ARTJob] = {}
+        self._deleting: set[str] = set()
+        self._lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"), mode=0o600)
+        self._creating = asyncio.Lock()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns the routes of both protocols."""
+        model, job = "/v1/preview/models", "/v1/preview/training-jobs"
+        return [
+            web.post(model, self.create_model),
+            web.delete(f"{model}/{{id}}", self.delete_model),
+            web.get(f"{model}/{{id}}/checkpoints", self.list_checkpoints),
+            web.delete(f"{model}/{{id}}/checkpoints", self.delete_checkpoints),
+            web.post(job, self.create_job),
+            web.get(f"{job}/{{id}}/events", self.list_events),
+            web.post("/v1/preview/sft-training-jobs", self.refuse_sft),
+            web.get("/healthcheck", self.show_health),
+            web.post("/register", self.register),
+            web.post("/_prepare_backend_for_training", self.prepare),
+            web.post("/_get_step", self.get_step),
+            web.post("/_delete_checkpoint_files", self.keep_steps),
+            web.post("/_train_model", self.train),
+        ]
+
+    async def start(self) -> None:
+        """Finds the models of earlier processes, and goes on with their jobs.
+
+        Raises:
+            StorageError: The folder cannot be used, or another server owns it.
+        """
+        make_private_folder(self._folder)
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise StorageError(f"another server works on {self._folder}; stop it, or use another folder") from None
+        await asyncio.to_thread(remove_leftovers, self._folder)
+        self._models.watch(self._record)
+        for record, folder in self._list_records():
+            if (obstacle := self._find_obstacle(record)) is None:
+                await self._add(record, folder)
+            else:
+                logger.warning("the model %s of %s is not loaded: %s", record.name, record.project, obstacle)
+
+    def _list_records(self) -> list[tuple[ModelRecord, ModelFolder]]:
+        """Returns the models on disk, the oldest first, without those that are being deleted."""
+        folders = [ModelFolder(path) for path in self._folder.iterdir() if path.name not in self._deleting]
+        found = [(record, folder) for folder in folders if (record := folder.read()) is not None]
+        return sorted(found, key=lambda each: (each[0].created_s, each[0].id))
+
+    def _find_obstacle(self, record: ModelRecord) -> str | None:
+        """Returns why a model cannot be loaded now; None: it can."""
+        if record.base_model not in self._bases.names:
+            return f"this server has no model {record.base_model} to train; it has: {', '.join(self._bases.names)}"
+        if record.name in self._models:
+            return f"a model is already served as {record.name!r}; choose another name"
+        if len(self._trained) >= self._max_models:
+            return (
+                f"{self._max_models} models are loaded already (--max_models); delete one of them first, or start the "
+                "server with a larger number"
+            )
+        return None
+
+    def _record(self, call: ModelCall, model: ServedModel) -> None:
+        self._replies.record(call, model.root or model.name)
+
+    async def close(self) -> None:
+        """Stops the jobs, which go on after a restart, and frees the models."""
+        await self._earlier.close()
+        for model in self._trained.values():
+            await model.close()
+        self._lock.release()
+
+    # The training service, protocol 2.
+
+    async def create_model(self, request: web.Request) -> web.Response:
+        """Answers with a model; an existing one is found by entity, project and name."""
+        body = await read_json(request)
+        may_exist = body.get("return_existing") is True or count_retries(request) > 0
+        model = await self._find_or_create(body, may_exist=may_exist)
+        return write_json(model.record.describe())
+
+    async def delete_model(self, request: web.Request) -> web.Response:
+        """Removes a model with all its steps; its jobs are stopped, and its calls end first."""
+        model = self._get_model(request)
+        del self._trained[model.record.id]
+        self._deleting.add(model.record.id)
+        try:
+            await self._delete(model)
+        finally:
+            self._deleting.discard(model.record.id)
+        return web.Response(status=204)
+
+    async def _delete(self, model: ARTModel) -> None:
+        await model.stop()  # before its steps are listed, since a job makes one more
+        for job in [job for job in self._jobs.values() if job.model_id == model.record.id]:
+            del self._jobs[job.id]
+            if job.result is None:
+                job.end(JobResult(None, f"the model {model.record.name} was deleted", {}, job.num_sequences))
+        steps = [name for step in model.list_steps() for name in _name_step(model.record, step)]
+        for name in (model.record.artifact, model.record.name, *steps):
+            if name in self._models:
+                await self._models.remove(name)
+        await model.close()
+        model.folder.remove()
+
+    async def list_checkpoints(self, request: web.Request) -> web.Response:
+        """Lists the steps of a model; `order` is asc or desc, `after` the id of a checkpoint."""
+        model = self._get_model(request)
+        steps = model.list_steps()
+        if request.query.get("order") == "desc":
+            steps.reverse()
+        rows = [{"id": f"{model.record.id}-step-{step}", "step": step, "metrics": {}} for step in steps]
+        return write_json(build_page(request, rows))
+
+    async def delete_checkpoints(self, request: web.Request) -> web.Response:
+        """Deletes steps; the newest one and the base model stay."""
+        model, wanted = self._get_model(request), read_steps(await read_json(request), "steps")
+        known = sorted({step for step in wanted if step in model.list_earlier()})
+        for step in known:
+            await self._remove_step(model, step)
+        return write_json({"deleted_count": len(known), "not_found_steps": [s for s in wanted if s not in known]})
+
+    async def create_job(self, request: web.Request) -> web.Response:
+        """Starts a job, once: the same request sent again gets the same job."""
+        body = await read_json(request)
+        id_ = body.get("model_id")
+        model = self._trained.get(id_) if isinstance(id_, str) else None
+        if model is None:
+            raise ApiError(404, f"there is no model {str(id_)[:200]!r}", param="model_id", code="model_not_found")
+        settings = read_object(body, "experimental_config")
+        groups = body.get("trajectory_groups")
+        if count_retries(request) and (id_ := model.find_repeated(groups, settings)) is not None:
+            return write_json({"id": id_})
+        return write_json({"id": self._submit(model, groups, settings).id})
+
+    async def list_events(self, request: web.Request) -> web.Response:
+        """Lists what has happened in a job so far."""
+        return write_json(build_page(request, describe_events(self._get_job(request.match_info["id"]))))
+
+    async def refuse_sft(self, request: web.Request) -> web.Response:
+        """Refuses supervised jobs, whose data would be at a URL of the client's."""
+        message = "this server reads no training data from a URL; upload it and use /v1/fine_tuning/jobs"
+        raise ApiError(501, message, code="not_supported")
+
+    # The server of `art run`, protocol 1.
+
+    async def show_health(self, request: web.Request) -> web.Response:
+        """Says that the server answers."""
+        return write_json({"status": "ok"})
+
+    async def register(self, request: web.Request) -> web.Response:
+        """Registers a model, or finds it again."""
+        await self._find_or_create(await read_json(request), may_exist=True)
+        return web.json_response(None)
+
+    async def prepare(self, request: web.Request) -> web.Response:
+        """Answers with the URL and the key of the inference endpoint, which is this server."""
+        await self._find_described((await read_json(request)).get("model"))
+        key = request.headers.get("authorization", "").removeprefix("Bearer ") or "none"
+        return web.json_response([f"http://{request.headers['host']}/v1", key])
+
+    async def get_step(self, request: web.Request) -> web.Response:
+        """Answers with the newest step."""
+        return web.json_response((await self._find_described(await read_json(request))).step)
+
+    async def keep_steps(self, request: web.Request) -> web.Response:
+        """Deletes all steps but those named, the newest and the base model."""
+        body = await read_json(request)
+        model, kept = await self._find_described(body.get("model")), read_steps(body, "steps_to_keep")
+        for step in model.list_earlier():
+            if step not in kept:
+                await self._remove_step(model, step)
+        return web.json_response(None)
+
+    @abortable  # the job runs to its end, even if nobody waits for it
+    async def train(self, request: web.Request) -> web.StreamResponse:
+        """Runs one job; the response is a line of JSON with its metrics, and ends with it."""
+        body = await read_json(request)
+        model = await self._find_described(body.get("model"))
+        given = read_object(body, "config") | read_object(body, "dev_config")
+        settings = given | read_trainer_args(body["model"])
+        job = self._submit(model, body.get("trajectory_groups"), settings)
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        await response.prepare(request)
+        await job.done.wait()
+        assert job.result is not None  # it has ended
+        if job.result.error is not None:
+            if request.transport is not None:
+                request.transport.abort()  # a stream that breaks off is how these clients learn of a failure
+            return response
+        if job.result.metrics.get("num_updates"):
+            await response.write(json.dumps(choose_metrics(job)).encode() + b"\n")
+        await response.write_eof()
+        return response
+
+    # Models and jobs.
+
+    async def _find_or_create(self, body: Mapping[str, Any], *, may_exist: bool) -> ARTModel:
+        entity, project, name = (
+            read_name(body, field, default)
+            for field, default in (("entity", LOCAL_ENTITY), ("project", DEFAULT_PROJECT), ("name", None))
+        )
+        base = body.get("base_model")
+        self._bases.find(base if isinstance(base, str) else "")
+        async with self._creating:
+            found = self._find(entity, project, name)
+            if found is not None:
+                if not may_exist:
+                    raise ApiError(409, f"the model {name} of {project} exists", param="name", code="model_exists")
+                if found.record.base_model != base:
+                    message = f"the model {name} of {project} is trained from {found.record.base_model}, not {base}"
+                    raise ApiError(409, message, param="base_model", code="model_exists")
+                return found
+            record = ModelRecord(make_id("model"), entity, project, name, str(base), time.time())
+            if (obstacle := self._find_obstacle(record)) is not None:
+                raise ApiError(409, obstacle, param="name", code="model_unavailable")
+            for known, folder in self._list_records():  # one that was not loaded, since there was no room
+                if (known.artifact, known.base_model) == (record.artifact, record.base_model):
+                    return await self._add(known, folder)
+            folder = ModelFolder.create(self._folder, record)
+            try:
+                return await self._add(record, folder)
+            except BaseException:
+                folder.remove()
+                raise
+
+    async def _add(self, record: ModelRecord, folder: ModelFolder) -> ARTModel:
+        await asyncio.to_thread(remove_leftovers, folder.path / "checkpoints")  # of a server that was killed
+        policy = self._bases.find(record.base_model)
+        model = ARTModel(record, folder, policy, self._device, self._replies, self._serve_step)
+        served = await model.load()
+        self._trained[record.id] = model
+        for step in model.list_steps():
+            self._serve_step(model, step)
+        for name in (record.artifact, record.name):
+            self._models.add(name, served, root=record.base_model)
+        for id_ in folder.list_jobs():
+            if folder.read_result(id_) is None and (job := model.resume(id_)) is not None:
+                self._jobs[id_] = job
+        return model
+
+    def _find(self, entity: str, project: str, name: str) -> ARTModel | None:
+        wanted = (entity, project, name)
+        for model in self._trained.values():
+            if (model.record.entity, model.record.project, model.record.name) == wanted:
+                return model
+        return None
+
+    async def _find_described(self, body: object) -> ARTModel:
+        """Returns the model that a client of protocol 1 describes in full."""
+        described = body if isinstance(body, dict) else {}
+        entity = read_name(described, "entity", LOCAL_ENTITY)
+        project, name = read_name(described, "project", DEFAULT_PROJECT), read_name(described, "name", None)
+        if (model := self._find(entity, project, name)) is None:
+            raise ApiError(404, f"the model {name} of {project} is not registered", code="model_not_found")
+        return model
+
+    def _get_model(self, request: web.Request) -> ARTModel:
+        id_ = request.match_info["id"]
+        if (model := self._trained.get(id_)) is None:
+            raise ApiError(404, f"there is no model {id_[:200]!r}", code="model_not_found")
+        return model
+
+    def _submit(self, model: ARTModel, groups: object, settings: dict[str, Any]) -> ARTJob:
+        job = model.submit(groups, settings)
+        self._jobs[job.id] = job
+        return job
+
+    def _get_job(self, id_: str) -> ARTJob:
+        if (job := self._jobs.get(id_)) is not None:
+            return job
+        for model in self._trained.values():
+            if (job := model.resume(id_)) is not None:
+                self._jobs[id_] = job
+                return job
+        raise ApiError(404, f"there is no training job {id_[:200]!r}", code="job_not_found")
+
+    def _serve_step(self, model: ARTModel, step: int) -> None:
+        """Serves a step under its short and its long name."""
+        base = model.record.base_model
+        policy = self._bases.find(base)
+        if step:
+            policy = PolicyConfig(model=str(model.folder.get_checkpoint(step)), dtype=policy.dtype)
+        served = ModelStep(step, model.policy, self._earlier, policy)
+        for name in _name_step(model.record, step):
+            if name not in self._models:
+                self._models.add(name, served, root=base, close=lambda: self._earlier.remove(served))
+
+    async def _remove_step(self, model: ARTModel, step: int) -> None:
+        for name in _name_step(model.record, step):
+            if name in self._models:
+                await self._models.remove(name)
+        model.folder.remove_step(step)
+
+
+def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
+    """Returns the names of a step for the clients of protocol 1 and of protocol 2."""
+    return f"{record.name}@{step}", f"{record.artifact}:step{step}"

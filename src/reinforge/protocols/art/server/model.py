@@ -1,0 +1,261 @@
+"""One model that clients train, on an engine of this process: its steps, its jobs, and what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import EngineError, JobFailed, ReinforgeError, StorageError
+from reinforge.files import write_folder
+from reinforge.interfaces import PolicyServer
+from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord, make_id
+from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.protocols.art.server.settings import ARTTraining, read_settings
+from reinforge.protocols.art.server.trajectories import ReadTrajectories, TrajectoryReader, parse_groups
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.serving.api_error import ApiError
+from reinforge.types.job import TrainingStatusEnum
+from reinforge.types.trajectory import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 16
+"""Most jobs of one model that wait; each holds its trajectories."""
+
+
+@dataclass(eq=False)
+class ARTJob:
+    """One job of this process.
+
+    Attributes:
+        id: Its id.
+        model_id: The model that it trains.
+        num_sequences: Its trajectories.
+        done: Set once it has ended.
+        result: How it ended; None: it has not.
+    """
+
+    id: str
+    model_id: str
+    num_sequences: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    result: JobResult | None = None
+
+    def end(self, result: JobResult) -> None:
+        """Notes how the job ended."""
+        self.result, self.num_sequences = result, result.num_sequences
+        self.done.set()
+
+
+class ARTModel:
+    """A model of a client.
+
+    Args:
+        record: Its names.
+        folder: Where its steps and jobs are.
+        policy: The base model and how it is trained.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        replies: What the server has sampled lately.
+        has_made: Called with the model and its new step, once that is served.
+    """
+
+    def __init__(
+        self,
+        record: ModelRecord,
+        folder: ModelFolder,
+        policy: PolicyConfig,
+        device: str,
+        replies: SampledReplies,
+        has_made: Callable[[ARTModel, int], None],
+    ):
+        self.record, self.folder, self.replies, self._has_made = record, folder, replies, has_made
+        constant = policy.schedule.model_copy(update={"name": "constant", "warmup_steps": 0})
+        self._policy_config, self._device = policy.model_copy(update={"schedule": constant}), device
+        with_reference = GRPO(GRPOConfig(kl_coef=1.0))  # so that any job may ask for a KL to the base model
+        self._adapter = LocalAdapter(LocalAdapterConfig(), with_reference)
+        self._loading, self._training = asyncio.Lock(), asyncio.Lock()
+        self._num_waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def load(self) -> PolicyServer:
+        """Loads the newest step, once, and returns what serves it.
+
+        Raises:
+            ConfigError, EngineError: The model cannot be loaded.
+        """
+        async with self._loading:
+            if self._adapter.engine is None:
+                config = FinetuneConfig(policy=self._policy_config, device=self._device)
+                await self._adapter.initialize(config)
+                step = await run_in_daemon_thread(self.folder.find_newest, "step-check")
+                if step is not None:
+                    await self._adapter.restore(self.folder.get_checkpoint(step), step)
+        return self.policy
+
+    @property
+    def policy(self) -> PolicyServer:
+        """What serves the newest step.
+
+        Raises:
+            EngineError: The model is not loaded.
+        """
+        policy = self._adapter.policy()
+        if policy is None:
+            raise EngineError(f"the model {self.record.name} is not loaded")
+        return policy
+
+    @property
+    def step(self) -> int:
+        """The newest step; 0: the base model."""
+        return self.policy.version
+
+    def list_steps(self) -> list[int]:
+        """Returns the steps that exist, in rising order; 0, the base model, is always there."""
+        return [0, *self.folder.list_steps()]
+
+    def list_earlier(self) -> list[int]:
+        """Returns the steps that may be deleted: not the newest, nor one that is saved and about to be served."""
+        return [step for step in self.folder.list_steps() if step < self.step]
+
+    def submit(self, groups: object, settings: Mapping[str, Any]) -> ARTJob:
+        """Starts a job, which trains once those before it have ended.
+
+        Args:
+            groups: The trajectory groups as they came.
+            settings: The training settings under the names of protocol 2.
+
+        Raises:
+            ApiError: Groups or settings are wrong, or too many jobs wait.
+        """
+        num_sequences = sum(len(group.trajectories) for group in parse_groups(groups))
+        read_settings(settings)
+        if not num_sequences:
+            raise ApiError(422, "trajectory_groups holds no trajectory", param="trajectory_groups")
+        if self._num_waiting >= MAX_WAITING:
+            raise ApiError(429, f"{MAX_WAITING} jobs of this model wait already", headers={"retry-after": "10"})
+        job = ARTJob(make_id("job"), self.record.id, num_sequences)
+        self.folder.record_job(job.id, _build_request(groups, settings))
+        self._start(job, groups, settings)
+        return job
+
+    def find_repeated(self, groups: object, settings: Mapping[str, Any]) -> str | None:
+        """Returns the id of the job that the same request has started before its client sent it again; None: none."""
+        return self.folder.find_repeated(_build_request(groups, settings))
+
+    def resume(self, id_: str) -> ARTJob | None:
+        """Returns a job of an earlier process, which runs again if it had not ended; None: there is none of that id."""
+        if id_ not in self.folder.list_jobs():
+            return None
+        job, request = ARTJob(id_, self.record.id), self.folder.read_request(id_)
+        if (result := self.folder.read_result(id_)) is not None:
+            job.end(result)
+        elif request is not None:
+            job.num_sequences = sum(len(group.trajectories) for group in parse_groups(request["trajectory_groups"]))
+            self._start(job, request["trajectory_groups"], request["experimental_config"])
+        return job
+
+    def _start(self, job: ARTJob, groups: object, settings: Mapping[str, Any]) -> None:
+        self._num_waiting += 1
+        task = asyncio.create_task(self._run(job, groups, settings))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, job: ARTJob, groups: object, settings: Mapping[str, Any]) -> None:
+        async with self._training:
+            self._num_waiting -= 1
+            try:
+                step = self.folder.find_step_of(job.id)  # the last process may have ended after it had saved them
+                metrics: dict[str, float] = {}
+                if step is None:
+                    step, metrics = await self._train(job, groups, settings)
+                result = JobResult(step, None, metrics, job.num_sequences)
+            except ReinforgeError as error:
+                logger.warning("the job %s of %s failed: %s", job.id, self.record.name, error)
+                result = JobResult(None, str(error), {}, job.num_sequences)
+            except Exception as error:
+                logger.exception("the job %s of %s failed", job.id, self.record.name)
+                result = JobResult(None, f"{type(error).__name__}: {error}", {}, job.num_sequences)
+            try:
+                self.folder.record_result(job.id, result)
+            except StorageError as error:
+                logger.warning("the job %s has ended, but this is not recorded: %s", job.id, error)
+            job.end(result)
+
+    async def _train(self, job: ARTJob, groups: object, settings: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+        """Makes the next step and returns it, with the metrics of the job."""
+        await self.load()
+        training, engine = read_settings(settings), self._adapter.engine
+        assert engine is not None  # it is loaded
+        reader = TrajectoryReader(self.policy, self.replies, self.record.base_model, engine.model.max_model_len)
+        read = await reader.read(parse_groups(groups))
+        step = self.step + 1
+        target = self.folder.get_checkpoint(step)
+
+        def save(trained: Engine) -> None:
+            write_folder(target, lambda staged: trained.write(staged, step), version=step, job=job.id)
+
+        metrics: dict[str, float] = {}
+        if _has_signal(read):
+            self._adapter.call_before_serving(save)
+            metrics = await self._update(job, read, step, training)
+        else:
+            await run_in_daemon_thread(lambda: save(engine), "engine-save")
+        counts = {"num_replies": read.num_replies, "num_derived": read.num_derived, "num_left_out": read.num_left_out}
+        metrics |= {name: float(value) for name, value in counts.items()}
+        metrics["learning_rate"] = training.learning_rate
+        await self.policy.publish(step)
+        self._has_made(self, step)
+        return step, metrics
+
+    async def _update(self, job: ARTJob, read: ReadTrajectories, step: int, training: ARTTraining) -> dict[str, float]:
+        """Trains on the trajectories, and saves the step before a reply can be sampled from it.
+
+        Raises:
+            JobFailed: Nothing could be trained.
+            StorageError: The step cannot be saved; the weights are as before.
+        """
+        engine = self._adapter.engine
+        assert engine is not None  # it is loaded
+        self._adapter.algorithm = training.algorithm
+        engine.set_learning_rate(training.learning_rate)
+        collection = TrajectoryCollection(
+            trajectories=read.groups, run_id=self.record.id, epoch=step - 1, job_key=job.id
+        )
+        status = await self._adapter.wait_until_complete(await self._adapter.submit(collection))
+        if status.status is not TrainingStatusEnum.COMPLETED:
+            left_out = f"; {read.num_left_out} replies have no known tokens" if read.num_left_out else ""
+            raise JobFailed(f"{status.message}{left_out}")
+        reported = status.metadata or {}
+        return {name: float(value) for name, value in reported.items() if isinstance(value, int | float)}
+
+    async def stop(self) -> None:
+        """Stops all jobs, which run again after a restart."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stops all jobs, and frees the model."""
+        await self.stop()
+        await self._adapter.cleanup()
+
+
+def _build_request(groups: object, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a job as it is recorded."""
+    return {"trajectory_groups": groups, "experimental_config": dict(settings)}
+
+
+def _has_signal(read: ReadTrajectories) -> bool:
+    """True if the rewards of some group differ; if not, the next step has the same weights, as with ART's server."""
+    return any(len({each.reward for each in siblings}) > 1 for siblings in read.groups if siblings)

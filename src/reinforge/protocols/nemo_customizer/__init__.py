@@ -1,0 +1,1 @@
+"""NeMo Customizer: the adapter and the trainer of the NeMo Agent Toolkit."""

@@ -1,0 +1,271 @@
+"""OpenAI's fine-tuning API as a part of the server.
+
+    POST /v1/fine_tuning/jobs                     creates a job; a retry of the same request gets the same job
+    GET  /v1/fine_tuning/jobs[?metadata[k]=v]     lists jobs, the newest first
+    GET  /v1/fine_tuning/jobs/ID                  a job; also /events and /checkpoints
+    POST /v1/fine_tuning/jobs/ID/cancel           also /pause and /resume
+    POST /v1/fine_tuning/alpha/graders/run        a grader on one answer; also /validate
+
+One server owns the folder of its data; another one on the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import filelock
+from aiohttp import web
+
+from reinforge.errors import StorageError
+from reinforge.files import make_private_folder
+from reinforge.protocols.openai.server.contents import FileContents
+from reinforge.protocols.openai.server.database import UnknownObject
+from reinforge.protocols.openai.server.files import FileLimits, FilesApi, find, hash_parts
+from reinforge.protocols.openai.server.graders import GradersApi
+from reinforge.protocols.openai.server.launcher import Launcher, ProcessLauncher
+from reinforge.protocols.openai.server.models import ModelHost, TrainableModels, TunedModels
+from reinforge.protocols.openai.server.pages import flatten_query, read_page_query, write_page
+from reinforge.protocols.openai.server.records import FineTuningJob
+from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
+from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings
+from reinforge.protocols.openai.server.states import JobState
+from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.models import ServedModels
+from reinforge.serving.routes import count_retries, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+MAX_PER_PAGE = 100
+NO_RETRY = {"x-should-retry": "false"}
+"""A conflict stays one however often the request is sent."""
+IDEMPOTENCY_KEY = "idempotency-key"
+MAX_KEY = 512
+RESUMED = dict.fromkeys((JobState.VALIDATING, JobState.QUEUED), (JobState.QUEUED, JobState.RUNNING))
+"""The states in which a resumed job may be when its client asks again."""
+
+
+@dataclass(frozen=True)
+class FineTuningSettings:
+    """How the fine-tuning API works.
+
+    Attributes:
+        folder: The folder of its data: the record, files, jobs and models.
+        jobs: How jobs run.
+        files: How much clients may store.
+    """
+
+    folder: Path
+    jobs: JobSettings = field(default_factory=JobSettings)
+    files: FileLimits = field(default_factory=FileLimits)
+
+
+class FineTuningApi:
+    """The feature; mount it with `ServeApp(models, [FineTuningApi(...)])`.
+
+    Args:
+        served: The server's models, of which some may grade.
+        sources: The models that jobs may start from.
+        host: Serves the models that jobs make.
+        settings: How it works.
+        launcher: Starts the process of a job.
+
+    Raises:
+        StorageError: The folder cannot be used, or another server owns it.
+    """
+
+    def __init__(
+        self,
+        served: ServedModels,
+        sources: TrainableModels,
+        host: ModelHost,
+        settings: FineTuningSettings,
+        launcher: Launcher | None = None,
+    ):
+        self.settings, folder = settings, settings.folder
+        make_private_folder(folder)
+        self._lock = filelock.FileLock(folder / LOCK, mode=0o600)
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise StorageError(f"another server works on {folder}; stop it, or use another folder") from None
+        self.store, self.contents = JobStore(folder / "jobs.sqlite"), FileContents(folder / "files")
+        self.files = FilesApi(self.store, self.contents, settings.files)
+        self.models = TunedModels(self.store, folder / "models", host)
+        self.runner = FineTuningRunner(
+            self.store, self.contents, folder / "jobs", self.models, sources, launcher or ProcessLauncher(),
+            settings.jobs,
+        )  # fmt: skip
+        self.graders = GradersApi(served, allow_python=settings.jobs.allow_python)
+        self._sources = sources
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns its routes."""
+        jobs = "/v1/fine_tuning/jobs"
+        return [
+            *self.files.routes(),
+            *self.graders.routes(),
+            web.post(jobs, self.create_job),
+            web.get(jobs, self.list_jobs),
+            web.get(f"{jobs}/{{id}}", self.retrieve_job),
+            web.post(f"{jobs}/{{id}}/cancel", self.cancel_job),
+            web.post(f"{jobs}/{{id}}/pause", self.pause_job),
+            web.post(f"{jobs}/{{id}}/resume", self.resume_job),
+            web.get(f"{jobs}/{{id}}/events", self.list_events),
+            web.get(f"{jobs}/{{id}}/checkpoints", self.list_checkpoints),
+            web.route("*", "/v1/fine_tuning/checkpoints/{name:.+}/permissions{rest:.*}", self.refuse_permissions),
+            web.delete("/v1/models/{name:.+}", self.delete_model),
+        ]
+
+    async def start(self) -> None:
+        """Removes what a killed server has left, serves the models, and resumes the jobs."""
+        known = {file.id for file in self.store.list_files(None, 1 << 30)[0]} | self.store.list_part_ids()
+        await asyncio.to_thread(self.contents.remove_except, known)
+        await self.graders.start()
+        for problem in await self.models.start():
+            logger.warning("a fine-tuned model is not served: %s", problem)
+        await self.runner.start()
+
+    async def close(self) -> None:
+        """Stops the jobs, which resume when the server starts again."""
+        await self.runner.close()
+        await self.graders.close()
+        self.store.close()
+        self._lock.release()
+
+    async def create_job(self, request: web.Request) -> web.Response:
+        """Creates a job, once: the same request sent again gets the same job."""
+        body = await read_json(request)
+        job, job_key = read_job(body), read_job_key(body)
+        digest = hash_parts("job", hash_request(body))
+        header = request.headers.get(IDEMPOTENCY_KEY, "").encode("utf-8", "backslashreplace").decode()
+        if len(header) > MAX_KEY:
+            raise ApiError(400, f"{IDEMPOTENCY_KEY} is longer than {MAX_KEY} characters")
+        keys = [f"header:{header}"] if header else []
+        keys += [f"job_key:{job_key}"] if job_key else []
+        is_retry = count_retries(request) > 0
+        try:
+            created = await asyncio.to_thread(partial(self.store.find_created, digest, keys, is_retry=is_retry))
+            if created is None:  # a file or a model of a job that exists may have been deleted since
+                await asyncio.to_thread(self._check, job)
+                created = await asyncio.to_thread(partial(self.store.create_job, job, digest, keys, is_retry=is_retry))
+        except KeyReused as error:
+            raise ApiError(409, str(error), code="idempotency_key_reused") from None
+        if created.id == job.id:
+            self.runner.drive(job.id)
+        return write_json(created.as_answer())
+
+    def _check(self, job: FineTuningJob) -> None:
+        """Refuses a job that names what does not exist, before it is stored.
+
+        Raises:
+            ApiError: A file, a model or the grader cannot be used.
+        """
+        for param, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
+            try:
+                file = None if file_id is None else self.store.find_file(file_id)
+            except UnknownObject as error:
+                raise ApiError(400, str(error), param=param, code=f"invalid_{param}") from None
+            if file is not None and file.purpose != "fine-tune":
+                message = f"the file {file_id} has the purpose {file.purpose}; upload it with the purpose fine-tune"
+                raise ApiError(400, message, param=param, code=f"invalid_{param}")
+        grader = read_grader(job, allow_python=self.settings.jobs.allow_python)
+        try:
+            self.models.resolve(job.model, self._sources)
+            if grader is not None:
+                self.models.resolve_judges(grader, self._sources)
+        except ApiError as error:
+            raise ApiError(400, error.message, param="model", code="model_not_available") from None
+
+    async def list_jobs(self, request: web.Request) -> web.Response:
+        """Lists jobs, the newest first; `metadata[key]=value` filters them, `metadata=null` finds those without."""
+        after, limit = read_page_query(request, usual=20, most=MAX_PER_PAGE)
+        metadata: dict[str, str] | None = flatten_query(request.query, "metadata") or None
+        if request.query.get("metadata") == "null":
+            metadata = {}
+        jobs, has_more = await find(partial(self.store.list_jobs, after, limit, metadata))
+        return write_page([job.as_answer() for job in jobs], has_more)
+
+    async def retrieve_job(self, request: web.Request) -> web.Response:
+        """Returns a job."""
+        return write_json((await self._find(request)).as_answer())
+
+    async def cancel_job(self, request: web.Request) -> web.Response:
+        """Cancels a job; from then on it is cancelled, whatever its process still does."""
+        job = await self._change(request, JobState.CANCELLED, "The job was cancelled")
+        await self.runner.stop(job.id)
+        return write_json(job.as_answer())
+
+    async def pause_job(self, request: web.Request) -> web.Response:
+        """Pauses a job; it keeps its last checkpoint."""
+        job = await self._change(request, JobState.PAUSED, "The job was paused")
+        await self.runner.stop(job.id)
+        return write_json(job.as_answer())
+
+    async def resume_job(self, request: web.Request) -> web.Response:
+        """Resumes a paused job."""
+        found = await self._find(request)
+        next_state = JobState.QUEUED if found.hyperparameters else JobState.VALIDATING
+        job = await self._change(request, next_state, "The job was resumed", only_from=JobState.PAUSED)
+        if job.state is next_state:
+            self.runner.drive(job.id)
+        return write_json(job.as_answer())
+
+    async def list_events(self, request: web.Request) -> web.Response:
+        """Lists what happened to a job, the newest first."""
+        job = await self._find(request)
+        after, limit = read_page_query(request, usual=20, most=MAX_PER_PAGE)
+        events, has_more = await find(partial(self.store.list_events, job.id, after, limit))
+        return write_page([event.as_answer() for event in events], has_more)
+
+    async def list_checkpoints(self, request: web.Request) -> web.Response:
+        """Lists the checkpoints of a job that can be chatted with, the newest first."""
+        job = await self._find(request)
+        after, limit = read_page_query(request, usual=10, most=MAX_PER_PAGE)
+        checkpoints, has_more = await find(partial(self.store.list_checkpoints, job.id, after, limit))
+        return write_page([checkpoint.as_answer(job.id) for checkpoint in checkpoints], has_more)
+
+    async def refuse_permissions(self, request: web.Request) -> web.Response:
+        """Refuses permissions of checkpoints: there are no projects to share them with."""
+        raise ApiError(
+            501, "this server has one organization and no projects, so checkpoints need no permissions",
+            code="not_implemented", headers=NO_RETRY,
+        )  # fmt: skip
+
+    async def delete_model(self, request: web.Request) -> web.Response:
+        """Deletes a model that a job has made."""
+        name = request.match_info["name"]
+        try:
+            await self.models.delete(name)
+        except UnknownObject as error:
+            raise ApiError(404, str(error), param="model", code="model_not_found") from None
+        return write_json({"id": name, "object": "model", "deleted": True})
+
+    async def _find(self, request: web.Request) -> FineTuningJob:
+        try:
+            return await asyncio.to_thread(self.store.find_job, request.match_info["id"])
+        except UnknownObject as error:
+            raise ApiError(404, str(error), code="fine_tune_not_found") from None
+
+    async def _change(self, request: web.Request, state: JobState, message: str, **only: Any) -> FineTuningJob:
+        """Brings a job into a state that a client asks for; a retry of a request that has done so is answered alike.
+
+        Raises:
+            ApiError: It may not follow the job's state.
+        """
+        found = await self._find(request)
+        try:
+            return await asyncio.to_thread(partial(self.store.transition, found.id, state, message, **only))
+        except IllegalTransition as error:
+            if count_retries(request) > 0 and error.job.state in (state, *RESUMED.get(state, ())):
+                return error.job
+            verb = request.path.rpartition("/")[2]
+            message = f"the job {error.job.id} is {error.job.state.value}, so it cannot be changed by {verb}"
+            code = {"cancel": "job_not_cancellable"}.get(verb, f"job_not_{verb[:-1]}able")
+            raise ApiError(400, message, code=code, headers=NO_RETRY) from None

@@ -1,0 +1,174 @@
+"""The record of uploaded files, of uploads in parts, and of the requests that a client may send again."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import replace
+
+from reinforge.protocols.openai.server.database import Database, UnknownObject
+from reinforge.protocols.openai.server.records import FileRecord, UploadRecord
+
+RETRY_S = 600.0
+"""Seconds for which a client's retry is recognized by its body."""
+
+
+class FileStore(Database):
+    """The files and uploads."""
+
+    def add_file(self, file: FileRecord, digest: str | None = None) -> None:
+        """Records a file whose content is on disk.
+
+        Args:
+            file: The file.
+            digest: Recognizes a retry of its upload; None: there is no such thing.
+        """
+        with self._transaction() as database:
+            self._insert_file(database, file)
+            if digest is not None:
+                self._remember(database, f"digest:{digest}", digest, file.id)
+
+    def find_file(self, id_: str) -> FileRecord:
+        """Returns a file whose time is not over.
+
+        Raises:
+            UnknownObject: There is none.
+        """
+        alive = "expires_at IS NULL OR expires_at >= ?"
+        rows = self._read(f"SELECT * FROM files WHERE id = ? AND ({alive})", id_, int(time.time()))
+        if not rows:
+            raise UnknownObject(f"there is no file {id_[:80]!r}")
+        return _read_file(rows[0])
+
+    def find_repeated(self, digest: str) -> str | None:
+        """Returns the id of what the same request has made within `RETRY_S`; None: nothing."""
+        rows = self._read(
+            "SELECT object_id FROM requests WHERE key = ? AND at_s > ?", f"digest:{digest}", time.time() - RETRY_S
+        )
+        return str(rows[0]["object_id"]) if rows else None
+
+    def list_files(
+        self, after: str | None, limit: int, purpose: str | None = None, *, oldest_first: bool = False
+    ) -> tuple[list[FileRecord], bool]:
+        """Returns a page of files, and whether there are more."""
+        where = "" if purpose is None else " AND purpose = ?"
+        values = () if purpose is None else (purpose,)
+        rows, more = self._read_page("files", f"1{where}", values, after, limit, oldest_first=oldest_first)
+        return [_read_file(row) for row in rows], more
+
+    def list_expired_files(self) -> list[FileRecord]:
+        """Returns the files whose time is over."""
+        return [_read_file(row) for row in self._read("SELECT * FROM files WHERE expires_at < ?", int(time.time()))]
+
+    def remove_file(self, id_: str) -> None:
+        """Forgets a file.
+
+        Raises:
+            UnknownObject: There is none.
+        """
+        with self._transaction() as database:
+            if not database.execute("DELETE FROM files WHERE id = ?", (id_,)).rowcount:
+                raise UnknownObject(f"there is no file {id_[:80]!r}")
+            database.execute("DELETE FROM requests WHERE object_id = ?", (id_,))
+
+    def count_bytes(self) -> int:
+        """Returns the size of all files, and of the uploads that are not completed, as they were announced."""
+        stored = "SELECT coalesce(sum(bytes), 0) FROM files"
+        announced = "SELECT coalesce(sum(bytes), 0) FROM uploads WHERE status = 'pending'"
+        return int(self._read(f"SELECT ({stored}) + ({announced}) AS n")[0]["n"])
+
+    def add_upload(self, upload: UploadRecord, digest: str | None = None) -> None:
+        """Records an upload that begins; `digest` recognizes a retry of its request."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    upload.id, upload.num_bytes, upload.created_at, upload.expires_at, upload.filename, upload.purpose,
+                    upload.status, upload.file_id, upload.expires_after,
+                ),
+            )  # fmt: skip
+            if digest is not None:
+                self._remember(database, f"digest:{digest}", digest, upload.id)
+
+    def find_upload(self, id_: str) -> UploadRecord:
+        """Returns an upload; a pending one whose time is over is `expired`.
+
+        Raises:
+            UnknownObject: There is none.
+        """
+        rows = self._read("SELECT * FROM uploads WHERE id = ?", id_)
+        if not rows:
+            raise UnknownObject(f"there is no upload {id_[:80]!r}")
+        row = dict(rows[0])
+        row["num_bytes"] = row.pop("bytes")
+        upload = UploadRecord(**row)
+        is_over = upload.status == "pending" and upload.expires_at < time.time()
+        return replace(upload, status="expired") if is_over else upload
+
+    def end_upload(self, id_: str, status: str, file: FileRecord | None = None) -> None:
+        """Completes an upload with its file, or cancels it; its parts are forgotten.
+
+        Raises:
+            UnknownObject: It is not pending any more.
+        """
+        with self._transaction() as database:
+            changed = database.execute(
+                "UPDATE uploads SET status = ?, file_id = ? WHERE id = ? AND status = 'pending'",
+                (status, None if file is None else file.id, id_),
+            )
+            if not changed.rowcount:
+                raise UnknownObject(f"the upload {id_[:80]!r} is not pending")
+            database.execute("DELETE FROM parts WHERE upload_id = ?", (id_,))
+            if file is not None:
+                self._insert_file(database, file)
+
+    def list_expired_uploads(self) -> list[str]:
+        """Returns the ids of the pending uploads whose time is over."""
+        rows = self._read("SELECT id FROM uploads WHERE status = 'pending' AND expires_at < ?", int(time.time()))
+        return [row["id"] for row in rows]
+
+    def add_part(self, id_: str, upload_id: str, num_bytes: int, digest: str | None = None) -> bool:
+        """Records a part of an upload whose content is on disk; `digest` recognizes a retry of its request.
+
+        Returns:
+            False if the parts would be longer than the upload was announced; nothing is recorded then.
+
+        Raises:
+            UnknownObject: The upload is not pending any more.
+        """
+        with self._transaction() as database:
+            upload = self.find_upload(upload_id)
+            if upload.status != "pending":
+                raise UnknownObject(f"the upload {upload_id[:80]!r} is {upload.status}")
+            if sum(self.list_parts(upload_id).values()) + num_bytes > upload.num_bytes:
+                return False
+            database.execute("INSERT INTO parts VALUES (?, ?, ?)", (id_, upload_id, num_bytes))
+            if digest is not None:
+                self._remember(database, f"digest:{digest}", digest, id_)
+            return True
+
+    def list_parts(self, upload_id: str) -> dict[str, int]:
+        """Returns the size of each part of an upload, by its id."""
+        return {row["id"]: row["bytes"] for row in self._read("SELECT * FROM parts WHERE upload_id = ?", upload_id)}
+
+    def list_part_ids(self) -> set[str]:
+        """Returns the ids of the parts of all pending uploads."""
+        return {row["id"] for row in self._read("SELECT id FROM parts")}
+
+    @staticmethod
+    def _insert_file(database: sqlite3.Connection, file: FileRecord) -> None:
+        database.execute(
+            "INSERT INTO files (id, bytes, created_at, filename, purpose, sha256, expires_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (file.id, file.num_bytes, file.created_at, file.filename, file.purpose, file.sha256, file.expires_at),
+        )
+
+    @staticmethod
+    def _remember(database: sqlite3.Connection, key: str, digest: str, object_id: str) -> None:
+        database.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?)", (key, digest, object_id, time.time()))
+
+
+def _read_file(row: sqlite3.Row) -> FileRecord:
+    return FileRecord(
+        row["id"], row["bytes"], row["created_at"], row["filename"], row["purpose"], row["sha256"], row["expires_at"]
+    )

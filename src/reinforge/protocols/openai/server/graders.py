@@ -1,0 +1,116 @@
+"""`/v1/fine_tuning/alpha/graders`: checks a grader, and runs it on one answer, before a job is paid for with hours."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aiohttp import web
+
+from reinforge.evaluation.graders.grading import Grade, Grading
+from reinforge.evaluation.graders.python_grader import PythonGraders, open_python_graders
+from reinforge.evaluation.graders.schema import Grader, LabelModel, ScoreModel
+from reinforge.evaluation.graders.templates import GradedSample
+from reinforge.interfaces import ChatModel
+from reinforge.protocols.openai.server.request import check_grader
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.models import ServedModels
+from reinforge.serving.routes import read_json, write_json
+
+MAX_SAMPLE = 1 << 20
+FLAGS = (
+    "formula_parse_error",
+    "sample_parse_error",
+    "truncated_observation_error",
+    "unresponsive_reward_error",
+    "invalid_variable_error",
+    "other_error",
+    "python_grader_server_error",
+    "python_grader_runtime_error",
+    "model_grader_server_error",
+    "model_grader_refusal_error",
+    "model_grader_parse_error",
+)
+"""OpenAI's names of the kinds of errors."""
+
+
+class GradersApi:
+    """The routes of graders.
+
+    Args:
+        served: The models that may grade.
+        allow_python: Whether graders in Python may run.
+    """
+
+    def __init__(self, served: ServedModels, *, allow_python: bool = False):
+        self.served, self.allow_python = served, allow_python
+        self._python: PythonGraders | None = None
+        self._stack = AsyncExitStack()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns its routes."""
+        return [
+            web.post("/v1/fine_tuning/alpha/graders/run", self.run),
+            web.post("/v1/fine_tuning/alpha/graders/validate", self.validate),
+        ]
+
+    async def start(self) -> None:
+        """Prepares graders in Python, if they may run."""
+        if self.allow_python:
+            self._python = await self._stack.enter_async_context(open_python_graders())
+
+    async def close(self) -> None:
+        """Ends them."""
+        await self._stack.aclose()
+
+    async def validate(self, request: web.Request) -> web.Response:
+        """Returns a grader as it was understood."""
+        grader, _ = await self._read(request)
+        return write_json({"grader": grader.model_dump(mode="json", exclude_unset=True)})
+
+    async def run(self, request: web.Request) -> web.Response:
+        """Grades one answer; a grader that fails has no reward, and the errors say why."""
+        grader, body = await self._read(request)
+        text, item = body.get("model_sample"), body.get("item")
+        if not isinstance(text, str) or len(text) > MAX_SAMPLE:
+            message = f"model_sample must be the text of an answer, at most {MAX_SAMPLE:,} characters"
+            raise ApiError(400, message, param="model_sample")
+        if item is not None and not isinstance(item, dict):
+            raise ApiError(400, "item must be an object", param="item")
+
+        async def find_model(name: str) -> ChatModel:
+            return self.served.find(name).llm
+
+        grade = await Grading(grader, find_model, self._python).grade(item or {}, GradedSample(text))
+        return write_json(describe_grade(grader, grade))
+
+    async def _read(self, request: web.Request) -> tuple[Grader, dict[str, Any]]:
+        body = await read_json(request)
+        return check_grader(body.get("grader"), allow_python=self.allow_python), body
+
+
+def describe_grade(grader: Grader, grade: Grade) -> dict[str, Any]:
+    """Returns a grade in OpenAI's form; `reward` is null where there is none."""
+    errors: dict[str, Any] = {name: name in grade.errors for name in FLAGS}
+    for name in ("python_grader_runtime_error", "model_grader_server_error"):
+        errors[f"{name}_details"] = grade.errors.get(name)
+    errors["python_grader_server_error_type"] = None
+    errors["messages"] = list(grade.errors.values())
+    usage = {
+        model: {**counts, "total_tokens": sum(counts.values()), "cached_tokens": 0, "rejected_tokens": 0}
+        for model, counts in grade.tokens.items()
+    }
+    return {
+        "reward": grade.reward,
+        "sub_rewards": grade.sub_rewards,
+        "model_grader_token_usage_per_model": usage,
+        "metadata": {
+            "name": grader.name,
+            "type": grader.type,
+            "errors": errors,
+            "execution_time": grade.seconds,
+            "scores": grade.sub_rewards or {grader.name: grade.reward},
+            "sampled_model_name": grader.model if isinstance(grader, ScoreModel | LabelModel) else None,
+            "token_usage": sum(sum(counts.values()) for counts in grade.tokens.values()) or None,
+        },
+    }

@@ -1,0 +1,122 @@
+"""What the run of a job has recorded so far, as events and metrics of the fine-tuning API."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reinforge.files import MAX_RECORD_BYTES, read_lines, read_regular_file
+from reinforge.protocols.openai.server.records import MAX_MESSAGE, JobEvent
+from reinforge.protocols.openai.server.store import make_event
+from reinforge.runs.rows import BASELINE
+
+METRICS, VALIDATIONS = "training_metrics.jsonl", "validation_history.json"
+NAMES = {"loss": "train_loss", "avg_reward": "train_mean_reward", "reward_std": "train_reward_std"}
+"""Figures of an epoch -> their names in the API."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """The figures of one epoch of a job's run.
+
+    Attributes:
+        epoch: From 0.
+        step: Optimizer steps of the job until then.
+        values: By OpenAI's names where it has one: `train_loss`, `full_valid_loss`; and `train_mean_reward`,
+            `full_valid_mean_reward`.
+    """
+
+    epoch: int
+    step: int
+    values: dict[str, float]
+
+
+def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
+    """Returns the figures of each epoch that has ended.
+
+    Args:
+        run: The run folder; it may not exist yet.
+        method: The method of the job; None: taken from what the rows have.
+    """
+    validations = {row.get("epoch"): row for row in _read_validations(run)}
+    found, step = list[StepMetrics](), 0
+    for row in _read_rows(run):
+        step += int(row.get("num_updates") or 0)
+        values = {name: row[key] for key, name in NAMES.items() if isinstance(row.get(key), int | float)}
+        values |= _name_validation(validations.get(row["epoch"], {}), method)
+        found.append(StepMetrics(int(row["epoch"]), step, values))
+    return found
+
+
+def read_events(job_id: str, run: Path) -> list[JobEvent]:
+    """Returns the events of a job's run so far, in the order of the epochs; the same figures have the same ids."""
+    events, step = list[tuple[float, JobEvent]](), 0
+    for row in _read_rows(run):
+        step += int(row.get("num_updates") or 0)
+        values = {name: row[key] for key, name in NAMES.items() if isinstance(row.get(key), int | float)}
+        shown = ", ".join(f"{_describe(name)}={value:.4g}" for name, value in values.items())
+        message = f"Step {step}: {shown}" if row.get("num_updates") else f"Step {step}: nothing to train on"
+        event = make_event(job_id, f"step-{row['epoch']}", message, data={"step": step, **values})
+        events.append((row["epoch"], event))
+    for row in _read_validations(run):
+        mean, epoch = row.get("avg_reward"), int(row.get("epoch", BASELINE))
+        when = "before training" if epoch == BASELINE else f"after epoch {epoch + 1}"
+        if isinstance(mean, int | float):
+            data = {"validation": mean, "num_examples": row.get("num_examples")}
+            event = make_event(job_id, f"validation-{epoch}", f"Validation {when}: mean score {mean:.4g}", data=data)
+            events.append((epoch + 0.5, event))
+    return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+
+def read_note(job_id: str, file: Path) -> list[JobEvent]:
+    """Returns the event which says that rows of the training file are left out; none: they all fit."""
+    try:
+        note = json.loads(read_regular_file(file, MAX_RECORD_BYTES))["left_out"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [make_event(job_id, "left-out", str(note)[:MAX_MESSAGE], "warn")]
+
+
+def write_results(metrics: list[StepMetrics]) -> bytes:
+    """Returns the figures as a CSV file, as a job's `result_files` have them."""
+    names = list(dict.fromkeys(name for each in metrics for name in each.values))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["step", *names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"step": each.step, **each.values} for each in metrics)
+    return text.getvalue().encode()
+
+
+def _describe(name: str) -> str:
+    return {"train_loss": "training loss", "train_mean_reward": "mean reward"}.get(name, name.replace("_", " "))
+
+
+def _name_validation(row: Mapping[str, Any], method: str | None) -> dict[str, float]:
+    """Returns a validation under OpenAI's name: of supervised jobs, the loss is minus the score."""
+    mean = row.get("avg_reward")
+    if not isinstance(mean, int | float):
+        return {}
+    if method == "supervised":
+        return {"full_valid_loss": -mean}
+    return {"full_valid_mean_reward": mean}
+
+
+def _read_rows(run: Path) -> list[dict[str, Any]]:
+    try:
+        rows = read_lines(run / METRICS)
+    except OSError:  # not there yet, or just being written anew by a run that resumes
+        return []
+    return [row for row in rows if isinstance(row.get("epoch"), int)]
+
+
+def _read_validations(run: Path) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(read_regular_file(run / VALIDATIONS, MAX_RECORD_BYTES))
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

@@ -1,0 +1,276 @@
+"""What the server stores of files, uploads and fine-tuning jobs, each with its form in OpenAI's API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from reinforge.protocols.openai.server.states import JobState
+from reinforge.safe_text import redact_secrets
+
+MAX_MESSAGE = 4000
+"""Most characters of the message of a job's error."""
+ORGANIZATION = "reinforge"
+"""The organization of every job and model: there is one for each server."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """An uploaded file, or one with the results of a job.
+
+    Attributes:
+        id: Made by the server.
+        num_bytes: Its size.
+        created_at: Unix time.
+        filename: The client's name of it, which no path is made of.
+        purpose: What it is for.
+        sha256: Of its content.
+        expires_at: Unix time after which it is deleted; None: never.
+    """
+
+    id: str
+    num_bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    sha256: str
+    expires_at: int | None = None
+
+    def as_answer(self) -> dict[str, Any]:
+        """Returns the file in OpenAI's form."""
+        expires = {} if self.expires_at is None else {"expires_at": self.expires_at}
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": self.created_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+            **expires,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecord:
+    """A file that arrives in parts.
+
+    Attributes:
+        id: Made by the server.
+        num_bytes: The size that the client has announced.
+        created_at, expires_at: Unix times.
+        filename: The client's name of the file.
+        purpose: What the file is for.
+        status: `pending`, `completed`, `cancelled` or `expired`.
+        file_id: The file, once it is completed.
+        expires_after: Seconds after which the file is deleted; None: never.
+    """
+
+    id: str
+    num_bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str = "pending"
+    file_id: str | None = None
+    expires_after: int | None = None
+
+    def as_answer(self, file: FileRecord | None = None) -> dict[str, Any]:
+        """Returns the upload in OpenAI's form."""
+        return {
+            "id": self.id,
+            "object": "upload",
+            "bytes": self.num_bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": self.status,
+            "file": None if file is None else file.as_answer(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """Why a job failed.
+
+    Attributes:
+        code: A machine-readable name.
+        message: What happened, and where.
+        param: The field of the request that is at fault.
+    """
+
+    code: str
+    message: str
+    param: str | None = None
+
+    def as_answer(self) -> dict[str, Any]:
+        """Returns the error in OpenAI's form."""
+        return {"code": self.code, "message": self.message, "param": self.param}
+
+
+class JobFailure(Exception):
+    """A job cannot succeed.
+
+    Attributes:
+        error: Why, as the job's record has it.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None):
+        super().__init__(message)
+        self.error = JobError(code, redact_secrets(message)[:MAX_MESSAGE], param)
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuningJob:
+    """A fine-tuning job.
+
+    Attributes:
+        id: Made by the server.
+        created_at: Unix time.
+        model: The model that it starts from, as the client named it.
+        training_file: Id of the file with the rows.
+        method: `{"type": T, T: {...}}` with the hyperparameters as the client gave them.
+        hyperparameters: Those that take effect; empty until the files are validated.
+        seed: Of everything random.
+        state: Its state.
+        validation_file: Id of the file with held-out rows.
+        suffix: Part of the new model's name.
+        metadata: The client's.
+        error: Why it failed.
+        fine_tuned_model: Name of the new model.
+        finished_at: Unix time of its final state.
+        trained_tokens: Tokens that were trained on.
+        result_files: Ids of the files with its metrics.
+    """
+
+    id: str
+    created_at: int
+    model: str
+    training_file: str
+    method: dict[str, Any]
+    seed: int
+    state: JobState = JobState.VALIDATING
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    validation_file: str | None = None
+    suffix: str | None = None
+    metadata: dict[str, str] | None = None
+    error: JobError | None = None
+    fine_tuned_model: str | None = None
+    finished_at: int | None = None
+    trained_tokens: int | None = None
+    result_files: tuple[str, ...] = ()
+
+    @property
+    def method_type(self) -> str:
+        """`supervised`, `dpo` or `reinforcement`."""
+        return str(self.method["type"])
+
+    @property
+    def method_settings(self) -> dict[str, Any]:
+        """The block of the method: hyperparameters, and the grader."""
+        return dict(self.method.get(self.method_type) or {})
+
+    def as_answer(self) -> dict[str, Any]:
+        """Returns the job in OpenAI's form."""
+        return {
+            "id": self.id,
+            "object": "fine_tuning.job",
+            "created_at": self.created_at,
+            "finished_at": self.finished_at,
+            "model": self.model,
+            "fine_tuned_model": self.fine_tuned_model,
+            "organization_id": ORGANIZATION,
+            "status": self.state.value,
+            "hyperparameters": self.hyperparameters,
+            "method": self.method,
+            "training_file": self.training_file,
+            "validation_file": self.validation_file,
+            "result_files": list(self.result_files),
+            "trained_tokens": self.trained_tokens,
+            "error": None if self.error is None else self.error.as_answer(),
+            "estimated_finish": None,
+            "integrations": [],
+            "metadata": self.metadata,
+            "seed": self.seed,
+            "user_provided_suffix": self.suffix,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job.
+
+    Attributes:
+        id: Made of the job and what happened, so that it is recorded once.
+        created_at: Unix time.
+        message: What happened.
+        level: `info`, `warn` or `error`.
+        data: Figures; None: none.
+    """
+
+    id: str
+    created_at: int
+    message: str
+    level: str = "info"
+    data: dict[str, Any] | None = None
+
+    def as_answer(self) -> dict[str, Any]:
+        """Returns the event in OpenAI's form."""
+        return {
+            "id": self.id,
+            "object": "fine_tuning.job.event",
+            "created_at": self.created_at,
+            "level": self.level,
+            "message": self.message,
+            "type": "message" if self.data is None else "metrics",
+            "data": self.data,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobCheckpoint:
+    """The weights after some steps of a job.
+
+    Attributes:
+        id: Made by the server.
+        created_at: Unix time.
+        step: Optimizer steps of the job until then.
+        model: The name under which it is served.
+        metrics: The figures at that step.
+    """
+
+    id: str
+    created_at: int
+    step: int
+    model: str
+    metrics: dict[str, Any]
+
+    def as_answer(self, job_id: str) -> dict[str, Any]:
+        """Returns the checkpoint in OpenAI's form."""
+        return {
+            "id": self.id,
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": self.created_at,
+            "fine_tuned_model_checkpoint": self.model,
+            "fine_tuning_job_id": job_id,
+            "metrics": {"step": self.step, **self.metrics},
+            "step_number": self.step,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TunedModel:
+    """A model that a job has made.
+
+    Attributes:
+        name: The name under which it is served.
+        base: The model under which its job began: the root of a chain of jobs.
+        folder: Where it lies, relative to the folder of all models.
+    """
+
+    name: str
+    base: str
+    folder: str

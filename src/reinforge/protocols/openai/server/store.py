@@ -1,0 +1,287 @@
+"""The record of fine-tuning jobs, of their events and checkpoints, and of the models that they made.
+
+Every method is one transaction. A job's state changes only along `states.TRANSITIONS`, by `transition`, which writes
+the state and its event together: of two that race, such as `cancel` and the end of the job, the first one wins and the
+other one is told.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from reinforge.protocols.openai.server.database import UnknownObject
+from reinforge.protocols.openai.server.file_store import FileStore
+from reinforge.protocols.openai.server.records import (
+    FileRecord,
+    FineTuningJob,
+    JobCheckpoint,
+    JobError,
+    JobEvent,
+    TunedModel,
+)
+from reinforge.protocols.openai.server.states import TRANSITIONS, JobState
+
+
+class IllegalTransition(Exception):
+    """A job cannot come into a state from the one that it is in.
+
+    Attributes:
+        job: The job as it is.
+    """
+
+    def __init__(self, job: FineTuningJob, state: JobState):
+        super().__init__(f"the job {job.id} is {job.state.value}, so it cannot become {state.value}")
+        self.job = job
+
+
+class KeyReused(Exception):
+    """A key that a client has sent before, now with another request."""
+
+
+class JobStore(FileStore):
+    """The whole record."""
+
+    def find_created(self, digest: str, keys: Iterable[str] = (), *, is_retry: bool = False) -> FineTuningJob | None:
+        """Returns the job that the same request has created; None: it has created none.
+
+        Args:
+            digest: Hash of the whole request.
+            keys: Keys that name the request, such as its Idempotency-Key.
+            is_retry: The client sends the request again, so one with the same digest within `RETRY_S` is the same.
+
+        Raises:
+            KeyReused: One of the keys belongs to another request.
+        """
+        known = self.find_repeated(digest) if is_retry else None
+        for key in keys:
+            for row in self._read("SELECT digest, object_id FROM requests WHERE key = ?", key):
+                if row["digest"] != digest:
+                    raise KeyReused(f"the key {key.partition(':')[2][:80]!r} belongs to another request")
+                known = row["object_id"]
+        return None if known is None else self.find_job(known)
+
+    def create_job(
+        self, job: FineTuningJob, digest: str, keys: Collection[str] = (), *, is_retry: bool = False
+    ) -> FineTuningJob:
+        """Records a new job, or returns the one that the same request has created.
+
+        Args:
+            job: The job.
+            digest: Hash of the whole request.
+            keys: Keys that name the request.
+            is_retry: The client sends the request again; see `find_created`.
+
+        Raises:
+            KeyReused: One of the keys belongs to another request.
+        """
+        with self._transaction() as database:
+            if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:
+                for key in keys:
+                    self._remember(database, key, digest, known.id)
+                return known
+            database.execute(
+                "INSERT INTO jobs (id, created_at, state, metadata, data) VALUES (?, ?, ?, ?, ?)",
+                (job.id, job.created_at, job.state.value, json.dumps(job.metadata or {}), _dump_job(job)),
+            )
+            for key in (*keys, f"digest:{digest}"):
+                self._remember(database, key, digest, job.id)
+            self._insert_event(
+                database, job.id, JobEvent(f"{_event_id(job.id)}-created", _now(), f"Created fine-tuning job: {job.id}")
+            )
+            return job
+
+    def find_job(self, id_: str) -> FineTuningJob:
+        """Returns a job.
+
+        Raises:
+            UnknownObject: There is none.
+        """
+        rows = self._read("SELECT * FROM jobs WHERE id = ?", id_)
+        if not rows:
+            raise UnknownObject(f"there is no fine-tuning job {id_[:80]!r}")
+        return _read_job(rows[0])
+
+    def list_jobs(
+        self, after: str | None, limit: int, metadata: Mapping[str, str] | None = None
+    ) -> tuple[list[FineTuningJob], bool]:
+        """Returns a page of jobs, the newest first, and whether there are more.
+
+        Args:
+            after: Id of the last job of the page before.
+            limit: Most jobs of a page.
+            metadata: Pairs that a job's metadata must have; empty: only jobs without metadata; None: any.
+        """
+        where, values = ["1"], list[Any]()
+        if metadata is not None and not metadata:
+            where.append("metadata = '{}'")
+        for name, value in (metadata or {}).items():
+            where.append("EXISTS (SELECT 1 FROM json_each(jobs.metadata) WHERE key = ? AND value = ?)")
+            values += [name, value]
+        rows, more = self._read_page("jobs", " AND ".join(where), tuple(values), after, limit)
+        return [_read_job(row) for row in rows], more
+
+    def list_unfinished(self) -> list[FineTuningJob]:
+        """Returns the jobs that are not in a final state, the oldest first."""
+        final = [state.value for state in JobState if state.is_final]
+        marks = ", ".join("?" * len(final))
+        return [
+            _read_job(row)
+            for row in self._read(f"SELECT * FROM jobs WHERE state NOT IN ({marks}) ORDER BY number", *final)
+        ]
+
+    def transition(
+        self,
+        id_: str,
+        state: JobState,
+        message: str,
+        *,
+        only_from: JobState | None = None,
+        models: Iterable[TunedModel] = (),
+        checkpoints: Iterable[JobCheckpoint] = (),
+        results: FileRecord | None = None,
+        data: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> FineTuningJob:
+        """Brings a job into another state, with the event that says so; both or neither are recorded.
+
+        Args:
+            id_: The job.
+            state: The new state.
+            message: Of the event.
+            only_from: The state that the job must be in; None: any from which `state` may follow.
+            models: The models that it has made.
+            checkpoints: Its checkpoints, the oldest first.
+            results: The file with its metrics.
+            data: Figures of the event.
+            changes: Other fields of the job.
+
+        Raises:
+            IllegalTransition: `state` may not follow the job's state.
+            UnknownObject: There is no such job.
+        """
+        with self._transaction() as database:
+            job = self.find_job(id_)
+            if state not in TRANSITIONS[job.state] or (only_from is not None and job.state is not only_from):
+                raise IllegalTransition(job, state)
+            finished = _now() if state.is_final else None
+            if results is not None:
+                self._insert_file(database, results)
+                changes["result_files"] = (results.id,)
+            job = replace(job, state=state, finished_at=finished, **changes)
+            self._update_job(database, job)
+            for model in models:
+                database.execute(
+                    "INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (model.name, model.base, model.folder)
+                )
+            for checkpoint in checkpoints:
+                self._insert_checkpoint(database, id_, checkpoint)
+            level = "error" if state is JobState.FAILED else "info"
+            event = JobEvent(f"{_event_id(id_)}-{secrets.token_hex(6)}", _now(), message, level, data)
+            self._insert_event(database, id_, event)
+            return job
+
+    def update_job(self, id_: str, **changes: Any) -> FineTuningJob:
+        """Changes fields of a job other than its state."""
+        with self._transaction() as database:
+            job = replace(self.find_job(id_), **changes)
+            self._update_job(database, job)
+            return job
+
+    def add_events(self, job_id: str, events: Iterable[JobEvent]) -> None:
+        """Records events, each once: one with the same id is there already after a restart."""
+        with self._transaction() as database:
+            for event in events:
+                self._insert_event(database, job_id, event)
+
+    def list_events(self, job_id: str, after: str | None, limit: int) -> tuple[list[JobEvent], bool]:
+        """Returns a page of a job's events, the newest first, and whether there are more."""
+        rows, more = self._read_page("events", "job_id = ?", (job_id,), after, limit)
+        return [
+            JobEvent(row["id"], row["created_at"], row["message"], row["level"], _parse(row["data"])) for row in rows
+        ], more
+
+    def list_checkpoints(self, job_id: str, after: str | None, limit: int) -> tuple[list[JobCheckpoint], bool]:
+        """Returns a page of a job's checkpoints, the newest first, and whether there are more."""
+        rows, more = self._read_page("checkpoints", "job_id = ?", (job_id,), after, limit)
+        return [
+            JobCheckpoint(row["id"], row["created_at"], row["step"], row["model"], json.loads(row["metrics"]))
+            for row in rows
+        ], more
+
+    def list_models(self) -> list[TunedModel]:
+        """Returns every model that a job has made."""
+        return [TunedModel(**dict(row)) for row in self._read("SELECT * FROM models ORDER BY name")]
+
+    def remove_model(self, name: str) -> None:
+        """Forgets a model; its folder may serve other names.
+
+        Raises:
+            UnknownObject: There is none.
+        """
+        with self._transaction() as database:
+            if not database.execute("DELETE FROM models WHERE name = ?", (name,)).rowcount:
+                raise UnknownObject(f"no job has made the model {name[:200]!r}")
+
+    def find_model(self, name: str) -> TunedModel | None:
+        """Returns the model of a name; None: no job has made it."""
+        rows = self._read("SELECT * FROM models WHERE name = ?", name)
+        return TunedModel(**dict(rows[0])) if rows else None
+
+    @staticmethod
+    def _insert_event(database: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
+        data = None if event.data is None else json.dumps(event.data)
+        database.execute(
+            "INSERT OR IGNORE INTO events (id, job_id, created_at, level, message, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (event.id, job_id, event.created_at, event.level, event.message, data),
+        )
+
+    @staticmethod
+    def _insert_checkpoint(database: sqlite3.Connection, job_id: str, checkpoint: JobCheckpoint) -> None:
+        values = (checkpoint.id, job_id, checkpoint.created_at, checkpoint.step, checkpoint.model)
+        database.execute(
+            "INSERT INTO checkpoints (id, job_id, created_at, step, model, metrics) VALUES (?, ?, ?, ?, ?, ?)",
+            (*values, json.dumps(checkpoint.metrics)),
+        )
+
+    @staticmethod
+    def _update_job(database: sqlite3.Connection, job: FineTuningJob) -> None:
+        database.execute("UPDATE jobs SET state = ?, data = ? WHERE id = ?", (job.state.value, _dump_job(job), job.id))
+
+
+def _event_id(job_id: str) -> str:
+    return f"ftevent-{job_id.removeprefix('ftjob-')}"
+
+
+def make_event(
+    job_id: str, what: str, message: str, level: str = "info", data: dict[str, Any] | None = None
+) -> JobEvent:
+    """Returns an event of a job whose id is made of `what`, so that it is recorded once."""
+    return JobEvent(f"{_event_id(job_id)}-{what}", _now(), message, level, data)
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+def _parse(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _dump_job(job: FineTuningJob) -> str:
+    names = [name for name in FineTuningJob.__dataclass_fields__ if name not in ("id", "created_at", "state", "error")]
+    values: dict[str, Any] = {name: getattr(job, name) for name in names}
+    values["error"] = None if job.error is None else job.error.as_answer()
+    return json.dumps(values)
+
+
+def _read_job(row: sqlite3.Row) -> FineTuningJob:
+    values = json.loads(row["data"])
+    values["error"] = None if values["error"] is None else JobError(**values["error"])
+    values["result_files"] = tuple(values["result_files"])
+    return FineTuningJob(id=row["id"], created_at=row["created_at"], state=JobState(row["state"]), **values)

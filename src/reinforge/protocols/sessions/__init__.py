@@ -1,0 +1,1 @@
+"""Runs that train on another reinforge server: wire format, adapter and server."""

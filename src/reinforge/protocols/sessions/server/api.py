@@ -1,0 +1,332 @@
+"""The routes of sessions: runs elsewhere that sample and train here (`trainer_adapters._type: http`).
+
+`protocols.sessions.wire` lists them. A session has an engine of its own, made of a model that the server's owner
+allows. It ends when its client says so, when nothing was heard of the client for a long time, or, after a shorter
+time, when another one needs its place. What it has saved stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from reinforge.errors import BackendError, ContextOverflow, InvalidCall, ReinforgeError
+from reinforge.files import make_private_folder
+from reinforge.protocols.sessions.server.session import TrainingSession
+from reinforge.protocols.sessions.server.settings import read_settings
+from reinforge.protocols.sessions.wire import (
+    KEY_PATTERN,
+    SESSIONS,
+    EncodeAnswer,
+    EncodeCall,
+    OpenSession,
+    PublishCall,
+    RestoreCall,
+    SampleAnswer,
+    SampleCall,
+    SaveCall,
+    ScoreAnswer,
+    ScoreCall,
+    SessionAnswer,
+    StatusAnswer,
+    WeightsAnswer,
+)
+from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.isolation.worker_protocol import dump_error
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.base_models import BaseModels
+from reinforge.serving.routes import LIMITS, abortable, read_bytes, write_json
+from reinforge.types.request import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_S = 30.0
+"""Longest that one request waits for a job."""
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How much sessions take.
+
+    Attributes:
+        max_sessions: Most at a time; each holds a copy of its model.
+        lease_s: Seconds without a request after which a session makes room for another one.
+        idle_s: Seconds without a request after which a session ends anyway.
+        max_job_bytes: Longest body of a job.
+    """
+
+    max_sessions: int = 4
+    lease_s: float = 60.0
+    idle_s: float = 1800.0
+    max_job_bytes: int = 1 << 28
+
+
+class SessionsApi:
+    """The feature that samples and trains for runs elsewhere.
+
+    Args:
+        bases: What may be trained.
+        folder: Where saved weights are kept.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        limits: How much sessions take.
+    """
+
+    def __init__(self, bases: BaseModels, folder: Path, *, device: str = "auto", limits: SessionLimits | None = None):
+        self._bases, self._folder, self._device = bases, folder, device
+        self._limits = limits or SessionLimits()
+        self._sessions: dict[str, TrainingSession] = {}
+        self._by_key: dict[str, str] = {}
+        self._opening = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns the routes."""
+        one = f"{SESSIONS}/{{id}}"
+        return [
+            web.post(SESSIONS, self.open),
+            web.get(one, self.show),
+            web.delete(one, self.end),
+            web.post(f"{one}/sample", self.sample),
+            web.post(f"{one}/score", self.score),
+            web.post(f"{one}/encode", self.encode),
+            web.post(f"{one}/jobs", self.submit),
+            web.get(f"{one}/jobs", self.show_job),
+            web.post(f"{one}/publish", self.publish),
+            web.get(f"{one}/fingerprint", self.show_fingerprint),
+            web.put(f"{one}/saves/{{save:{KEY_PATTERN[1:-1]}}}", self.save),
+            web.post(f"{one}/restore", self.restore),
+        ]
+
+    async def start(self) -> None:
+        """Begins to watch for clients that are gone."""
+        make_private_folder(self._folder)
+        self._watching = asyncio.create_task(self._end_idle())
+
+    async def close(self) -> None:
+        """Ends all sessions."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for session in list(self._sessions.values()):
+            await self._end(session)
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(60.0, self._limits.idle_s))
+            async with self._opening:
+                for session in self._list_silent(self._limits.idle_s):
+                    logger.info("the session %s ends, since its client is gone", session.id)
+                    await self._end(session)
+
+    def _list_silent(self, seconds: float) -> list[TrainingSession]:
+        """Returns the sessions without a request for so long, the longest first."""
+        latest = time.monotonic() - seconds
+        silent = [each for each in self._sessions.values() if each.seen_s <= latest]
+        return sorted(silent, key=lambda each: each.seen_s)
+
+    # Sessions.
+
+    async def open(self, request: web.Request) -> web.Response:
+        """Opens a session, once for each key."""
+        opened = _read(OpenSession, await read_bytes(request))
+        async with self._opening:
+            session = self._sessions.get(self._by_key.get(opened.key, ""))
+            if session is None:
+                session = await self._open(opened)
+            elif session.opened != opened:
+                raise ApiError(422, "a session of this key was opened with other settings", param="key")
+            session.seen_s = time.monotonic()
+        return write_json({**session.describe(), "lease_s": self._limits.lease_s})
+
+    async def _open(self, opened: OpenSession) -> TrainingSession:
+        config = read_settings(opened, self._bases, self._device)
+        await self._make_room()
+        id_ = secrets.token_hex(16)
+        session = TrainingSession(id_, self._folder / id_, opened, config)
+        try:
+            await session.start()
+        except ReinforgeError as error:
+            raise ApiError(422, str(error)) from error
+        self._sessions[id_] = session
+        self._by_key[opened.key] = id_
+        return session
+
+    async def _make_room(self) -> None:
+        """Ends sessions whose clients are silent, if there is no place for another one.
+
+        Raises:
+            ApiError: All clients are there.
+        """
+        limits = self._limits
+        silent = self._list_silent(limits.lease_s)
+        while len(self._sessions) >= limits.max_sessions and silent:
+            session = silent.pop(0)
+            logger.info("the session %s, whose client is silent, makes room for another one", session.id)
+            await self._end(session)
+        if len(self._sessions) >= limits.max_sessions:
+            first = min(each.seen_s for each in self._sessions.values())
+            wait_s = max(1, int(first + limits.lease_s - time.monotonic()) + 1)
+            message = f"{limits.max_sessions} sessions are open, which is the most"
+            raise ApiError(429, message, code="too_many_sessions", headers={"retry-after": str(wait_s)})
+
+    async def show(self, request: web.Request) -> web.Response:
+        """Keeps a session and answers with its description."""
+        return write_json({**self._find(request).describe(), "lease_s": self._limits.lease_s})
+
+    async def end(self, request: web.Request) -> web.Response:
+        """Ends a session; one that has ended already is no error."""
+        if (session := self._sessions.get(request.match_info["id"])) is not None:
+            await self._end(session)
+        return write_json({"ended": True})
+
+    async def _end(self, session: TrainingSession) -> None:
+        self._sessions.pop(session.id, None)
+        self._by_key.pop(session.opened.key, None)
+        try:
+            await session.close()
+        except ReinforgeError as error:  # its folder could not be removed; other sessions go on
+            logger.warning("the session %s has not ended cleanly: %s", session.id, error)
+
+    def _find(self, request: web.Request) -> TrainingSession:
+        id_ = request.match_info["id"]
+        if (session := self._sessions.get(id_)) is None:
+            message = f"there is no session {id_[:64]!r}; it may have ended with the server or for want of requests"
+            raise ApiError(404, message, code="session_not_found")
+        session.seen_s = time.monotonic()
+        return session
+
+    # Sampling.
+
+    @abortable
+    async def sample(self, request: web.Request) -> web.Response:
+        """Samples one reply."""
+        session, call = self._find(request), _read(SampleCall, await read_bytes(request))
+        session.check_request(call.request)
+
+        async def sample() -> SampleAnswer:
+            return SampleAnswer(reply=await session.policy.sample(call.request))
+
+        return await _answer(sample, SampleAnswer)
+
+    @abortable
+    async def score(self, request: web.Request) -> web.Response:
+        """Scores sequences of tokens."""
+        session, call = self._find(request), _read(ScoreCall, await read_bytes(request))
+
+        async def score() -> ScoreAnswer:
+            rows = await session.policy.score(call.token_ids)
+            return ScoreAnswer(logprobs=[[float(value) for value in row] for row in rows])
+
+        return await _answer(score, ScoreAnswer)
+
+    @abortable
+    async def encode(self, request: web.Request) -> web.Response:
+        """Finds the tokens of a given reply."""
+        session, call = self._find(request), _read(EncodeCall, await read_bytes(request))
+
+        async def encode() -> EncodeAnswer:
+            tokens = await session.policy.encode(call.request, call.reply)
+            assert isinstance(tokens, TokenLogprobs)  # the engine has them
+            return EncodeAnswer(tokens=tokens)
+
+        return await _answer(encode, EncodeAnswer)
+
+    # Jobs.
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """Starts a job, once for each key."""
+        session, limits = self._find(request), request.config_dict[LIMITS]
+        body = await read_body(request, max_bytes=self._limits.max_job_bytes, timeout_s=limits.body_timeout_s)
+        try:
+            collection, content = await asyncio.to_thread(session.read_job, body)
+        except ValidationError as error:
+            raise _refuse(error) from None
+
+        async def submit() -> StatusAnswer:
+            return StatusAnswer(status=await session.submit(collection, content))
+
+        return await _answer(submit, StatusAnswer)
+
+    @abortable
+    async def show_job(self, request: web.Request) -> web.Response:
+        """Answers with the status of a job, once it has ended or the time is up."""
+        session, query = self._find(request), request.query
+        try:
+            wait_s = min(MAX_WAIT_S, max(0.0, float(query.get("wait_s", "0"))))
+        except ValueError:
+            raise ApiError(422, "wait_s: expected a number of seconds", param="wait_s") from None
+
+        async def wait() -> StatusAnswer:
+            return StatusAnswer(status=await session.wait(query.get("job_key", ""), wait_s))
+
+        response = await _answer(wait, StatusAnswer)
+        session.seen_s = time.monotonic()
+        return response
+
+    # Weights.
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Serves the newest weights as a version."""
+        session, call = self._find(request), _read(PublishCall, await read_bytes(request))
+        return await self._change(session, session.publish(call.version))
+
+    async def show_fingerprint(self, request: web.Request) -> web.Response:
+        """Answers with a hash of the weights that are served."""
+        return await self._change(self._find(request), None)
+
+    async def save(self, request: web.Request) -> web.Response:
+        """Keeps the current weights under a name."""
+        session, call = self._find(request), _read(SaveCall, await read_bytes(request))
+        work = session.save(request.match_info["save"], call, lambda id_: self._folder / id_)
+        return await self._change(session, work)
+
+    async def restore(self, request: web.Request) -> web.Response:
+        """Loads saved weights, also of an earlier session, and serves them."""
+        session, call = self._find(request), _read(RestoreCall, await read_bytes(request))
+        return await self._change(session, session.restore(call, self._folder / call.session))
+
+    async def _change(self, session: TrainingSession, work: Awaitable[None] | None) -> web.Response:
+        async def change() -> WeightsAnswer:
+            if work is not None:
+                await work
+            policy = session.policy
+            return WeightsAnswer(version=policy.version, fingerprint=await policy.fingerprint())
+
+        return await _answer(change, WeightsAnswer)
+
+
+def _read(kind: type[B], body: bytes) -> B:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refuse(error) from None
+
+
+def _refuse(error: ValidationError) -> ApiError:
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, found["loc"]))
+    return ApiError(422, f"{where or 'the body'}: {found['msg']}", param=where or None)
+
+
+async def _answer(work: Callable[[], Awaitable[SessionAnswer]], kind: type[SessionAnswer]) -> web.Response:
+    """Returns what a call gives, or what it raises, which its client raises again."""
+    try:
+        answer = await work()
+    except ApiError:
+        raise
+    except (ReinforgeError, ContextOverflow, InvalidCall, ValueError) as error:
+        if isinstance(error, BackendError):
+            logger.warning("a call of a session failed: %s", error)
+        answer = kind(raised=dump_error(error))
+    text: str = answer.model_dump_json()
+    return web.Response(text=text, content_type="application/json")

@@ -1,0 +1,297 @@
+"""One run of a client: an engine of this process, its jobs, and the weights that the client has saved.
+
+DATA/sessions/ID/session.json       what the client asked for
+DATA/sessions/ID/saves/SAVE/        weights and optimizer state; the manifest has their version
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.config.schema import FinetuneConfig
+from reinforge.errors import EngineError, ReinforgeError, StorageError
+from reinforge.files import (
+    commit_folder,
+    find_damage,
+    make_private_folder,
+    make_staging_path,
+    read_regular_file,
+    remove_folder,
+    write_json,
+)
+from reinforge.interfaces import PolicyServer
+from reinforge.protocols.sessions.server.settings import make_algorithm
+from reinforge.protocols.sessions.wire import OpenSession, RestoreCall, SaveCall, SentJob, read_job
+from reinforge.serving.api_error import ApiError
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.request import ModelRequest, TokenLogprobs
+from reinforge.types.trajectory import TrajectoryCollection
+
+SETTINGS = "session.json"
+MAX_SETTINGS_BYTES = 1 << 20
+MAX_WAITING = 16
+"""Most jobs of one session that have not ended; each holds its trajectories."""
+
+
+class TrainingSession:
+    """A client's run.
+
+    Args:
+        id_: Its id.
+        folder: Its folder.
+        opened: What the client asked for.
+        config: The same as a configuration.
+
+    Attributes:
+        seen_s: When the client was last heard of, by the monotonic clock.
+    """
+
+    def __init__(self, id_: str, folder: Path, opened: OpenSession, config: FinetuneConfig):
+        self.id, self.folder, self.opened, self._config = id_, folder, opened, config
+        self.seen_s = time.monotonic()
+        self._stack = AsyncExitStack()
+        self._adapter: LocalAdapter | None = None
+        self._jobs: dict[str, TrainingJobRef] = {}
+        self._contents: dict[str, str] = {}
+        self._continues: set[str] = set()
+        self._exclusive = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Loads the model.
+
+        Raises:
+            ApiError, ConfigError, EngineError: It cannot be trained as the client asks.
+        """
+        algorithm = await self._stack.enter_async_context(make_algorithm(self.opened.algorithm, self._config.seed))
+        adapter = LocalAdapter(LocalAdapterConfig(), algorithm)
+        self._stack.push_async_callback(adapter.cleanup)
+        try:
+            await adapter.initialize(self._config)
+            make_private_folder(self.folder)
+            make_private_folder(self.folder / "saves")
+            write_json(self.folder / SETTINGS, self.opened.model_dump(mode="json"))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._adapter = adapter
+
+    async def close(self) -> None:
+        """Stops its jobs and frees the model; what the client has saved stays."""
+        self._adapter = None
+        await self._stack.aclose()
+        if self.folder.is_dir() and not any((self.folder / "saves").iterdir()):
+            remove_folder(self.folder)
+
+    @property
+    def adapter(self) -> LocalAdapter:
+        """Samples and trains.
+
+        Raises:
+            EngineError: The session has ended.
+        """
+        if self._adapter is None:
+            raise EngineError("the session has ended")
+        return self._adapter
+
+    @property
+    def policy(self) -> PolicyServer:
+        """Samples."""
+        policy = self.adapter.policy()
+        assert policy is not None  # the model is loaded
+        return policy
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens of the model."""
+        engine = self.adapter.engine
+        assert engine is not None  # the model is loaded
+        return int(engine.model.vocab_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the client needs to know of the policy."""
+        policy = self.policy
+        engine = self.adapter.engine
+        assert engine is not None  # the model is loaded
+        return {
+            "id": self.id,
+            "model_name": self.opened.model,
+            "chat_template": policy.chat_template,
+            "history": policy.history,
+            "tolerance": policy.tolerance,
+            "max_model_len": engine.policy.max_model_len,
+            "version": policy.version,
+        }
+
+    def check_request(self, request: ModelRequest) -> None:
+        """Refuses token ids that the model does not have.
+
+        Raises:
+            ApiError: There are some.
+        """
+        if isinstance(request.prompt, tuple):
+            self._check_tokens("prompt", request.prompt)
+        if request.continued is not None:
+            self._check_tokens("continued", request.continued.token_ids)
+
+    def _check_tokens(self, name: str, token_ids: Iterable[int]) -> None:
+        size = self.vocab_size
+        if (wrong := next((each for each in token_ids if not 0 <= each < size), None)) is not None:
+            raise ApiError(422, f"{name}: the model has the tokens 0 to {size - 1}, found {wrong}", param=name)
+
+    def _check_turn(self, name: str, tokens: TokenLogprobs) -> None:
+        self._check_tokens(name, (*tokens.prompt_token_ids, *tokens.token_ids))
+        count = len(tokens.token_ids)
+        if len(tokens.logprobs) != count or len(tokens.processed_logprobs) not in (0, count):
+            message = f"{name}: {count} tokens with {len(tokens.logprobs)} log-probs"
+            raise ApiError(422, f"{message} and {len(tokens.processed_logprobs)} processed ones", param=name)
+        if tokens.supports is None:
+            return
+        size = -(-self.vocab_size // 8)
+        try:
+            fits = len(tokens.supports.sets) == count and all(len(mask) == size for mask in tokens.supports.masks)
+            kept = tokens.supports.token_ids
+        except (ValueError, IndexError):
+            fits = False
+        if not fits:
+            raise ApiError(422, f"{name}: the supports do not fit {count} tokens", param=name)
+        if len(kept):
+            self._check_tokens(name, (int(kept.min()), int(kept.max())))
+
+    # Jobs.
+
+    def read_job(self, body: bytes) -> tuple[TrajectoryCollection, str]:
+        """Returns a job's trajectories, and a hash of what was sent.
+
+        Raises:
+            ApiError: They cannot be trained on.
+            ValueError: They are no job.
+        """
+        collection = read_job(SentJob.model_validate_json(body))
+        for index, siblings in enumerate(collection.trajectories):
+            for number, trajectory in enumerate(siblings):
+                for turn in trajectory.turns:
+                    if turn.tokens is not None:
+                        self._check_turn(f"groups[{index}][{number}]", turn.tokens)
+        _ = collection.groups  # refuses groups that are none
+        return collection, hashlib.sha256(body).hexdigest()
+
+    async def submit(self, collection: TrajectoryCollection, content: str) -> TrainingJobStatus:
+        """Starts a job; a key that is known already starts none.
+
+        Args:
+            collection: The trajectories.
+            content: Hash of them.
+
+        Raises:
+            ApiError: Too many jobs wait, or the key stands for another job.
+        """
+        key = collection.resolve_job_key()
+        if self._contents.setdefault(key, content) != content:
+            raise ApiError(422, f"the job {key[:100]!r} was submitted with other trajectories", param="job_key")
+        if key not in self._jobs:
+            states = [await self.adapter.status(ref) for ref in self._jobs.values()]
+            if sum(not each.is_terminal for each in states) >= MAX_WAITING:
+                raise ApiError(429, f"{MAX_WAITING} jobs of this session wait already", headers={"retry-after": "10"})
+            self._jobs[key] = await self.adapter.submit(collection)
+        return await self.adapter.status(self._jobs[key])
+
+    async def wait(self, key: str, timeout_s: float) -> TrainingJobStatus:
+        """Returns the status of a job, once it has ended or the time is up.
+
+        Raises:
+            ApiError: There is no such job.
+            OutOfMemory, StorageError, BackendUnavailable: It failed for want of memory, storage or a teacher.
+        """
+        if (ref := self._jobs.get(key)) is None:
+            raise ApiError(404, f"this session has no job {key[:100]!r}", param="job_key", code="job_not_found")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.adapter.wait_until_complete(ref)
+        except TimeoutError:
+            return await self.adapter.status(ref)
+
+    # Weights.
+
+    async def publish(self, version: int) -> None:
+        """Serves the newest weights as a version."""
+        async with self._exclusive:
+            await self.policy.publish(version)
+
+    async def save(self, name: str, call: SaveCall, find: Callable[[str], Path]) -> None:
+        """Keeps the current weights under a name; a name that is known already keeps what it has.
+
+        Args:
+            name: Made by the client.
+            call: What to keep.
+            find: Returns the folder of a session.
+        """
+        target = self.folder / "saves" / name
+        async with self._exclusive:
+            if await asyncio.to_thread(find_damage, target) is not None:
+                staged = make_staging_path(target.parent)
+                try:
+                    await self.adapter.save(staged, call.version)
+                    await asyncio.to_thread(commit_folder, staged, target, version=call.version)
+                finally:
+                    shutil.rmtree(staged, ignore_errors=True)
+            if call.keep is not None:
+                kept = {*call.keep, f"{self.id}/{name}"}
+                await asyncio.to_thread(_remove_others, [find(each) for each in (self.id, *self._continues)], kept)
+
+    async def restore(self, call: RestoreCall, folder: Path) -> None:
+        """Loads saved weights and serves them as a version, once the running job has ended.
+
+        Args:
+            call: Which.
+            folder: The folder of the session that saved them.
+
+        Raises:
+            ApiError: There are none, or of another model.
+        """
+        place = folder / "saves" / call.save
+        if (damage := await asyncio.to_thread(find_damage, place)) is not None:
+            message = f"the weights {call.session}/{call.save} are not here: {damage}"
+            raise ApiError(404, message, param="save", code="save_not_found")
+        before = _read_settings(folder)
+        if before is None or (before.model, before.policy.get("lora")) != (
+            self.opened.model,
+            self.opened.policy.get("lora"),
+        ):
+            message = f"the weights {call.session}/{call.save} are of another model or other adapters"
+            raise ApiError(422, message, param="session")
+        async with self._exclusive:
+            for ref in self._jobs.values():
+                await _wait_for_end(self.adapter, ref)
+            await self.adapter.restore(place, call.version)
+        self._continues.add(call.session)
+
+
+async def _wait_for_end(adapter: LocalAdapter, ref: TrainingJobRef) -> None:
+    try:
+        await adapter.wait_until_complete(ref)
+    except ReinforgeError:
+        return  # its client is told when it asks for the job
+
+
+def _remove_others(folders: Sequence[Path], kept: set[str]) -> None:
+    for folder in folders:
+        for path in sorted((folder / "saves").glob("[0-9a-f]*")):
+            if f"{folder.name}/{path.name}" not in kept:
+                remove_folder(path)
+
+
+def _read_settings(folder: Path) -> OpenSession | None:
+    try:
+        return OpenSession(**json.loads(read_regular_file(folder / SETTINGS, MAX_SETTINGS_BYTES)))
+    except (OSError, ValueError, TypeError, StorageError):
+        return None

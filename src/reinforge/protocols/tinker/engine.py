@@ -1,0 +1,195 @@
+"""Tinker's service as the engine of a run: jobs of our loop become its gradients and optimizer steps.
+
+begin_job -> update: for each step forward_backward, optim_step -> end_job -> publish: a sampler of the new weights
+rollback: back to the checkpoint from before the job
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
+from reinforge.config.policy import PolicyConfig
+from reinforge.errors import BackendError, EngineError
+from reinforge.protocols.tinker.config import TinkerAdapterConfig
+from reinforge.protocols.tinker.losses import build_data, make_datum, translate_loss
+from reinforge.protocols.tinker.policy import TinkerPolicy
+from reinforge.protocols.tinker.service import OpenService
+from reinforge.types.gradients import AdamSettings
+from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+
+NAME = "default"
+SERVICE = "tinker"
+
+
+class TinkerEngine:
+    """Has the methods of `Engine` that a job calls.
+
+    Args:
+        config: The policy: its tokenizer, optimizer, schedule and batches.
+        adapter: How to reach the service.
+        seed: Of the adapter's first weights and the order of samples.
+        open_service: Opens the service.
+
+    Attributes:
+        policies: The one policy, by its name.
+        missing_reference: None: the service has no reference.
+    """
+
+    missing_reference: None = None
+    samples_elsewhere = True
+
+    def __init__(self, config: PolicyConfig, adapter: TinkerAdapterConfig, seed: int, open_service: OpenService):
+        from reinforge.engine.model.chat_template import PromptRenderer
+        from reinforge.engine.model.loading import load_tokenizer
+
+        self.config, self._adapter, self._seed = config, adapter, seed
+        self.tokenizer = load_tokenizer(config)
+        ends = [self.tokenizer.eos_token_id]
+        self._service = open_service(adapter, seed % 2**31)
+        self.policy = TinkerPolicy(
+            self._service,
+            PromptRenderer(self.tokenizer, ends, history=config.history),
+            adapter.base_model,
+            config.max_model_len or 4096,
+            ends,
+        )
+        self.policies = {NAME: self.policy}
+        self._peak = config.optimizer.peak
+        self._num_steps, self._is_changed = 0, False
+        self._saved, self._saved_steps = self._service.save("step-0"), 0
+        self._service.publish()
+        self._num_saves = 0
+
+    def begin_job(self, *names: str) -> None:
+        """Begins a job."""
+        self._is_changed = False
+
+    def score(self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, **_: Any) -> None:
+        """Sets `old_logprobs` where the algorithm needs the learner's own; else those of the sampler count."""
+        if needs.old_logprobs is True:
+            for sample, logprobs in zip(samples, self.logprobs(samples), strict=True):
+                sample.old_logprobs = logprobs
+
+    def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None = None) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens under the current weights, 0 elsewhere."""
+        if not samples:
+            return []
+        rows = self._service.forward([make_datum(sample) for sample in samples])
+        return [
+            np.where(sample.loss_mask, np.append(np.float32(0), row), 0).astype(np.float32)
+            for sample, row in zip(samples, rows, strict=True)
+        ]
+
+    def update(
+        self,
+        samples: Sequence[TrainingSample],
+        loss: LossSpec,
+        *,
+        progress_start: float,
+        progress_end: float,
+        epoch: int = 0,
+        **_: Any,
+    ) -> UpdateReport:
+        """Trains on the samples: one forward_backward and one optim_step for each optimizer step."""
+        from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
+        from reinforge.engine.training.step_plan import plan_steps
+
+        name, settings = translate_loss(loss)
+        _check_samples(samples)
+        steps = plan_steps(samples, self.config.batch, self._seed, epoch)
+        made: list[dict[str, float]] = []
+        for i, indices in enumerate(steps):
+            progress = progress_start + (progress_end - progress_start) * i / len(steps)
+            rate = self._peak * learning_rate_factor(self.config.schedule, self._num_steps, progress)
+            self._is_changed = True
+            chosen = [samples[index] for index in indices]
+            metrics = self._service.forward_backward(build_data(chosen, name), name, settings)
+            stepped = self._service.optim_step(self._build_adam(rate))
+            self._num_steps += 1
+            made.append({"loss": metrics.get("loss:sum", math.nan), "lr": rate, **_read_norm(stepped)})
+        trained = {index for indices in steps for index in indices}
+        return UpdateReport(
+            num_updates=len(steps),
+            num_skipped_steps=0,
+            num_samples=len(trained),
+            num_tokens=sum(samples[index].num_trained for index in trained),
+            metrics={key: float(np.mean([each[key] for each in made if key in each])) for key in (made or [{}])[0]},
+        )
+
+    def _build_adam(self, rate: float) -> AdamSettings:
+        own = self.config.optimizer
+        return AdamSettings(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm)
+
+    def end_job(self) -> None:
+        """Ends the job: its weights are saved, and served from the next `publish` on."""
+        self._num_saves += 1
+        self._saved, self._saved_steps = (
+            self._service.save(f"step-{self._num_steps}-{self._num_saves}"),
+            self._num_steps,
+        )
+        self._is_changed = False
+
+    def rollback(self) -> None:
+        """Goes back to the weights from before the job."""
+        if self._is_changed:
+            self._service.load(self._saved)
+            self._num_steps, self._is_changed = self._saved_steps, False
+
+    def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
+        """Writes the name of the newest weights, which stay at the service."""
+        place = self._adapter.base_url or SERVICE
+        HostedModel(f"{self._saved}#{self._saved_steps}", self._adapter.base_model, place).write(folder)
+
+    def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
+        """Goes back to the weights that a folder names.
+
+        Raises:
+            BackendError: It names none of this service.
+        """
+        saved, _, steps = HostedModel.read(Path(folder)).model.partition("#")
+        if not saved.startswith("tinker://") or not steps.isdecimal():
+            raise BackendError(f"{Path(folder) / HOSTED_MODEL} names no checkpoint of Tinker's service")
+        self._service.load(saved)
+        self._saved, self._saved_steps = saved, int(steps)
+        self._num_steps, self._is_changed = int(steps), False
+
+    def reset(self, adapter: str | None = None) -> None:
+        """Raises: the first weights are not kept.
+
+        Raises:
+            EngineError: Always.
+        """
+        raise EngineError("reset: Tinker's service keeps no first weights for the run")
+
+    def use_stage(self, stage: str, adapter: str | None = None) -> None:
+        """Raises: stages are not offered.
+
+        Raises:
+            EngineError: Always.
+        """
+        raise EngineError(f"use_stage: pipelines ({stage}) are not offered with Tinker's service")
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._service.close()
+
+
+def _check_samples(samples: Sequence[TrainingSample]) -> None:
+    for sample in samples:
+        if sample.supports is not None or (sample.temperatures[sample.loss_mask] != 1).any():
+            raise BackendError(
+                "Tinker's service trains tokens that were sampled at temperature 1 from the whole vocabulary only; set "
+                "finetuning.sampling.temperature: 1 without top_p, top_k and min_p"
+            )
+
+
+def _read_norm(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the norm of the gradient, if the service reports one."""
+    found = [value for name, value in metrics.items() if "grad" in name and math.isfinite(value)]
+    return {"grad_norm": found[0]} if found else {}

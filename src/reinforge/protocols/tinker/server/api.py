@@ -1,0 +1,391 @@
+"""Tinker's protocol as a part of the server: programs written for Tinker's service train against this machine.
+
+    TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-local python -m tinker_cookbook.recipes.math_rl.train ...
+
+Made for the SDK 0.38. What a client asks for and this server does not have is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from reinforge.config.policy import LoRAConfig, PolicyConfig
+from reinforge.interfaces import PolicyServer
+from reinforge.protocols.tinker.server.checkpoints import SCHEME, CheckpointStore, TinkerPath, format_time
+from reinforge.protocols.tinker.server.futures import TinkerFutures
+from reinforge.protocols.tinker.server.policy import SnapshotPolicy
+from reinforge.protocols.tinker.server.requests import (
+    CreateSession,
+    FinishSession,
+    OfSession,
+    RetrieveFuture,
+    WeightsPath,
+    parse,
+)
+from reinforge.protocols.tinker.server.sampling import TinkerSampling
+from reinforge.protocols.tinker.server.sessions import TinkerSessions
+from reinforge.protocols.tinker.server.slots import BASE, AdapterSlots, list_slots
+from reinforge.protocols.tinker.server.training import TinkerBase, TinkerTraining
+from reinforge.protocols.tinker.server.wire import require_protobuf
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.models import ServedModels
+from reinforge.serving.routes import LIMITS, abortable, read_bytes, read_json, write_json
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+
+logger = logging.getLogger(__name__)
+API = "/api/v1"
+POLL_S = 20.0
+"""How long a poll for a result waits; the SDK gives up after 45 s."""
+SWEEP_S = 10.0
+"""How often sessions, results and checkpoints are looked through for those whose time has passed."""
+MAX_CHUNK_BYTES = 5_000_000
+"""How much the SDK sends in one forward_backward."""
+NOTICE = "LoRA on attention and MLP; the output layer stays as it is (train_unembed has no effect)"
+
+
+@dataclass(frozen=True, slots=True)
+class TinkerSettings:
+    """What the protocol offers.
+
+    Attributes:
+        policy: The base model.
+        name: The name under which it is served.
+        data_dir: The folder of the checkpoints.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        seed: Seed of sampling without one.
+        max_models: Most models that are trained at a time.
+        max_samplers: Most snapshots that sample at a time; more take turns.
+        max_rank: Largest rank of an adapter.
+        session_timeout_s: Seconds after a client's last sign of life when its session ends.
+    """
+
+    policy: PolicyConfig
+    name: str
+    data_dir: Path
+    device: str = "auto"
+    seed: int = 0
+    max_models: int = 4
+    max_samplers: int = 4
+    max_rank: int = 32
+    session_timeout_s: float = 300.0
+
+
+def load_engine(settings: TinkerSettings) -> Engine:
+    """Returns an engine with the adapters that the protocol needs."""
+    from reinforge.engine import Engine
+
+    lora = settings.policy.lora or LoRAConfig()
+    rank = settings.max_rank
+    policy = settings.policy.model_copy(update={"lora": lora.model_copy(update={"r": rank, "lora_alpha": rank})})
+    adapters = list_slots(settings.max_models, settings.max_samplers)
+    return Engine.load(policy, seed=settings.seed, device=settings.device, adapters=adapters)
+
+
+class TinkerApi:
+    """The routes below `/api/v1`, and the engine behind them.
+
+    Args:
+        models: The server's models; the base model is added under its name.
+        settings: What to offer.
+        load: Loads the engine, in another thread.
+        now: Seconds of a clock that only goes forward.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        settings: TinkerSettings,
+        load: Callable[[TinkerSettings], Engine] = load_engine,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self._models, self.settings, self._load, self._now = models, settings, load, now
+        self._checkpoints = CheckpointStore(settings.data_dir / "tinker")
+        self.futures = TinkerFutures(now)
+        self._sweeper: asyncio.Task[None] | None = None
+        self._slots: AdapterSlots | None = None
+
+    async def start(self) -> None:
+        """Loads the model and serves it.
+
+        Raises:
+            ConfigError: The model cannot be trained, or a package is missing.
+        """
+        require_protobuf()
+        engine = await asyncio.to_thread(self._load, self.settings)
+        self._slots = slots = AdapterSlots(engine)
+        self.base = _describe_base(self.settings, engine)
+        self.sessions = TinkerSessions(slots, self._now, self.settings.session_timeout_s)
+        shared = (self.base, slots, self.sessions, self.futures, self._checkpoints)
+        self.training, self.sampling = TinkerTraining(*shared), TinkerSampling(*shared)
+        if self.settings.name not in self._models:
+            self._models.add(self.settings.name, engine.policies[BASE])
+        self._models.add_finder(self._find_policy)
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Ends all sessions and the engine."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        if self._slots is not None:
+            await self.sessions.close()
+            await self._slots.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except Exception:  # the next one may succeed: a checkpoint may be in use, or a disk away
+                logger.exception("sessions, results or checkpoints whose time has passed could not be dropped")
+
+    async def sweep(self) -> None:
+        """Drops what is over: sessions without a sign of life, old results, checkpoints after their time to live."""
+        await self.sessions.sweep()
+        self.futures.sweep()
+        await asyncio.to_thread(self._checkpoints.sweep)
+
+    def _find_policy(self, name: str) -> PolicyServer | None:
+        """Returns the policy of a checkpoint's path."""
+        if not name.startswith(SCHEME) or self._slots is None:
+            return None
+        return SnapshotPolicy(self._slots, self.sampling.find_snapshot(TinkerPath.parse(name)))
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns the routes."""
+        posts = {
+            "client/config": self._client_config,
+            "client/dynamic_config": self._dynamic_config,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "telemetry": self._telemetry,
+            "create_model": self._create_model,
+            "get_info": self._get_info,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "save_weights": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._save_external,
+            "load_weights": self._load_weights,
+            "create_sampling_session": self._create_sampling_session,
+            "join_sampling_session": self._join_sampling_session,
+            "asample": self._sample,
+            "retrieve_future": self._retrieve,
+            "cancel_future": self._cancel,
+            "weights_info": self._weights_info,
+            "sessions/{session}/finish": self._finish_session,
+        }
+        gets = {
+            "healthz": self._healthz,
+            "get_server_capabilities": self._capabilities,
+            "samplers/{sampler}": self._get_sampler,
+            "sessions": self._list_sessions,
+            "sessions/{session}": self._get_session,
+            "training_runs": self._list_runs,
+            "training_runs/{run}": self._get_run,
+            "training_runs/{run}/checkpoints": self._list_checkpoints,
+            "checkpoints": self._list_checkpoints,
+        }
+        checkpoint = f"{API}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}"
+        return [
+            *(web.post(f"{API}/{path}", handler) for path, handler in posts.items()),
+            *(web.get(f"{API}/{path}", handler) for path, handler in gets.items()),
+            web.delete(checkpoint, self._delete_checkpoint),
+        ]
+
+    # The service and its clients.
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return write_json({"status": "ok"})
+
+    async def _client_config(self, request: web.Request) -> web.Response:
+        limit = min(MAX_CHUNK_BYTES, request.config_dict[LIMITS].max_body_bytes // 2)
+        return write_json(
+            {
+                "pjwt_auth_enabled": False,
+                "proto_compress_fwdbwd": False,
+                "fwdbwd_max_chunk_bytes_count": limit,
+                "sample_join_sampling_session": True,
+                "use_pyqwest_transport": False,
+            }
+        )
+
+    async def _dynamic_config(self, request: web.Request) -> web.Response:
+        return write_json({"sample_cancel_enabled": True})
+
+    async def _capabilities(self, request: web.Request) -> web.Response:
+        model = {"max_context_length": self.base.max_model_len, "trainable": True, "sampleable": True}
+        return write_json({"supported_models": [{"model_name": name, **model} for name in self.base.names]})
+
+    async def _create_session(self, request: web.Request) -> web.Response:
+        body = parse(CreateSession, await read_json(request))
+        key = request.headers.get("x-idempotency-key")
+        session = self.sessions.open(body.user_metadata, body.display_name, key)
+        return write_json({"type": "create_session", "session_id": session.id, "info_message": NOTICE})
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        self.sessions.find(parse(OfSession, await read_json(request)).session_id)
+        return write_json({"type": "session_heartbeat"})
+
+    async def _finish_session(self, request: web.Request) -> web.Response:
+        parse(FinishSession, await read_json(request))
+        await self.sessions.end(request.match_info["session"])
+        return write_json({})
+
+    async def _telemetry(self, request: web.Request) -> web.Response:
+        await read_bytes(request)  # what it says of the client is nobody's business here
+        return write_json({"status": "accepted"})
+
+    async def _list_sessions(self, request: web.Request) -> web.Response:
+        return write_json({"sessions": self.sessions.ids})
+
+    async def _get_session(self, request: web.Request) -> web.Response:
+        session = self.sessions.find(request.match_info["session"])
+        ids = {"training_run_ids": list(session.models), "sampler_ids": list(session.samplers)}
+        metadata = {key: str(value) for key, value in session.metadata.items()}
+        return write_json({**ids, "user_metadata": metadata, "display_name": session.display_name})
+
+    # Training and sampling.
+
+    async def _create_model(self, request: web.Request) -> web.Response:
+        return await self.training.create_model(await read_json(request))
+
+    async def _get_info(self, request: web.Request) -> web.Response:
+        return self.training.get_info(await read_json(request))
+
+    async def _forward_backward(self, request: web.Request) -> web.Response:
+        return await self.training.forward_backward(request)
+
+    async def _optim_step(self, request: web.Request) -> web.Response:
+        return await self.training.optim_step(await read_json(request))
+
+    async def _save_weights(self, request: web.Request) -> web.Response:
+        return await self.training.save_weights(await read_json(request))
+
+    async def _save_for_sampler(self, request: web.Request) -> web.Response:
+        return await self.training.save_for_sampler(await read_json(request))
+
+    async def _save_external(self, request: web.Request) -> web.Response:
+        return await self.training.save_external(await read_json(request))
+
+    async def _load_weights(self, request: web.Request) -> web.Response:
+        return await self.training.load_weights(await read_json(request))
+
+    async def _create_sampling_session(self, request: web.Request) -> web.Response:
+        return await self.sampling.create_session(await read_json(request))
+
+    async def _join_sampling_session(self, request: web.Request) -> web.Response:
+        body = await read_json(request)
+        sampler = self.sessions.find_sampler(str(body.get("sampling_session_id")))
+        sampler.num_clients += 1
+        return write_json({"type": "join_sampling_session", "client_counter": sampler.num_clients})
+
+    async def _get_sampler(self, request: web.Request) -> web.Response:
+        return self.sampling.describe(request.match_info["sampler"])
+
+    async def _sample(self, request: web.Request) -> web.Response:
+        return await self.sampling.sample(await read_json(request), request.config_dict[LIMITS])
+
+    @abortable
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        body = parse(RetrieveFuture, await read_json(request))
+        result = await self.futures.wait(body.request_id, POLL_S)
+        if result is None:  # with 408 the SDK asks again at once, and says nothing
+            waiting = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
+            return write_json(waiting, 408)
+        return web.Response(body=result.body, content_type=result.content_type)
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        self.futures.cancel(parse(RetrieveFuture, await read_json(request)).request_id)
+        return write_json({})
+
+    # Checkpoints and the models that they are of.
+
+    async def _weights_info(self, request: web.Request) -> web.Response:
+        path = TinkerPath.parse(parse(WeightsPath, await read_json(request)).tinker_path)
+        note = await asyncio.to_thread(self._checkpoints.read, path)
+        trained = {"train_unembed": False, "train_mlp": True, "train_attn": True}
+        return write_json({"base_model": note.base_model, "is_lora": True, "lora_rank": note.rank, **trained})
+
+    async def _list_checkpoints(self, request: web.Request) -> web.Response:
+        found = await asyncio.to_thread(list, self._checkpoints.find(request.match_info.get("run")))
+        chosen, cursor = _choose_page(request, found)
+        described = [self._checkpoints.describe(path, note) for path, note in chosen]
+        return write_json({"checkpoints": described, "cursor": cursor})
+
+    async def _delete_checkpoint(self, request: web.Request) -> web.Response:
+        named = request.match_info
+        path = TinkerPath.parse(f"{SCHEME}{named['run']}/{named['kind']}/{named['name']}")
+        await asyncio.to_thread(self._checkpoints.delete, path)
+        return write_json({})
+
+    async def _list_runs(self, request: web.Request) -> web.Response:
+        runs = await self._describe_runs()
+        chosen, cursor = _choose_page(request, list(runs.values()))
+        return write_json({"training_runs": chosen, "cursor": cursor})
+
+    async def _get_run(self, request: web.Request) -> web.Response:
+        runs, run_id = await self._describe_runs(), request.match_info["run"]
+        if run_id not in runs:
+            raise ApiError(404, f"there is no training run {run_id[:100]!r}", param="training_run_id")
+        return write_json(runs[run_id])
+
+    async def _describe_runs(self) -> dict[str, dict[str, Any]]:
+        """Returns all models that are open or have a checkpoint, in the SDK's form, by id."""
+        runs: dict[str, dict[str, Any]] = {}
+        for path, note in await asyncio.to_thread(list, self._checkpoints.find()):
+            run = runs.setdefault(path.run_id, _describe_run(path.run_id, note.base_model, note.rank))
+            kind = "last_checkpoint" if path.kind == "weights" else "last_sampler_checkpoint"
+            run |= {kind: self._checkpoints.describe(path, note), "last_request_time": format_time(note.created_s)}
+            run["user_metadata"] = note.run_metadata
+        for session_id in self.sessions.ids:
+            for model in self.sessions.list_models(session_id):
+                run = runs.setdefault(model.id, _describe_run(model.id, model.note.base_model, model.note.rank))
+                run |= {"last_request_time": format_time(model.used_s), "user_metadata": model.note.run_metadata}
+        return runs
+
+
+def _describe_run(run_id: str, base_model: str, rank: int) -> dict[str, Any]:
+    run = {"training_run_id": run_id, "base_model": base_model, "model_owner": "local"}
+    return {**run, "is_lora": True, "lora_rank": rank, "corrupted": False}
+
+
+def _describe_base(settings: TinkerSettings, engine: Engine) -> TinkerBase:
+    model = settings.policy.model or ""
+    names, tokenizer = [settings.name, model], settings.policy.tokenizer or model
+    if Path(model).is_dir():
+        names.append(str(Path(model).resolve()))
+    if Path(tokenizer).is_dir():
+        tokenizer = str(Path(tokenizer).resolve())
+    return TinkerBase(
+        tuple(dict.fromkeys(name.rstrip("/") for name in names)),
+        engine.model.config.model_type,
+        tokenizer,
+        engine.model.vocab_size,
+        engine.model.max_model_len,
+        settings.max_rank,
+    )
+
+
+def _choose_page(request: web.Request, found: list[Any]) -> tuple[list[Any], dict[str, int]]:
+    """Returns the part of a list that a client asks for, and the SDK's cursor of it."""
+    try:
+        offset, limit = (max(0, int(request.query.get(name, default))) for name, default in _PAGE)
+    except ValueError:
+        raise ApiError(400, "limit and offset must be whole numbers") from None
+    return found[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(found)}
+
+
+_PAGE = (("offset", "0"), ("limit", "100"))

@@ -1,0 +1,243 @@
+"""The JSON bodies of Tinker's protocol, as the SDK 0.38 sends them.
+
+A field that this server does not know is refused by name: a client that sets it expects something of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reinforge.serving.api_error import ApiError
+
+T = TypeVar("T", bound=BaseModel)
+UNSUPPORTED = {
+    "topk_prompt_logprobs": 0,
+    "target_prompt_logprobs": None,
+    "prompt_alt_tokens_k": 0,
+    "record_stability_info": False,
+}
+"""Fields of a sampling request that must have these values, since this server does not compute what they ask for."""
+
+
+class TinkerBody(BaseModel):
+    """Base of all bodies."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    type: str | None = None
+
+
+class CreateSession(TinkerBody):
+    """Opens a session."""
+
+    tags: list[str] = []
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: str
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class OfSession(TinkerBody):
+    """Names a session."""
+
+    session_id: str
+
+
+class LoraSettings(BaseModel):
+    """The adapter of a new model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rank: int = Field(ge=1)
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class OptimizerFamily(BaseModel):
+    """The optimizer of a new model."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "adamw"
+
+
+class CreateModel(OfSession):
+    """Makes a model that can be trained."""
+
+    model_seq_id: int = Field(ge=0)
+    base_model: str
+    user_metadata: dict[str, Any] | None = None
+    lora_config: LoraSettings | None = None
+    optimizer_config: OptimizerFamily = OptimizerFamily()
+
+
+class OfModel(TinkerBody):
+    """Names a model; `seq_id` orders its requests."""
+
+    model_id: str
+    seq_id: int | None = Field(default=None, ge=1)
+
+
+class AdamParams(BaseModel):
+    """Settings of one optimizer step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    learning_rate: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-12, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    grad_clip_norm: float = Field(default=0.0, allow_inf_nan=False)
+
+
+class OptimStep(OfModel):
+    """Makes an optimizer step."""
+
+    adam_params: AdamParams | None = None
+    optimizer_params: OptimizerFamily | None = None
+
+
+class SaveWeights(OfModel):
+    """Saves weights and optimizer under a name."""
+
+    path: str | None = None
+    ttl_seconds: int | None = Field(default=None, gt=0)
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+
+
+class SaveForSampler(OfModel):
+    """Saves weights to sample from: under a name, or for a new sampling session."""
+
+    path: str | None = None
+    sampling_session_seq_id: int | None = Field(default=None, ge=0)
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    ttl_seconds: int | None = Field(default=None, gt=0)
+    user_metadata: dict[str, str] | None = None
+
+
+class SaveExternal(OfModel):
+    """Saves weights in another project's format."""
+
+    path: str
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+
+
+class LoadWeights(TinkerBody):
+    """Loads a checkpoint: into a model, or as a new model of a session."""
+
+    model_id: str | None = None
+    seq_id: int | None = Field(default=None, ge=1)
+    session_id: str | None = None
+    model_seq_id: int | None = Field(default=None, ge=0)
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
+    path: str
+    optimizer: bool
+    optimizer_config: OptimizerFamily | None = None
+    weights_access_token: str | None = None
+
+
+class CreateSamplingSession(OfSession):
+    """Opens a sampling session over a checkpoint, or over the base model."""
+
+    sampling_session_seq_id: int = Field(ge=0)
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class TextChunk(BaseModel):
+    """Tokens of a prompt."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: list[int]
+    type: Literal["encoded_text"] = "encoded_text"
+
+
+class Prompt(BaseModel):
+    """A prompt."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    chunks: list[TextChunk]
+
+
+class SampleSettings(BaseModel):
+    """How to sample."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    stop: str | list[str] | list[int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+class Sample(TinkerBody):
+    """Samples from a sampling session."""
+
+    num_samples: int = Field(default=1, ge=1)
+    prompt: Prompt
+    sampling_params: SampleSettings
+    base_model: str | None = None
+    model_path: str | None = None
+    sampling_session_id: str | None = None
+    seq_id: int | None = Field(default=None, ge=0)
+    prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
+    topk_sample_logprobs: int = Field(default=0, ge=0, le=20)
+    topk_prompt_logprobs: int = 0
+    target_prompt_logprobs: Any = None
+    prompt_alt_tokens_k: int = 0
+    record_stability_info: bool | None = None
+
+
+class RetrieveFuture(TinkerBody):
+    """Asks for the result of a request."""
+
+    request_id: str
+    allow_metadata_only: bool = False
+
+
+class FinishReason(BaseModel):
+    """How a client's program ended."""
+
+    type: str
+
+
+class FinishSession(TinkerBody):
+    """Ends a session."""
+
+    reason: FinishReason | None = None
+    detail: str | None = None
+
+
+class WeightsPath(TinkerBody):
+    """Names a checkpoint."""
+
+    tinker_path: str
+    weights_access_token: str | None = None
+
+
+def parse(kind: type[T], body: Mapping[str, Any]) -> T:
+    """Returns a body as an object.
+
+    Raises:
+        ApiError: A field is missing, unknown, or has a wrong value; the first five are named.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)[:5]]
+        param = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else None
+        raise ApiError(422, f"{kind.__name__}: {'; '.join(found)}", param=param) from None

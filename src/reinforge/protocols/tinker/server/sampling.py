@@ -1,0 +1,202 @@
+"""Sampling over Tinker's protocol: prompts of token ids in, tokens with their log-probs out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import web
+
+from reinforge.errors import EngineError
+from reinforge.interfaces import PolicyServer
+from reinforge.protocols.tinker.server.checkpoints import CheckpointStore, TinkerPath
+from reinforge.protocols.tinker.server.futures import TinkerFuture, TinkerFutures, TinkerResult, build_proto
+from reinforge.protocols.tinker.server.requests import UNSUPPORTED, CreateSamplingSession, Sample, SampleSettings, parse
+from reinforge.protocols.tinker.server.sessions import TinkerSampler, TinkerSessions
+from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
+from reinforge.protocols.tinker.server.training import TinkerBase
+from reinforge.protocols.tinker.server.wire import TinkerReply, write_sample
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.limits import ServerLimits
+from reinforge.serving.routes import write_json
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
+from reinforge.types.sample import FloatArray
+from reinforge.types.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from reinforge.engine.model.adapter_weights import AdapterWeights
+
+
+class TinkerSampling:
+    """Answers the requests that sample.
+
+    Args:
+        base: The base model.
+        slots: The engine.
+        sessions: The clients.
+        futures: The results.
+        checkpoints: The checkpoints.
+    """
+
+    def __init__(
+        self,
+        base: TinkerBase,
+        slots: AdapterSlots,
+        sessions: TinkerSessions,
+        futures: TinkerFutures,
+        checkpoints: CheckpointStore,
+    ):
+        self._base, self._slots, self._sessions = base, slots, sessions
+        self._futures, self._checkpoints = futures, checkpoints
+        self._snapshots: dict[str, tuple[int, Snapshot]] = {}
+        self._num_replies = 0
+
+    async def create_session(self, body: Mapping[str, Any]) -> web.Response:
+        """Opens a sampling session over a checkpoint, or over the base model."""
+        request = parse(CreateSamplingSession, body)
+        session = self._sessions.find(request.session_id)
+        sampler_id = f"{session.id}:sample:{request.sampling_session_seq_id}"
+        if sampler_id not in session.samplers:
+            session.samplers[sampler_id] = await self._make_sampler(sampler_id, request)
+        return write_json({"type": "create_sampling_session", "sampling_session_id": sampler_id})
+
+    async def _make_sampler(self, sampler_id: str, request: CreateSamplingSession) -> TinkerSampler:
+        if request.model_path is None:
+            if request.base_model is None:
+                raise ApiError(400, "either base_model or model_path is needed", param="base_model")
+            self._base.check(request.base_model)
+            return TinkerSampler(sampler_id, request.base_model)
+        path = TinkerPath.parse(request.model_path)
+        note = await self._slots.run(lambda: self._checkpoints.read(path))
+        return TinkerSampler(sampler_id, note.base_model, self._make_snapshot(path), request.model_path)
+
+    def find_snapshot(self, path: TinkerPath) -> Snapshot:
+        """Returns the weights of a checkpoint, which are read when they are needed.
+
+        Raises:
+            ApiError: There is no such checkpoint, or it is damaged.
+        """
+        known, folder = self._snapshots.get(str(path)), self._checkpoints.find_folder(path)
+        if known is None or not folder.is_dir() or known[0] != folder.stat().st_mtime_ns:
+            self._checkpoints.read(path)  # which hashes every file, so it is done once
+        return self._make_snapshot(path)
+
+    def _make_snapshot(self, path: TinkerPath) -> Snapshot:
+        folder, engine = self._checkpoints.find_folder(path), self._slots.engine
+
+        def load() -> AdapterWeights:
+            return engine.read_adapter_folder(folder)
+
+        made_ns, known = folder.stat().st_mtime_ns, self._snapshots.get(str(path))
+        if known is None or known[0] != made_ns:  # a checkpoint may be overwritten
+            known = self._snapshots[str(path)] = made_ns, Snapshot(str(path), load)
+        return known[1]
+
+    def describe(self, sampler_id: str) -> web.Response:
+        """Returns what a sampler samples from."""
+        sampler = self._sessions.find_sampler(sampler_id)
+        return write_json(
+            {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
+        )
+
+    async def sample(self, body: Mapping[str, Any], limits: ServerLimits) -> web.Response:
+        """Begins to sample; the result has the sequences.
+
+        Args:
+            body: The request.
+            limits: The server's limits; `max_in_flight` counts the sequences that are sampled or wait.
+
+        Raises:
+            ApiError: The request is above a limit, or names no sampling session.
+        """
+        request = parse(Sample, body)
+        if request.sampling_session_id is None or request.seq_id is None:
+            raise ApiError(400, "sampling_session_id and seq_id are needed; create_sampling_session gives the first")
+        sampler = self._sessions.find_sampler(request.sampling_session_id)
+        request_id = f"{sampler.id}:{request.seq_id}"
+        if request.num_samples > limits.max_choices:
+            message = f"num_samples is {request.num_samples}; this server samples at most {limits.max_choices}"
+            raise ApiError(400, message, param="num_samples")
+        if limits.max_tokens is not None:
+            asked = request.sampling_params.max_tokens
+            if asked is not None and asked > limits.max_tokens:
+                message = f"max_tokens is {asked}; this server samples at most {limits.max_tokens} (--max_tokens)"
+                raise ApiError(400, message, param="max_tokens")
+            request.sampling_params.max_tokens = asked or limits.max_tokens
+        is_full = self._num_replies and self._num_replies + request.num_samples > limits.max_in_flight
+        if is_full and not self._futures.has(request_id):
+            message = f"{self._num_replies} replies are being sampled or wait; this one may come again in a moment"
+            raise ApiError(429, message, code="too_many_requests", headers={"retry-after": "1"})
+        future, is_new = self._futures.submit(request_id)
+        if is_new:
+            future.task = asyncio.create_task(self._run(future, sampler, request))
+        ids = [f"{request_id}:{i}" for i in range(request.num_samples)]
+        return write_json({"request_id": request_id, "sample_sequence_ids": ids})
+
+    async def _run(self, future: TinkerFuture, sampler: TinkerSampler, request: Sample) -> None:
+        self._num_replies += request.num_samples
+        try:
+            async with self._slots.use(sampler.snapshot) as policy:
+                self._futures.finish(future, await _sample(policy, request))
+        except asyncio.CancelledError:
+            self._futures.fail(future, EngineError("the request was cancelled"))
+        except Exception as error:  # noqa: BLE001  the client is told
+            self._futures.fail(future, error)
+        finally:
+            self._num_replies -= request.num_samples
+
+
+async def _sample(policy: PolicyServer, request: Sample) -> TinkerResult:
+    for name, allowed in UNSUPPORTED.items():
+        if getattr(request, name) not in (allowed, None):
+            raise ValueError(f"{name} is not supported by this server")
+    prompt = tuple(token for chunk in request.prompt.chunks for token in chunk.tokens)
+    settings = [build_params(request.sampling_params, i) for i in range(request.num_samples)]
+    asked = [ModelRequest([], each, prompt=prompt, num_top_logprobs=request.topk_sample_logprobs) for each in settings]
+    replies = await asyncio.gather(*(policy.sample(each) for each in asked))
+    scored = await _score_prompt(policy, request, prompt) if request.prompt_logprobs else None
+    return build_proto(write_sample([_read_reply(each) for each in replies], scored, request.topk_sample_logprobs))
+
+
+def build_params(settings: SampleSettings, number: int) -> SamplingParams:
+    """Returns how to sample one of several sequences of a request.
+
+    Stop tokens end a sequence besides the model's own end tokens; an empty list of stops switches those off, too.
+
+    Args:
+        settings: Those of the request.
+        number: The sequence's, from 0; each has a seed of its own.
+    """
+    stop, seed = settings.stop, settings.seed
+    texts = [stop] if isinstance(stop, str) else [each for each in stop or [] if isinstance(each, str)]
+    tokens = [each for each in stop or [] if isinstance(each, int)]
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=max(0, settings.top_k),
+        max_tokens=settings.max_tokens,
+        stop=tuple(texts),
+        seed=seed if seed is None or number == 0 else stable_seed(seed, "sample", number),
+        stop_token_ids=tuple(tokens),
+        ignore_eos=stop == [],
+    )
+
+
+def _read_reply(reply: ModelReply) -> TinkerReply:
+    tokens = reply.tokens
+    assert tokens is not None
+    top = [[(each.token_id, each.logprob) for each in position] for position in tokens.top_logprobs]
+    return TinkerReply(tokens.token_ids, tokens.logprobs, tokens.finish_reason, top)
+
+
+async def _score_prompt(policy: PolicyServer, request: Sample, prompt: tuple[int, ...]) -> FloatArray:
+    """Returns log p of the prompt's tokens at temperature 1; NaN for the first, and before `prompt_logprobs_last_n`."""
+    [row] = await policy.score([prompt])
+    scored = row.astype(np.float32).copy()
+    count = request.prompt_logprobs_last_n
+    if count is not None and count >= len(prompt):
+        raise ValueError(f"prompt_logprobs_last_n is {count}, expected at most {len(prompt) - 1} for this prompt")
+    scored[: 1 if count is None else len(prompt) - count] = np.nan
+    return scored

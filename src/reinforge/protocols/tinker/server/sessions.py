@@ -1,0 +1,276 @@
+"""The sessions of Tinker's clients, with the models that they train and the samplers that they use.
+
+session  one client program; it ends by itself when its heartbeat stops
+model    one adapter that is trained; its requests run in the order of their seq_id, however they arrive
+sampler  weights that do not change while a client samples from them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from reinforge.errors import EngineError
+from reinforge.protocols.tinker.server.checkpoints import CheckpointNote
+from reinforge.protocols.tinker.server.futures import TinkerFuture, TinkerFutures, TinkerResult
+from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
+from reinforge.serving.api_error import ApiError
+
+MAX_AHEAD = 10_000
+"""How far the seq_id of a request may be ahead of the next one to run."""
+KEPT_SNAPSHOTS = 8
+"""Snapshots without a name that are kept for each model: a training loop makes one in each step and uses the newest."""
+Job = Callable[[], Awaitable[TinkerResult]]
+
+
+@dataclass(eq=False)
+class TinkerSampler:
+    """Weights to sample from.
+
+    Attributes:
+        id: The sampling session.
+        base_model: The name of the base model.
+        snapshot: The weights; None: those of the base model.
+        model_path: The checkpoint that they come from.
+        is_gone: The weights are no longer kept.
+        num_clients: Copies of the client that asked for an id of their own.
+    """
+
+    id: str
+    base_model: str
+    snapshot: Snapshot | None = None
+    model_path: str | None = None
+    is_gone: bool = False
+    num_clients: int = 0
+
+
+@dataclass(eq=False)
+class TinkerModel:
+    """A model that a client trains.
+
+    Attributes:
+        id: Its id, `SESSION:train:N`.
+        slot: The engine's adapter.
+        note: What it is made of.
+        futures: Where its results go.
+        next_seq: The request to run next.
+        failed_seq: The first request since the last optimizer step whose gradient is missing; None: none is.
+        inflight: The snapshot that its inflight samplers share.
+        samplers: Its samplers without a name, the oldest first.
+        used_s: Unix time of its last request.
+    """
+
+    id: str
+    slot: str
+    note: CheckpointNote
+    futures: TinkerFutures
+    next_seq: int = 1
+    failed_seq: int | None = None
+    inflight: Snapshot | None = None
+    samplers: deque[TinkerSampler] = field(default_factory=deque)
+    used_s: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self._waiting: dict[int, tuple[TinkerFuture, Job]] = {}
+        self._arrived = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def enqueue(self, seq_id: int, future: TinkerFuture, job: Job) -> None:
+        """Runs a request in its turn.
+
+        Raises:
+            ApiError: Its turn is over, or far away.
+        """
+        if not self.next_seq <= seq_id <= self.next_seq + MAX_AHEAD:
+            raise ApiError(
+                400, f"seq_id is {seq_id}, but the next request of {self.id} to run is {self.next_seq}", param="seq_id"
+            )
+        self._waiting[seq_id] = (future, job)
+        self.used_s = time.time()
+        self._arrived.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self.next_seq in self._waiting:
+                future, job = self._waiting.pop(self.next_seq)
+                try:
+                    self.futures.finish(future, await job())
+                except asyncio.CancelledError:
+                    self.futures.fail(future, EngineError(f"the session of {self.id} has ended"))
+                    raise
+                except Exception as error:  # noqa: BLE001  the client is told, and the next request has its turn
+                    self.futures.fail(future, error)
+                self.next_seq += 1
+
+    async def close(self) -> None:
+        """Stops its requests; returns when the engine no longer works on one."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        for future, _ in self._waiting.values():
+            self.futures.fail(future, EngineError(f"the session of {self.id} has ended"))
+        self._waiting.clear()
+
+
+@dataclass(eq=False)
+class TinkerSession:
+    """One client program.
+
+    Attributes:
+        id: Its id.
+        metadata: The client's own notes.
+        display_name: Its name for people.
+        seen_s: When it was last heard of.
+        models: Its models by id.
+        samplers: Its samplers by id.
+    """
+
+    id: str
+    metadata: dict[str, Any]
+    display_name: str | None
+    seen_s: float
+    models: dict[str, TinkerModel] = field(default_factory=dict)
+    samplers: dict[str, TinkerSampler] = field(default_factory=dict)
+
+
+class TinkerSessions:
+    """All sessions of a server.
+
+    Args:
+        slots: The engine.
+        now: Seconds of a clock that only goes forward.
+        timeout_s: Seconds without a request or a heartbeat after which a session ends.
+    """
+
+    def __init__(self, slots: AdapterSlots, now: Callable[[], float], timeout_s: float):
+        self._slots, self._now, self.timeout_s = slots, now, timeout_s
+        self._sessions: dict[str, TinkerSession] = {}
+        self._by_key: dict[str, TinkerSession] = {}
+        self._ended: deque[str] = deque(maxlen=1000)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the open sessions."""
+        return list(self._sessions)
+
+    def open(self, metadata: dict[str, Any] | None, display_name: str | None, key: str | None) -> TinkerSession:
+        """Returns a new session, or the one that the same request opened before.
+
+        Args:
+            metadata: The client's own notes.
+            display_name: Its name for people.
+            key: The client's idempotency key.
+        """
+        if key is not None and key in self._by_key:
+            return self._by_key[key]
+        session = TinkerSession(secrets.token_hex(8), metadata or {}, display_name, self._now())
+        self._sessions[session.id] = session
+        if key is not None:
+            self._by_key[key] = session
+        return session
+
+    def find(self, session_id: str) -> TinkerSession:
+        """Returns an open session, which has just been heard of.
+
+        Raises:
+            ApiError: It has ended, or there never was one.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            why = "has ended" if session_id in self._ended else "is not known; the server may have been started anew"
+            raise ApiError(
+                410,
+                f"the session {session_id[:100]!r} {why}. Open a new one (tinker.ServiceClient()), and continue from a "
+                "saved checkpoint: create_training_client_from_state_with_optimizer(path)",
+                code="session_ended",
+            )
+        session.seen_s = self._now()
+        return session
+
+    def list_models(self, session_id: str) -> list[TinkerModel]:
+        """Returns the models of an open session."""
+        return list(self._sessions[session_id].models.values())
+
+    def find_model(self, model_id: str) -> TinkerModel:
+        """Returns a model of an open session.
+
+        Raises:
+            ApiError: There is none.
+        """
+        session = self.find(model_id.partition(":")[0])
+        if model_id not in session.models:
+            raise ApiError(404, f"there is no model {model_id[:100]!r}", param="model_id", code="model_not_found")
+        return session.models[model_id]
+
+    def find_sampler(self, sampler_id: str) -> TinkerSampler:
+        """Returns a sampler of an open session.
+
+        Raises:
+            ApiError: There is none, or its weights are no longer kept.
+        """
+        session = self.find(sampler_id.partition(":")[0])
+        sampler = session.samplers.get(sampler_id)
+        if sampler is None:
+            message = f"there is no sampling session {sampler_id[:100]!r}"
+            raise ApiError(404, message, param="sampling_session_id", code="sampler_not_found")
+        if sampler.is_gone:
+            raise ApiError(
+                404,
+                f"the weights of {sampler_id} are gone: of each model the {KEPT_SNAPSHOTS} newest snapshots without a "
+                "name are kept; save_weights_for_sampler(name) keeps one for good",
+                param="sampling_session_id",
+                code="sampler_expired",
+            )
+        return sampler
+
+    async def keep_newest(self, model: TinkerModel) -> None:
+        """Drops the snapshots of a model that are too many."""
+        while len(model.samplers) > KEPT_SNAPSHOTS:
+            sampler = model.samplers.popleft()
+            snapshot, sampler.snapshot, sampler.is_gone = sampler.snapshot, None, True
+            if snapshot is not None:
+                await self._slots.drop(snapshot)
+
+    async def end(self, session_id: str) -> None:
+        """Ends a session and frees what it holds."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self._ended.append(session_id)
+        self._by_key = {key: each for key, each in self._by_key.items() if each is not session}
+        for model in session.models.values():
+            await model.close()
+            self._slots.release(model.slot)
+        for sampler in list(session.samplers.values()):  # one that is being opened is added meanwhile
+            if sampler.snapshot is not None:
+                await self._slots.drop(sampler.snapshot)
+
+    def now(self) -> float:
+        """Returns the time of the sessions' clock."""
+        return self._now()
+
+    def has_silent(self, seconds: float) -> bool:
+        """True if a session has not been heard of for this long."""
+        return any(self._now() - session.seen_s > seconds for session in self._sessions.values())
+
+    async def sweep(self, silence_s: float | None = None) -> None:
+        """Ends the sessions that have not been heard of for too long.
+
+        Args:
+            silence_s: Seconds; None: `timeout_s`.
+        """
+        oldest = self._now() - (self.timeout_s if silence_s is None else silence_s)
+        for session in list(self._sessions.values()):
+            if session.seen_s < oldest:
+                await self.end(session.id)
+
+    async def close(self) -> None:
+        """Ends all sessions."""
+        for session_id in self.ids:
+            await self.end(session_id)

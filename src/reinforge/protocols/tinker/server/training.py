@@ -1,0 +1,375 @@
+"""Training over Tinker's protocol: gradients, optimizer steps, and checkpoints of one model after the other.
+
+forward_backward(data), forward_backward(data), optim_step   gradients of all data since the last step, one step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from reinforge.errors import EngineError, did_you_mean
+from reinforge.protocols.tinker.server.checkpoints import CheckpointNote, CheckpointStore, TinkerPath, make_note
+from reinforge.protocols.tinker.server.futures import TinkerFutures, TinkerResult, build_json, build_proto
+from reinforge.protocols.tinker.server.losses import build_batch, find_loss
+from reinforge.protocols.tinker.server.requests import (
+    CreateModel,
+    LoadWeights,
+    OfModel,
+    OptimizerFamily,
+    OptimStep,
+    SaveExternal,
+    SaveForSampler,
+    SaveWeights,
+    parse,
+)
+from reinforge.protocols.tinker.server.sessions import Job, TinkerModel, TinkerSampler, TinkerSession, TinkerSessions
+from reinforge.protocols.tinker.server.slots import AdapterShape, AdapterSlots, Snapshot
+from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, parse_request, read_config, read_data, write_output
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import read_bytes, write_json
+from reinforge.types.gradients import AdamSettings
+
+if TYPE_CHECKING:
+    from reinforge.engine.model.adapter_weights import AdapterWeights
+
+
+SILENCE_S = 60.0
+"""Seconds of silence after which a session ends if another one needs its slot; a living client sends a heartbeat every
+10 s."""
+QUIET_S = 15.0
+"""Seconds of silence after which a client may have ended."""
+POLL_S = 1.0
+"""How often a free slot is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinkerBase:
+    """The model that adapters are trained on.
+
+    Attributes:
+        names: All names by which clients may ask for it; the first is its own.
+        arch: Its `model_type`.
+        tokenizer: Folder or hub id of its tokenizer.
+        vocab_size: Number of tokens that it knows.
+        max_model_len: Longest sequence.
+        max_rank: Largest rank of an adapter.
+    """
+
+    names: tuple[str, ...]
+    arch: str
+    tokenizer: str
+    vocab_size: int
+    max_model_len: int
+    max_rank: int
+
+    def check(self, name: str) -> None:
+        """Checks that a client asks for this model.
+
+        Raises:
+            ValueError: It asks for another one.
+        """
+        if name.rstrip("/") not in self.names:
+            listed = ", ".join(self.names)
+            raise ValueError(f"this server has no base_model {name[:200]!r}{did_you_mean(name, self.names)}: {listed}")
+
+
+class TinkerTraining:
+    """Answers the requests that train.
+
+    Args:
+        base: The base model.
+        slots: The engine.
+        sessions: The clients.
+        futures: The results.
+        checkpoints: The checkpoints.
+    """
+
+    def __init__(
+        self,
+        base: TinkerBase,
+        slots: AdapterSlots,
+        sessions: TinkerSessions,
+        futures: TinkerFutures,
+        checkpoints: CheckpointStore,
+    ):
+        self.base, self._slots, self._sessions = base, slots, sessions
+        self._futures, self._checkpoints = futures, checkpoints
+
+    async def create_model(self, body: Mapping[str, Any]) -> web.Response:
+        """Makes a model; the result is its id."""
+        request = parse(CreateModel, body)
+        session = self._sessions.find(request.session_id)
+        model_id = f"{session.id}:train:{request.model_seq_id}"
+
+        async def create() -> TinkerResult:
+            self.base.check(request.base_model)
+            lora = request.lora_config
+            if lora is None:
+                raise ValueError("lora_config is missing: this server trains LoRA adapters only")
+            if not (lora.train_attn and lora.train_mlp):
+                raise ValueError("train_attn and train_mlp must be true: this server trains attention and MLP together")
+            _check_optimizer(request.optimizer_config)
+            seed = secrets.randbits(31) if lora.seed is None else lora.seed % 2**63
+            metadata = {key: str(value) for key, value in (request.user_metadata or {}).items()}
+            note = CheckpointNote(model_id, request.base_model, lora.rank, time.time(), run_metadata=metadata)
+            await self._add_model(session, note, AdapterShape(lora.rank, seed))
+            return build_json({"model_id": model_id, "type": "create_model"})
+
+        return self._submit_alone(model_id, create)
+
+    async def _add_model(self, session: TinkerSession, note: CheckpointNote, shape: AdapterShape) -> TinkerModel:
+        if shape.rank > self.base.max_rank:
+            raise ValueError(
+                f"the rank {shape.rank} is above {self.base.max_rank}: use a smaller rank, or start the server with a "
+                "larger --max_rank"
+            )
+        await self._wait_for_slot()
+        slot = await self._slots.take(shape)
+        if session.id not in self._sessions.ids:
+            self._slots.release(slot)
+            raise EngineError(f"the session of {note.run_id} has ended")
+        model = TinkerModel(note.run_id, slot, note, self._futures)
+        session.models[note.run_id] = model
+        return model
+
+    async def _wait_for_slot(self) -> None:
+        """Waits while all slots are taken and one may belong to a program that has ended without a word."""
+        deadline = self._sessions.now() + SILENCE_S + POLL_S
+        while not self._slots.has_free and self._sessions.now() < deadline:
+            await self._sessions.sweep(SILENCE_S)
+            if not self._slots.has_free:
+                if not self._sessions.has_silent(QUIET_S):
+                    return
+                await asyncio.sleep(POLL_S)
+
+    def _submit_alone(self, model_id: str, job: Job) -> web.Response:
+        """Runs what makes a model, in no order with other requests."""
+        request_id = f"{model_id}:0"
+        future, is_new = self._futures.submit(request_id)
+
+        async def run() -> None:
+            try:
+                self._futures.finish(future, await job())
+            except asyncio.CancelledError:
+                self._futures.fail(future, EngineError("the request was cancelled"))
+            except Exception as error:  # noqa: BLE001  the client is told
+                self._futures.fail(future, error)
+
+        if is_new:
+            future.task = asyncio.create_task(run())
+        return write_json({"request_id": request_id, "model_id": model_id})
+
+    def _submit(self, model_id: str, seq_id: int | None, job: Job) -> web.Response:
+        """Runs a request of a model in its turn."""
+        model = self._sessions.find_model(model_id)
+        if not seq_id:
+            raise ApiError(400, "seq_id is missing: it orders the requests of a model, from 1", param="seq_id")
+        request_id = f"{model_id}:{seq_id}"
+        future, is_new = self._futures.submit(request_id)
+        if is_new:
+            try:
+                model.enqueue(seq_id, future, job)
+            except ApiError as error:
+                self._futures.fail(future, ValueError(error.message))
+                raise
+        return write_json({"request_id": request_id, "model_id": model_id})
+
+    def get_info(self, body: Mapping[str, Any]) -> web.Response:
+        """Returns what a model is."""
+        model = self._sessions.find_model(parse(OfModel, body).model_id)
+        asked = model.note.base_model
+        data = {"arch": self.base.arch, "model_name": asked, "tokenizer_id": self.base.tokenizer}
+        info = {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": asked}
+        return write_json({**info, "is_lora": True, "lora_rank": model.note.rank})
+
+    async def forward_backward(self, request: web.Request) -> web.Response:
+        """Computes a loss and adds its gradient to those of the model."""
+        if request.content_type != CONTENT_TYPE:
+            raise ApiError(415, f"forward_backward takes {CONTENT_TYPE}, as the SDK 0.38 sends it")
+        raw = await read_bytes(request)
+        message = parse_request(raw)
+        model_id = message.model_id
+
+        async def compute() -> TinkerResult:
+            model = self._sessions.find_model(model_id)
+            try:
+                return await self._compute_gradient(model, message)
+            except BaseException:
+                if not message.forward_only and model.failed_seq is None:
+                    model.failed_seq = message.seq_id
+                raise
+
+        return self._submit(model_id, message.seq_id, compute)
+
+    async def _compute_gradient(self, model: TinkerModel, message: Any) -> TinkerResult:
+        loss, spec = find_loss(message.loss_fn, read_config(message))
+        batch = build_batch(read_data(message), loss, self.base.vocab_size, self.base.max_model_len)
+        backward = not message.forward_only
+        report, rows = await self._slots.accumulate(model.slot, batch.samples, batch.contexts, spec, backward=backward)
+        logprobs = batch.read_logprobs(report.logprobs, rows)
+        return build_proto(write_output(logprobs, {"loss:sum": report.loss}))
+
+    async def optim_step(self, body: Mapping[str, Any]) -> web.Response:
+        """Makes an optimizer step with the gradients of the model."""
+        request = parse(OptimStep, body)
+
+        async def step() -> TinkerResult:
+            model = self._sessions.find_model(request.model_id)
+            failed, model.failed_seq = model.failed_seq, None
+            if failed is not None:
+                await self._slots.clear_gradients(model.slot)
+                raise ValueError(
+                    f"no step is made: the request {model.id}:{failed} before it failed, so a part of the gradient is "
+                    "missing; the gradients are cleared"
+                )
+            if request.adam_params is None:
+                family = "none" if request.optimizer_params is None else request.optimizer_params.type
+                raise ValueError(f"optimizer parameters of the family {family}; this server has AdamParams only")
+            adam = request.adam_params
+            metrics = await self._slots.step(
+                model.slot,
+                AdamSettings(
+                    adam.learning_rate,
+                    (adam.beta1, adam.beta2),
+                    adam.eps,
+                    adam.weight_decay,
+                    adam.grad_clip_norm if adam.grad_clip_norm > 0 else None,
+                ),
+            )
+            return build_json({"metrics": {"unclipped_grad_l2:mean": metrics["grad_norm"]}, "type": "optim_step"})
+
+        return self._submit(request.model_id, request.seq_id, step)
+
+    async def save_weights(self, body: Mapping[str, Any]) -> web.Response:
+        """Saves a model's weights and optimizer."""
+        request = parse(SaveWeights, body)
+
+        async def save() -> TinkerResult:
+            model = self._sessions.find_model(request.model_id)
+            path = self._checkpoints.choose_path(model.id, "weights", request.path or f"{request.seq_id:09}")
+            if self._checkpoints.find_folder(path).exists() and not request.overwrite:
+                raise ValueError(f"there is a checkpoint {path} already; choose another name, or set overwrite")
+            await self._save(model, path, request)
+            return build_json({"path": str(path), "type": "save_weights"})
+
+        return self._submit(request.model_id, request.seq_id, save)
+
+    async def _save(self, model: TinkerModel, path: TinkerPath, request: SaveWeights | SaveForSampler) -> None:
+        note = make_note(model.note, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
+        folder = self._checkpoints.find_folder(path)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        await self._slots.save(model.slot, folder, note.write, with_training=path.kind == "weights")
+
+    async def save_for_sampler(self, body: Mapping[str, Any]) -> web.Response:
+        """Saves a model's weights to sample from."""
+        request = parse(SaveForSampler, body)
+
+        async def save() -> TinkerResult:
+            model = self._sessions.find_model(request.model_id)
+            if request.path is not None:
+                path = self._checkpoints.choose_path(model.id, "sampler_weights", request.path)
+                await self._save(model, path, request)
+                return build_json({"path": str(path), "type": "save_weights_for_sampler"})
+            if request.sampling_session_seq_id is None:
+                raise ValueError("either path or sampling_session_seq_id is needed")
+            sampler_id = await self._add_sampler(model, request.sampling_session_seq_id, request.kind)
+            return build_json({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
+
+        return self._submit(request.model_id, request.seq_id, save)
+
+    async def _add_sampler(self, model: TinkerModel, number: int, kind: str) -> str:
+        """Returns the id of a sampler over the model's current weights."""
+        session = self._sessions.find(model.id.partition(":")[0])
+        sampler_id = f"{session.id}:sample:{number}"
+        weights = await self._slots.read(model.slot)
+        sampler = TinkerSampler(sampler_id, model.note.base_model)
+        if kind == "inflight":
+            if model.inflight is None:
+                model.inflight = Snapshot(model.id, partial(_return, weights))
+            else:
+                model.inflight.load = partial(_return, weights)
+                await self._slots.refresh(model.inflight)
+            sampler.snapshot = model.inflight
+        else:
+            sampler.snapshot = Snapshot(sampler_id, partial(_return, weights))
+            model.samplers.append(sampler)
+        session.samplers[sampler_id] = sampler
+        await self._sessions.keep_newest(model)
+        return sampler_id
+
+    async def save_external(self, body: Mapping[str, Any]) -> web.Response:
+        """Refuses to save in another format, and says where the weights are."""
+        request = parse(SaveExternal, body)
+
+        async def refuse() -> TinkerResult:
+            raise ValueError(
+                "save_weights_external is not offered: the checkpoints of save_weights are adapters in PEFT's layout "
+                f"already, below {self._checkpoints.root} on the server"
+            )
+
+        return self._submit(request.model_id, request.seq_id, refuse)
+
+    async def load_weights(self, body: Mapping[str, Any]) -> web.Response:
+        """Loads a checkpoint into a model, or as a new model."""
+        request = parse(LoadWeights, body)
+        if request.session_id is None:
+            if request.model_id is None:
+                raise ApiError(400, "either session_id or model_id is needed", param="session_id")
+            return self._submit(request.model_id, request.seq_id, partial(self._load, request))
+        session = self._sessions.find(request.session_id)
+        model_id = f"{session.id}:train:{request.model_seq_id or 0}"
+
+        async def create() -> TinkerResult:
+            note = await self._read_note(request)
+            _check_optimizer(request.optimizer_config)
+            metadata = {key: str(value) for key, value in (request.user_metadata or {}).items()}
+            base = request.base_model or note.base_model
+            own = CheckpointNote(model_id, base, note.rank, time.time(), run_metadata=metadata or note.run_metadata)
+            model = await self._add_model(session, own, AdapterShape(note.rank))
+            try:
+                return await self._load_into(model, request, note)
+            except BaseException:
+                if session.id in self._sessions.ids:  # if not, its end has closed the model
+                    del session.models[model_id]
+                    await model.close()
+                    self._slots.release(model.slot)
+                raise
+
+        return self._submit_alone(model_id, create)
+
+    async def _load(self, request: LoadWeights) -> TinkerResult:
+        assert request.model_id is not None
+        model, note = self._sessions.find_model(request.model_id), await self._read_note(request)
+        if note.rank != model.note.rank:
+            raise ValueError(f"{request.path} has the rank {note.rank}, but the model has {model.note.rank}")
+        return await self._load_into(model, request, note)
+
+    async def _read_note(self, request: LoadWeights) -> CheckpointNote:
+        path = TinkerPath.parse(request.path)
+        if request.optimizer and path.kind != "weights":
+            raise ValueError(f"{request.path} has no optimizer state; save_weights writes it, and has other paths")
+        note = await self._slots.run(lambda: self._checkpoints.read(path))
+        self.base.check(request.base_model or note.base_model)
+        return note
+
+    async def _load_into(self, model: TinkerModel, request: LoadWeights, note: CheckpointNote) -> TinkerResult:
+        folder = self._checkpoints.find_folder(TinkerPath.parse(request.path))
+        await self._slots.load(model.slot, folder, note.rank, with_training=request.optimizer)
+        return build_json({"path": request.path, "model_id": model.id, "type": "load_weights"})
+
+
+def _return(weights: AdapterWeights) -> AdapterWeights:
+    return weights
+
+
+def _check_optimizer(family: OptimizerFamily | None) -> None:
+    if family is not None and family.type != "adamw":
+        raise ValueError(f"the optimizer {family.type!r} is not supported; use adamw")

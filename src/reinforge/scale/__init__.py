@@ -1,0 +1,1 @@
+"""Several processes and machines: Ray, torchrun and vLLM."""

@@ -1,0 +1,1 @@
+"""Workers and agents on a Ray cluster."""

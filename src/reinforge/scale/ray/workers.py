@@ -1,0 +1,395 @@
+"""All workers as one engine: the calls that a training job makes of `Engine`, made of every worker at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from reinforge.config.policy import PolicyConfig
+from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.files import find_damage
+from reinforge.scale.engine_group import EngineGroup, require_equal
+from reinforge.scale.engine_worker import read_files, write_files
+from reinforge.scale.policy import RoutedPolicy
+from reinforge.scale.project_losses import pack_loss
+from reinforge.scale.ray.cluster import count_places, describe_room
+from reinforge.scale.ray.members import GroupSize, Members, WeightsLost, WorkerLost
+from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, WorkerPlan, find_cause
+from reinforge.types.sample import LossSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+"""Workers that may end while they sample one reply: perhaps it is the reply that ends them."""
+PLACEMENT_TIMEOUT_S = 120.0
+
+
+class WorkerGroup(EngineGroup):
+    """Engines in Ray actors that hold the same weights. Calls block, like those of `Engine`, except the policies'.
+
+    A worker that ends is replaced: the new one loads the model while the others go on, and takes part from the next job
+    on, with the weights and the optimizer state of another one.
+
+    Args:
+        recruiter: Starts workers.
+        size: How many there are.
+        descriptions: What `EngineWorker.load` returned.
+        config: The policy's settings, for the tokenizer.
+
+    Attributes:
+        policies: The policy of each adapter by name.
+        members: The living workers.
+        checkpoints: The folder with the checkpoints of the run, for a replacement when no worker is left; None: there
+            is none yet.
+    """
+
+    def __init__(self, recruiter: Recruiter, size: GroupSize, descriptions: Mapping[str, Any], config: PolicyConfig):
+        self._config = config
+        self._tokenizer: Any = None
+        self._published: dict[str, tuple[int, str]] = {}
+        self._ended: dict[str, int] = {}  # versions of jobs that have ended and are not published yet
+        self.checkpoints: Path | None = None
+        self.members = Members(recruiter, size, self._bring_up_to_date)
+        self.policies = {name: RoutedPolicy(self, name, each) for name, each in descriptions.items()}
+        self.policy = next(iter(self.policies.values()))
+
+    @classmethod
+    def load(
+        cls,
+        policy: PolicyConfig,
+        *,
+        num_workers: int,
+        min_workers: int,
+        resources: Mapping[str, float],
+        placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
+        **settings: Any,
+    ) -> WorkerGroup:
+        """Starts the workers and loads the model in each.
+
+        Those for which there is no room yet take part from the first job on that begins after they have started.
+
+        Args:
+            policy: The model and its training.
+            num_workers: How many there shall be.
+            min_workers: How many there must be.
+            resources: What each needs, by Ray's names.
+            placement_timeout_s: How long Ray may take to place those that must be there.
+            settings: Further arguments of `Engine.load`.
+
+        Raises:
+            BackendUnavailable: A worker ended while it loaded, or Ray has no room.
+            BackendError: They did not load the same weights, or a node has other versions.
+        """
+        size = GroupSize(num_workers, min_workers, placement_timeout_s)
+        recruiter = Recruiter(WorkerPlan(policy, settings, resources))
+        try:
+            newcomers = _start_workers(recruiter, size, resources)
+        except BaseException:
+            recruiter.close()
+            raise
+        group = cls(recruiter, size, newcomers[0].policies, policy)
+        try:
+            group.members.add(each.worker for each in newcomers)
+            group.members.connect()
+            for name in group.policies:
+                group.compare_fingerprints(name)
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        """The living workers, by number."""
+        return self.members.workers
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, loaded in this process on first use."""
+        if self._tokenizer is None:
+            from reinforge.engine.model.loading import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self._config)
+        return self._tokenizer
+
+    def recover(self) -> None:
+        """Undoes an open job, and connects the workers that are left or came back, however many end meanwhile.
+
+        Raises:
+            BackendUnavailable: Too few are left.
+        """
+        while True:
+            try:
+                self.rollback()
+                self.members.fill_up()
+                self.members.connect()
+            except WorkerLost:
+                continue
+            return
+
+    def _bring_up_to_date(self, worker: WorkerHandle) -> None:
+        """Gives a new worker the weights, the optimizer state and the versions of the others.
+
+        They come from another worker; if none is left, from the checkpoint of the current version.
+
+        Raises:
+            WeightsLost: No worker is left, and no checkpoint has that version.
+            BackendError: The worker has other weights then.
+        """
+        for name, policy in self.policies.items():
+            version = max(policy.version, self._ended.get(name, 0))
+            expected = self._send_weights(worker, name, version)
+            ray.get(worker.actor.publish.remote(name, version))
+            found = ray.get(worker.actor.call.remote("fingerprint", name))
+            if expected is not None:
+                require_equal({"the others": expected, str(worker): found})
+
+    def _send_weights(self, worker: WorkerHandle, name: str, version: int) -> str | None:
+        """Loads the current weights into a new worker; returns the fingerprint that it must have, if it is known."""
+        peer = next(iter(self.workers), None)
+        if peer is not None:
+            files = peer.actor.write.remote(version, name, None)  # goes from there to the new worker, not through here
+            ray.get(worker.actor.load_weights.remote(None, files, name))
+            self._send_reference(worker)
+            return str(ray.get(peer.actor.call.remote("fingerprint", name)))
+        known_version, known = self._published.get(name, (None, None))
+        folder = self._find_checkpoint(version)
+        if folder is not None:
+            place = folder / name if len(self.policies) > 1 else folder
+            self._send_files(worker, place, lambda *where: worker.actor.load_weights.remote(*where, name))
+            self._send_reference(worker)
+        elif version != 0:  # which is what it has loaded
+            raise WeightsLost(
+                f"all workers have ended, and the weights of version {version} are in no checkpoint yet; resume the "
+                "run with --resume"
+            )
+        return known if known_version == version else None
+
+    def _send_reference(self, worker: WorkerHandle) -> None:
+        """Loads the reference of the current stage, which no worker can send, from its checkpoint."""
+        version: int | None = ray.get(worker.actor.missing_reference.remote())
+        if version is None:
+            return
+        folder = self._find_checkpoint(version)
+        if folder is None:
+            raise BackendError(f"the reference of the stage, version {version}, is in no checkpoint")
+        self._send_files(worker, folder, lambda *where: worker.actor.load_reference.remote(*where, version))
+
+    def _send_files(self, worker: WorkerHandle, folder: Path, call: Callable[..., Any]) -> None:
+        ray.get(call(_local(worker, folder), {} if worker.is_near else read_files(folder)))
+
+    def _find_checkpoint(self, version: int) -> Path | None:
+        """Returns the undamaged checkpoint of a version: `step-000003` of version 3."""
+        found = [] if self.checkpoints is None else sorted(self.checkpoints.glob(f"*-{version:06d}"))
+        return next((each for each in found if find_damage(each) is None), None)
+
+    # What its policies call.
+
+    async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
+        """Returns the answer of the worker that a conversation belongs to; of another one, if that ends meanwhile.
+
+        Args:
+            key: The conversation.
+            call: Asks an actor.
+
+        Raises:
+            BackendUnavailable: No worker is left and none comes, or several ended in turn while they answered.
+        """
+        num_lost = 0
+        while num_lost < MAX_ATTEMPTS:
+            number = self.members.router.acquire(key)
+            if number is None:
+                await asyncio.to_thread(self.members.fill_up, 1)
+                continue
+            worker = self.members.find(number)
+            if worker is None:  # it ended between the two lines
+                continue
+            answer = call(worker.actor)
+            try:
+                return await answer
+            except asyncio.CancelledError:
+                ray.cancel(answer)
+                raise
+            except ray.exceptions.RayTaskError as error:
+                raise find_cause(error) from None
+            except ray.exceptions.RayActorError:
+                num_lost += 1
+                self.members.lose(worker)
+            finally:
+                self.members.router.release(number)
+        raise BackendUnavailable(f"{num_lost} workers ended, one after the other, while they answered one request")
+
+    def publish(self, name: str, version: int) -> None:
+        """Opens admission on every worker."""
+        self.members.router.forget()
+        self._ended.pop(name, None)
+        calls = [(each, each.actor.publish.remote(name, version)) for each in self.workers]
+        self.members.collect(calls, strict=False)
+
+    # What a training job calls of an engine.
+
+    def begin_job(self, *adapters: str) -> None:
+        """Closes admission everywhere and waits until no reply is in flight; replacements that are ready take part.
+
+        Raises:
+            BackendUnavailable: Too few workers are left.
+            WorkerLost: One ended meanwhile.
+        """
+        self.members.fill_up()
+        if not self.members.is_connected:
+            self.members.connect()
+        self.call_connected("call", "begin_job", *adapters)
+
+    def end_job(self) -> None:
+        """Ends the job everywhere.
+
+        Raises:
+            WorkerLost: None is left of those that trained.
+        """
+        calls = [(each, each.actor.call.remote("end_job")) for each in self.members.list_connected(strict=False)]
+        self.members.collect(calls, strict=False)
+        self._ended = {name: each.version + 1 for name, each in self.policies.items()}
+
+    def rollback(self) -> None:
+        """Restores the weights from before `begin_job` everywhere, if no worker was lost that has a part of them."""
+        if self.members.has_lost_shards:
+            return
+        if workers := self.workers:
+            try:
+                self._undo(workers)
+            except WorkerLost as loss:
+                if self.members.sharding != "full":
+                    raise
+                logger.warning("the job cannot be undone, since %s", loss)
+                self.members.lose_shards()
+
+    def _undo(self, workers: Sequence[WorkerHandle]) -> None:
+        self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
+
+    def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """Calls a method of `EngineWorker` on all workers that train together; returns what each returned, by its name.
+
+        Raises:
+            WorkerLost: One ended.
+        """
+        workers = self.members.list_connected()
+        results = self.members.collect([(each, getattr(each.actor, method).remote(*arguments)) for each in workers])
+        return dict(zip(map(str, workers), results, strict=True))
+
+    def share(self, value: Any) -> Any:
+        """Puts a large argument where each node reads it once."""
+        return ray.put(value)
+
+    def pack_loss(self, loss: LossSpec) -> bytes | None:
+        """Returns the function of a loss of the project, which the workers have not imported."""
+        return pack_loss(loss)
+
+    def compare_fingerprints(self, name: str) -> str:
+        """Returns the fingerprint of the weights that every worker has.
+
+        Raises:
+            BackendError: They differ.
+        """
+        self._require_worker()
+        found = self._compare(name)
+        self._published[name] = (self.policies[name].version, found)
+        return found
+
+    def _compare(self, name: str) -> str:
+        calls = [(each, each.actor.call.remote("fingerprint", name)) for each in self.workers]
+        if not calls:
+            raise WorkerLost("all workers have ended")
+        found = self.members.collect(calls, strict=False)
+        left = [str(each) for each, _ in calls if self.members.find(each.number) is not None]
+        require_equal(dict(zip(left, found, strict=True)))
+        return str(found[0])
+
+    def _require_worker(self) -> None:
+        """Waits for a replacement if no worker is left.
+
+        Raises:
+            BackendUnavailable: None comes.
+        """
+        if not self.workers:
+            self.members.fill_up(1)
+
+    # Checkpoints.
+
+    def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
+        """Writes a checkpoint's files, by the first worker; where the model is divided, the others send their parts."""
+        while workers := self.workers:
+            self.members.require_shards()
+            first = workers[0]
+            calls = [(first, first.actor.write.remote(version, adapter, _local(first, folder)))]
+            if self.members.sharding == "full":
+                calls += [(each, each.actor.call.remote("gather_state", adapter)) for each in workers[1:]]
+            try:
+                files = self.members.collect(calls)[0]
+            except WorkerLost:
+                continue
+            write_files(folder, files)
+            return
+        raise BackendUnavailable("no worker is left that could write a checkpoint")
+
+    def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
+        """Loads a checkpoint into every worker, within an open job."""
+        self._load("load_weights", Path(folder), adapter)
+        self._compare(adapter or self.policy.name)
+
+    @property
+    def missing_reference(self) -> int | None:
+        """Version of the reference that the current stage needs and no worker has."""
+        self._require_worker()
+        first = self.workers[0]
+        found: list[int | None] = self.members.collect([(first, first.actor.missing_reference.remote())])
+        return found[0]
+
+    def load_reference(self, folder: str | Path, version: int) -> None:
+        """Makes a checkpoint's weights the reference of the current stage everywhere."""
+        self._load("load_reference", Path(folder), version)
+
+    def _load(self, method: str, folder: Path, argument: Any) -> None:
+        workers = self.workers
+        files = ray.put({} if all(each.is_near for each in workers) else read_files(folder))
+        calls = [(each, getattr(each.actor, method).remote(_local(each, folder), files, argument)) for each in workers]
+        self.members.collect(calls, strict=False)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.members.close()
+
+
+def _start_workers(recruiter: Recruiter, size: GroupSize, resources: Mapping[str, float]) -> list[Newcomer]:
+    """Returns the workers that there is room for, with the model loaded.
+
+    Raises:
+        BackendUnavailable: Too few have a place.
+    """
+    recruiter.fill_up(size.num_workers)
+    places = min(size.num_workers, count_places(resources))
+    placed = recruiter.wait_for_places(places, size.placement_timeout_s)
+    if placed < size.min_workers:
+        raise BackendUnavailable(
+            f"in {size.placement_timeout_s:g} s (placement_timeout_s) Ray has started {placed} of the workers, and "
+            f"{size.min_workers} must run (min_workers): {describe_room()}; does another program use the rest?"
+        )
+    if placed < size.num_workers:
+        text = "%d of %d workers start, since there is no room for more; the others join once there is: %s"
+        logger.warning(text, placed, size.num_workers, describe_room())
+    newcomers, errors = recruiter.take(wait=True)
+    fatal = [each for each in errors if not isinstance(each, BackendUnavailable)]
+    if fatal or (errors and len(newcomers) < size.min_workers):
+        raise (fatal or errors)[0]
+    for error in errors:  # a node that ended, and that others can replace
+        logger.warning("the run starts without a worker: %s", error)
+    return newcomers
+
+
+def _local(worker: WorkerHandle, folder: Path) -> Path | None:
+    """Returns the folder for a worker that can reach it; None for one on another node."""
+    return folder.absolute() if worker.is_near else None

@@ -1,0 +1,115 @@
+"""What the processes of torchrun do except the first: they wait for it, and hold one of its engines while it trains."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Client
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from reinforge.scale.engine_worker import EngineWorker
+from reinforge.scale.torchrun.calls import CallServer, WorkerLoop
+from reinforge.scale.torchrun.group import find_workers
+from reinforge.scale.torchrun.place import (
+    ENDED,
+    TorchrunPlace,
+    check_socket,
+    choose_gpu,
+    find_place,
+    open_own_store,
+    wait_for_announcement,
+)
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TorchrunWorker(EngineWorker):
+    """An engine on the GPU of its rank.
+
+    Args:
+        place: This process.
+    """
+
+    def __init__(self, place: TorchrunPlace):
+        super().__init__(place.rank)
+        self._place = place
+
+    async def load(self, policy: Any, settings: Any) -> Any:
+        """Loads the model and returns a description of each policy, by name."""
+        choose_gpu(self._place, settings["device"])
+        return await super().load(policy, settings)
+
+
+class PatientStop:
+    """Signals that end this process only when it has no engine: the first process still saves what it needs."""
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._is_busy = False
+        for each in STOPS:
+            signal.signal(each, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        if not self._is_busy:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._received is not None:
+            raise SystemExit(128 + self._received)
+
+    def __enter__(self) -> None:
+        self._is_busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_busy = False
+        self._leave()
+
+
+def find_first_process() -> Callable[[], None] | None:
+    """Returns what this process of torchrun does for the first one; None: it is the first, or the only one.
+
+    The others end with the first, whatever it does.
+    """
+    place = find_place()
+    if place is None:
+        return None
+    if place.rank:
+        return partial(serve_first_process, place)
+    find_workers(place)
+    return None
+
+
+def end_other_processes() -> None:
+    """Ends the other processes, if this is the first of torchrun: its command is done."""
+    place = find_place()
+    if place is not None and place.rank == 0:
+        find_workers(place).end()
+
+
+def serve_first_process(place: TorchrunPlace) -> None:
+    """Holds an engine whenever the first process asks for one; returns when that has ended.
+
+    Raises:
+        BackendUnavailable: torchrun is gone.
+    """
+    stop, number = PatientStop(), 0
+    store = open_own_store(place)
+    while (message := wait_for_announcement(store, number)) != ENDED:
+        number += 1
+        with stop:
+            _hold_engine(place, Path(message))
+
+
+def _hold_engine(place: TorchrunPlace, path: Path) -> None:
+    check_socket(path)
+    worker = TorchrunWorker(place)
+    calls = WorkerLoop(worker)
+    with Client(str(path), "AF_UNIX") as connection:
+        connection.send(place.rank)
+        CallServer(connection, calls).serve()
+    calls.close()
+    worker.close()

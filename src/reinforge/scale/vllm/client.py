@@ -1,0 +1,133 @@
+"""The HTTP API of a vLLM server, as far as a sampler needs it, as of vLLM 0.32.
+
+GET  /version                         the version of vLLM
+GET  /v1/models                       the served model
+POST /inference/v1/generate           token ids in, token ids and log-probs out       --enable-scale-out
+POST /pause?mode=wait, /resume        stops after the replies in flight               VLLM_SERVER_DEV_MODE=1
+POST /v1/load_lora_adapter            an adapter's weights, from a folder             VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
+POST /collective_rpc                  all weights, from a folder                      VLLM_SERVER_DEV_MODE=1
+POST /reset_prefix_cache              drops the keys of older weights                 VLLM_SERVER_DEV_MODE=1
+POST /update_weight_version           the label that every reply then carries         VLLM_SERVER_DEV_MODE=1
+GET  /weight_info                     that label                                      VLLM_SERVER_DEV_MODE=1
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from reinforge.errors import BackendError, ContextOverflow
+from reinforge.rollout.models.openai_answers import Answer, parse_answer
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, UnexpectedAnswer
+from reinforge.scale.vllm.answers import (
+    CacheResetAnswer,
+    GenerateAnswer,
+    ServedModelAnswer,
+    ServedModelsAnswer,
+    VersionAnswer,
+    WeightInfoAnswer,
+)
+
+A = TypeVar("A", bound=Answer)
+
+NOT_FOUND = 404
+TOO_LONG = re.compile(r"maximum context length|max_model_len|longer than the maximum", re.IGNORECASE)
+RELOAD_METHOD = "reinforge_reload_weights"
+"""Method that our worker extension adds: see `plugin/reinforge_vllm.py`."""
+
+
+class VLLMClient:
+    """One server.
+
+    Args:
+        endpoint: The connection.
+    """
+
+    def __init__(self, endpoint: OpenAIEndpoint):
+        self.endpoint = endpoint
+
+    async def get_version(self) -> str:
+        """Returns the version of vLLM."""
+        return (await self._get("/version", VersionAnswer)).version
+
+    async def get_model(self) -> ServedModelAnswer:
+        """Returns the model that is served without an adapter."""
+        models = (await self._get("/v1/models", ServedModelsAnswer)).data
+        return next((model for model in models if model.parent is None), models[0])
+
+    async def get_weight_label(self) -> str:
+        """Returns the label of the weights."""
+        return (await self._get("/weight_info", WeightInfoAnswer)).weight_version
+
+    async def generate(self, body: Mapping[str, Any]) -> GenerateAnswer:
+        """Samples one reply.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the server's context.
+            ValueError: The server rejects the request.
+            BackendError: It does not answer, or with something else than a reply.
+        """
+        try:
+            return await self._post("/inference/v1/generate", GenerateAnswer, body)
+        except RequestRejected as error:
+            if TOO_LONG.search(str(error)):
+                raise ContextOverflow(str(error)) from error
+            if error.status in (400, 422):
+                raise ValueError(str(error)) from error
+            raise
+
+    async def pause(self) -> None:
+        """Admits no request any more and returns when no reply is in flight."""
+        await self.endpoint.call("POST", "/pause", query={"mode": "wait"})
+
+    async def resume(self) -> None:
+        """Admits requests again."""
+        await self.endpoint.call("POST", "/resume")
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Serves the adapter of a folder, in PEFT's layout, under a name; an earlier one of that name is replaced."""
+        body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
+        await self.endpoint.call("POST", "/v1/load_lora_adapter", body=body)
+
+    async def reload_weights(self, folder: Path) -> None:
+        """Serves the model of a folder.
+
+        Raises:
+            BackendError: The server runs without our worker extension, or cannot load the folder.
+        """
+        body = {"method": RELOAD_METHOD, "args": [str(folder)]}
+        await self.endpoint.call("POST", "/collective_rpc", body=body)
+
+    async def reset_prefix_cache(self) -> None:
+        """Drops the keys and values of older weights.
+
+        Raises:
+            BackendError: The server kept them.
+        """
+        if not (await self._post("/reset_prefix_cache", CacheResetAnswer)).success:
+            raise BackendError(f"{self.endpoint.url}/reset_prefix_cache: the prefix cache was not dropped")
+
+    async def set_weight_label(self, label: str) -> None:
+        """Sets the label that every reply carries from now on."""
+        await self.endpoint.call("POST", "/update_weight_version", body={"new_version": label})
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self.endpoint.close()
+
+    async def _get(self, path: str, kind: type[A]) -> A:
+        return self._parse(path, kind, await self.endpoint.call("GET", path))
+
+    async def _post(self, path: str, kind: type[A], body: Mapping[str, Any] | None = None) -> A:
+        return self._parse(path, kind, await self.endpoint.call("POST", path, body=body))
+
+    def _parse(self, path: str, kind: type[A], text: str) -> A:
+        where = f"{self.endpoint.url}{path}"
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            raise UnexpectedAnswer(f"{where}: the response is not JSON") from None
+        return parse_answer(kind, value, where, "what vLLM answers")

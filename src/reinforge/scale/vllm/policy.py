@@ -1,0 +1,292 @@
+"""The policy that a vLLM server samples: our tokens go in, its tokens and log-probs come out.
+
+The embedded policy of the same adapter renders prompts, decodes replies and scores tokens; it samples nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reinforge.errors import BackendError
+from reinforge.interfaces import PolicyServer
+from reinforge.scale.vllm.answers import GenerateAnswer, GeneratedChoice
+from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.sample import FloatArray
+
+if TYPE_CHECKING:
+    from reinforge.engine.policy import EmbeddedPolicy
+    from reinforge.engine.sampling.running_batch import SampleRequest
+
+MAX_SEED = 2**63 - 1
+FLOAT32_TOLERANCE = 1e-3
+"""Nats: its kernels sum in other orders than the learner's; 5e-5 were seen with 30 layers on a CPU."""
+FINISH_REASONS = ("stop", "length")
+NUM_LONGEST, MAX_LONGEST = 3, 2048
+"""How many of the longest prompts are remembered for the check of the next weights, and how long they may be."""
+STRUCTURED_OUTPUTS = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+
+
+class Admission:
+    """Counts the requests in flight; weights change while it is closed and none is."""
+
+    def __init__(self) -> None:
+        self._is_open, self._is_idle = asyncio.Event(), asyncio.Event()
+        self._is_open.set()
+        self._is_idle.set()
+        self._count = 0
+        self._failure: BaseException | None = None
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        """Waits until requests are admitted; the block is one of them.
+
+        Raises:
+            BackendError: The server could not be given the newest weights.
+        """
+        await self._is_open.wait()
+        if self._failure is not None:
+            raise BackendError(f"the vLLM server does not have the newest weights: {self._failure}")
+        self._count += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._is_idle.set()
+
+    async def close(self) -> None:
+        """Admits no request any more and returns when none is in flight."""
+        self._is_open.clear()
+        await self._is_idle.wait()
+
+    def open(self, failure: BaseException | None = None) -> None:
+        """Admits requests again.
+
+        Args:
+            failure: Why the weights are unknown, so that every request fails; None: they are known.
+        """
+        self._failure = failure
+        self._is_open.set()
+
+
+class WeightPublisher(Protocol):
+    """What a policy asks of the server that samples it."""
+
+    admission: Admission
+
+    @property
+    def version(self) -> int:
+        """The version that the server has."""
+
+    @property
+    def label(self) -> str:
+        """The label that every reply of this version carries."""
+
+    async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
+        """Samples one reply."""
+
+    async def publish(self, version: int) -> None:
+        """Sends the weights of all adapters, and opens admission when they are served."""
+
+
+class VLLMPolicy(PolicyServer):
+    """Samples one adapter, or the whole model, at a vLLM server.
+
+    Attributes:
+        longest_prompts: The longest prompts since the last weights, by which the next ones are checked.
+
+    Args:
+        own: The embedded policy of the same adapter.
+        served_name: The model's name at the server.
+        server: Has the weights.
+    """
+
+    def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
+        self.own, self.served_name, self._server = own, served_name, server
+        self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), own.max_model_len
+        self.longest_prompts: list[tuple[int, tuple[int, ...]]] = []
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the server has."""
+        return self._server.version
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, for `target_model` and the record."""
+        return self.own.model_name
+
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's template."""
+        return self.own.chat_template
+
+    @property
+    def history(self) -> str:
+        """How earlier replies reach the model: `template` or `splice`."""
+        return self.own.history
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply.
+
+        Raises:
+            ValueError: The sampler cannot follow the request's settings or its grammar.
+            ContextOverflow: The prompt leaves no room for a reply.
+            BackendError: The server does not answer, or with a reply of other weights.
+        """
+        sampled = self.own.build_request(request, None, await self.own.compile_grammar(request))
+        async with self._server.admission.enter():
+            await self.fill_in(sampled, request.grammar)
+            self._remember(sampled.prompt)
+        return self.own.build_reply(request, sampled)
+
+    async def fill_in(
+        self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
+    ) -> None:
+        """Samples a reply without waiting for admission, and sets its tokens.
+
+        Args:
+            sampled: What to sample.
+            grammar: What it must match.
+            reads_prefix_cache: False: the server computes the whole prompt.
+
+        Raises:
+            BackendError: The server does not answer, or with a reply of other weights.
+        """
+        body = self._build_body(sampled, grammar)
+        if not reads_prefix_cache:
+            body["sampling_params"]["skip_reading_prefix_cache"] = True
+        answer = await self._server.generate(body)
+        if tuple(answer.prompt_token_ids) != sampled.prompt:
+            raise BackendError(
+                f"the vLLM server sampled from a prompt of {len(answer.prompt_token_ids)} tokens, which is not the one "
+                f"of {len(sampled.prompt)} that it was given"
+            )
+        choice = answer.choices[0]
+        self._check_weights(choice)
+        fill_in_tokens(sampled, choice)
+        sampled.version = self._server.version
+
+    def _build_body(self, sampled: SampleRequest, grammar: Grammar | None) -> dict[str, Any]:
+        params = sampled.params
+        settings: dict[str, Any] = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "min_p": params.min_p,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": params.frequency_penalty,
+            "presence_penalty": params.presence_penalty,
+            "max_tokens": sampled.limit,
+            "stop_token_ids": sorted({*self.own.ends, *params.stop_token_ids}),
+            "logprobs": sampled.num_top_logprobs,
+            "detokenize": bool(params.stop),
+        }
+        if params.seed is not None:
+            settings["seed"] = params.seed & MAX_SEED
+        if params.stop:
+            settings["stop"] = list(params.stop)
+        if params.logit_bias:
+            settings["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+        if grammar is not None:
+            settings["structured_outputs"] = {STRUCTURED_OUTPUTS[grammar.kind]: grammar.text}
+        return {
+            "model": self.served_name,
+            "token_ids": list(sampled.prompt),
+            "return_token_ids": True,
+            "sampling_params": settings,
+        }
+
+    def _check_weights(self, choice: GeneratedChoice) -> None:
+        """Compares the label that the server gives a reply with that of the weights that it was sent.
+
+        Raises:
+            BackendError: Other weights sampled some of the tokens, or it is unknown which.
+        """
+        labels = {span.version for span in choice.weight_versions or ()}
+        if choice.token_ids and labels != {self._server.label}:
+            found = ", ".join(sorted(labels)) or "no label"
+            raise BackendError(
+                f"the vLLM server sampled a reply from other weights than it was sent ({found} instead of "
+                f"{self._server.label}); let no other program change its weights"
+            )
+
+    def _remember(self, prompt: tuple[int, ...]) -> None:
+        entry = (len(prompt), prompt)
+        if len(prompt) > MAX_LONGEST or entry in self.longest_prompts:
+            return
+        heapq.heappush(self.longest_prompts, entry)
+        if len(self.longest_prompts) > NUM_LONGEST:
+            heapq.heappop(self.longest_prompts)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Returns the learner's log p of each token given those before it, at temperature 1."""
+        return await self.own.score(token_ids)
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+        """Returns the tokens of a given reply."""
+        return await self.own.encode(request, reply)
+
+    async def publish(self, version: int) -> None:
+        """Sends the learner's weights and serves them as `version`; one version for all adapters.
+
+        Raises:
+            BackendError: The server did not take them.
+            JobFailed: It does not serve them.
+        """
+        await self._server.publish(version)
+
+    async def fingerprint(self) -> str:
+        """Returns a short hash of the learner's weights."""
+        return await self.own.fingerprint()
+
+
+def _find_stop(sampled: SampleRequest, token_ids: list[int]) -> int | None:
+    """Returns how many tokens a reply has up to a stop text, where the embedded sampler would end it; None: all.
+
+    The server looks for the text in its own decoding, which may find it later, or not at all within broken characters.
+    """
+    if sampled.has_stop_text is None:
+        return None
+    for end in range(1, len(token_ids) + 1):
+        if sampled.has_stop_text(token_ids[max(0, end - sampled.num_stop_tokens) : end]):
+            return end
+    return None
+
+
+def fill_in_tokens(sampled: SampleRequest, choice: GeneratedChoice) -> None:
+    """Sets the tokens of a reply.
+
+    Raises:
+        BackendError: There are other tokens than log-probs, or the server gave up.
+    """
+    if choice.finish_reason not in FINISH_REASONS:
+        raise BackendError(f"the vLLM server ended a reply with finish_reason {choice.finish_reason!r}")
+    positions = choice.logprobs.content
+    if not choice.token_ids or [each.token_id for each in positions] != choice.token_ids:
+        raise BackendError(
+            f"the vLLM server answered with {len(choice.token_ids)} tokens and the log-probs of {len(positions)}, "
+            "which are not the same tokens"
+        )
+    end = _find_stop(sampled, choice.token_ids)
+    positions = positions[:end]
+    sampled.token_ids = tuple(choice.token_ids[:end])
+    sampled.logprobs = tuple(each.logprob for each in positions)
+    sampled.finish_reason = choice.finish_reason if end is None else "stop"
+    if sampled.num_top_logprobs:
+        tops = [
+            sorted(each.top_logprobs, key=lambda token: -token.logprob)[: sampled.num_top_logprobs]
+            for each in positions
+        ]
+        sampled.top_logprobs = [([token.token_id for token in top], [token.logprob for token in top]) for top in tops]
+    params, constraint = sampled.params, sampled.constraint
+    has_filters = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
+    if constraint is not None or has_filters:
+        sampled.processed_logprobs = list(sampled.logprobs)
+    if constraint is not None and not constraint.changes_logits and not has_filters:
+        sampled.supports = constraint.replay(sampled.token_ids)

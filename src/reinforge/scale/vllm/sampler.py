@@ -1,0 +1,296 @@
+"""A vLLM server that samples what the embedded engine trains: starts or finds it, and sends it each version.
+
+    write the weights ─► /pause?mode=wait ─► load ─► /reset_prefix_cache ─► label ─► /resume ─► canary ─► requests
+
+No request of an agent reaches the server between the first and the last: a reply is of one version, whose label it
+carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reinforge.engine.policies import NamedPolicies
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
+from reinforge.interfaces import PolicyServer
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.models.openai_http import OpenAIEndpoint
+from reinforge.scale.vllm.answers import GenerateAnswer
+from reinforge.scale.vllm.canary import check_served_weights
+from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.config import VLLMSamplerConfig
+from reinforge.scale.vllm.guard import require_guarded_server
+from reinforge.scale.vllm.policy import Admission, VLLMPolicy
+from reinforge.scale.vllm.process import (
+    ServedModelSettings,
+    VLLMProcess,
+    build_arguments,
+    describe_command,
+)
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+OLDEST, TESTED = (0, 32), "0.32"
+"""The first version of vLLM with every path that is needed, and the one that our tests run."""
+MODEL = "model"
+MIN_KV_CACHE = 2**30
+"""Memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache."""
+
+
+class VLLMSampler:
+    """One server and the policies that it samples.
+
+    Attributes:
+        admission: Admits the agents' requests.
+        policy: What the agents call.
+
+    Args:
+        config: Where the server is, or how to start it.
+        engine: Trains the weights.
+        adapters: Names of its adapters, as in `llms`; at most one: a single policy.
+        project_root: Where relative paths of the configuration start.
+    """
+
+    def __init__(
+        self, config: VLLMSamplerConfig, engine: Engine, adapters: Sequence[str] = (), project_root: Path = Path()
+    ):
+        self.config, self.engine = config, engine
+        self.admission = Admission()
+        self._run, self._version = secrets.token_hex(4), engine.policy.version
+        self._lock = asyncio.Lock()
+        self._process = None if config.launch is None else VLLMProcess(config.launch, project_root)
+        self._folder = self._choose_folder(project_root)
+        self._client = VLLMClient(self._connect())
+        self._sent: list[Path] = []
+        policies = {
+            name: VLLMPolicy(own, self._name_adapter(name) if engine.model.has_adapters else "policy", self)
+            for name, own in engine.policies.items()
+        }
+        self._policies = policies
+        names = dict(zip(adapters, policies.values(), strict=False)) if len(adapters) == len(policies) else {}
+        self.policy: PolicyServer = JointPolicies(names, self) if names else policies[engine.policy.adapter]
+
+    def _choose_folder(self, project_root: Path) -> Path:
+        if self._process is not None:
+            return self._process.folder
+        if self.config.folder is None:
+            return Path(tempfile.mkdtemp(prefix="reinforge-vllm-"))
+        return (project_root / self.config.folder.expanduser()).resolve() / f"reinforge-{self._run}"
+
+    def _connect(self) -> OpenAIEndpoint:
+        settings = self.config.build_endpoint_config()
+        if self._process is not None:
+            return self._process.connect(settings)
+        assert self.config.url is not None
+        return OpenAIEndpoint(settings, self.config.url, self.config.api_key)
+
+    def _name_adapter(self, name: str) -> str:
+        return f"reinforge-{self._run}-{name}"
+
+    @property
+    def version(self) -> int:
+        """The version that the server has."""
+        return self._version
+
+    @property
+    def label(self) -> str:
+        """What every reply of this version carries: no other run uses the same."""
+        return f"reinforge-{self._run}-{self._version}"
+
+    async def start(self, seed: int) -> None:
+        """Returns once the server serves the engine's weights.
+
+        Args:
+            seed: Seed of requests without one.
+
+        Raises:
+            BackendUnavailable: The server does not start, or does not answer.
+            ConfigError: It is too old, or serves another model, or lets everybody in.
+            JobFailed: It does not serve the weights.
+        """
+        if self._process is not None:
+            await self._launch(self._process, seed)
+        else:
+            await require_guarded_server(self._client, self.config)
+        await self._check_version()
+        if self._process is None:
+            await self._find_model()
+        await self.publish(self._version)
+
+    async def _launch(self, process: VLLMProcess, seed: int) -> None:
+        folder = process.folder / MODEL
+        await run_in_daemon_thread(lambda: self.engine.write_base(folder), "vllm-model")
+        assert self.config.launch is not None
+        process.start(build_arguments(self._describe_model(folder, seed), self.config.launch.arguments))
+        logger.info("starting vLLM")
+        await process.wait_until_ready(self._client)
+        for file in folder.glob("*.safetensors"):  # it has read them
+            file.unlink()
+
+    def _describe_model(self, folder: Path, seed: int) -> ServedModelSettings:
+        engine = self.engine
+        return ServedModelSettings(
+            folder,
+            str(engine.model.dtype).removeprefix("torch."),
+            engine.policy.max_model_len,
+            engine.config.max_num_seqs,
+            seed,
+            find_largest_rank(engine.model.module.peft_config) if engine.model.has_adapters else None,
+            len(engine.policies),
+            max(MIN_KV_CACHE, engine.config.kv_cache_mb * 2**20) if engine.model.device.type == "cpu" else None,
+        )
+
+    async def _check_version(self) -> None:
+        version = await self._client.get_version()
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        if numbers < OLDEST:
+            message = f"the server is vLLM {version}, which cannot be sent weights as needed here"
+            raise ConfigError(Problem("sampler", message, f"use vLLM {TESTED} or newer"))
+        if numbers != OLDEST:
+            logger.warning("the server is vLLM %s; reinforge is tested with %s", version, TESTED)
+
+    async def _find_model(self) -> None:
+        """Reads what the server at the URL serves.
+
+        Raises:
+            ConfigError: Its context is shorter than the policy's.
+        """
+        model = await self._client.get_model()
+        wanted = self.engine.policy.max_model_len
+        if model.max_model_len is not None and model.max_model_len < wanted:
+            message = f"the server's context has {model.max_model_len} tokens, but the policy's has {wanted}"
+            fix = f"set finetuning.policy.max_model_len: {model.max_model_len}, or start the server with a longer one"
+            raise ConfigError(Problem("sampler.url", message, fix))
+        if not self.engine.model.has_adapters:
+            for policy in self._policies.values():
+                policy.served_name = model.id
+
+    async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
+        """Samples one reply.
+
+        Raises:
+            BackendError: The server does not answer, or has ended; the message has the end of its log.
+        """
+        try:
+            return await self._client.generate(body)
+        except BackendError as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: BackendError) -> BackendError:
+        """Returns an error of a call, or how the launched server has ended, if that is why."""
+        reason = self._process.find_end() if self._process is not None else None
+        return error if reason is None else BackendUnavailable(f"the vLLM server {reason}")
+
+    async def publish(self, version: int) -> None:
+        """Sends the weights of all adapters, and admits requests once they are served.
+
+        Raises:
+            BackendError: The server did not take them.
+            JobFailed: It does not serve them.
+        """
+        async with self._lock:
+            await self.admission.close()
+            try:
+                self._version = version
+                await self._send()
+                for policy in self._policies.values():
+                    difference = await check_served_weights(policy, version)
+                    policy.longest_prompts.clear()
+                    await policy.own.publish(version)
+                    logger.info("vLLM serves version %d: log-probs agree to %.1e nats", version, difference)
+            except BaseException as error:
+                cause = self._explain(error) if isinstance(error, BackendError) else error
+                self.admission.open(failure=cause)
+                if cause is error:
+                    raise
+                raise cause from error
+            self.admission.open()
+
+    async def _send(self) -> None:
+        """Replaces the server's weights, while it samples nothing."""
+        folders = await run_in_daemon_thread(self._write, "vllm-weights")
+        try:
+            await self._client.pause()
+            for name, folder in folders.items():
+                await self._load(self._policies[name].served_name, folder)
+            await self._client.reset_prefix_cache()
+            await self._client.set_weight_label(self.label)
+        except BaseException:
+            with suppress(BackendError):  # the first error says why
+                await self._client.resume()  # a server of others must not stay paused, also if its answer was lost
+            raise
+        await self._client.resume()
+        sent, self._sent = self._sent, list(folders.values())
+        for folder in sent:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+
+    def _write(self) -> dict[str, Path]:
+        """Returns the new folder with each adapter's weights."""
+        place = self._folder / f"{self.label}-{secrets.token_hex(2)}"  # a path that no earlier weights had
+        place.mkdir(parents=True)
+        folders = {name: place / name for name in self._policies}
+        for name, folder in folders.items():
+            self.engine.write(folder, self._version, name, with_training=False)
+        return folders
+
+    async def _load(self, name: str, folder: Path) -> None:
+        """Replaces an adapter, or all weights.
+
+        Raises:
+            BackendError: The server does not take them; of one at a URL the message says how to start it.
+        """
+        try:
+            if self.engine.model.has_adapters:
+                await self._client.load_adapter(name, folder)
+            else:
+                await self._client.reload_weights(folder)
+        except BackendError as error:
+            if self._process is not None:
+                raise
+            command = describe_command(build_arguments(self._describe_model(Path("MODEL"), 0), {}))
+            raise BackendError(
+                f"{error}; it must read {folder} (sampler.folder) and run with our worker extension, started like "
+                f"this:\n{command}"
+            ) from error
+
+    async def close(self) -> None:
+        """Ends a launched server, and removes the weights that were sent."""
+        await self._client.close()
+        if self._process is not None:
+            await self._process.close()
+        else:
+            await run_in_daemon_thread(lambda: shutil.rmtree(self._folder, ignore_errors=True), "vllm-close")
+
+
+class JointPolicies(NamedPolicies):
+    """Several adapters at one server, which are sent together.
+
+    Args:
+        policies: By name.
+        server: The server.
+    """
+
+    def __init__(self, policies: Mapping[str, PolicyServer], server: VLLMSampler):
+        super().__init__(policies)
+        self._server = server
+
+    async def publish(self, version: int) -> None:
+        """Sends the weights of all adapters."""
+        await self._server.publish(version)
+
+
+def find_largest_rank(settings: dict[str, Any]) -> int:
+    """Returns the largest rank of several adapters, by PEFT's configuration of each."""
+    return max(rank for each in settings.values() for rank in (each.r, *(each.rank_pattern or {}).values()))

@@ -1,0 +1,260 @@
+"""The server: one aiohttp application of features, behind one guard.
+
+async with ServeApp(models, [FineTuningApi(...)], port=8000) as app:
+    print(app.address)          http://127.0.0.1:8000
+    await asyncio.Event().wait()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from reinforge.dialects.chat_call import BadRequest
+from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.rollout.http.access import LOOPBACK
+from reinforge.rollout.http.exchange import build_error_body, describe_failure
+from reinforge.serving.api_error import ApiError
+from reinforge.serving.chat import ChatApi
+from reinforge.serving.guard import RequestGuard
+from reinforge.serving.health import HealthApi
+from reinforge.serving.limits import ServerLimits
+from reinforge.serving.metrics import MetricsApi
+from reinforge.serving.models import ServedModels
+from reinforge.serving.page import ChatPage
+from reinforge.serving.routes import LIMITS, Feature, Handler, is_abortable, write_json
+
+logger = logging.getLogger(__name__)
+_http_logger = logging.getLogger(f"{__name__}.http")
+_http_logger.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
+)
+LINGER_S = 2.0
+"""Seconds for which the rest of a refused body is read, so that the client sees the response."""
+SHUTDOWN_S = 3.0
+"""Seconds that requests in flight have to end when the server stops; then streams and sampling are cut off."""
+ABORTED_S = 1.0
+"""Seconds that requests which were cut off have to clean up."""
+REQUEST_ID = "x-request-id"
+CLIENT_CLOSED = 499
+"""Counted for requests whose client hung up before the response."""
+
+
+class ServeApp:
+    """Serves models and features; an async context manager.
+
+    Args:
+        models: What chats are answered with; features add to it while the server runs.
+        features: Further parts of the server.
+        host: The address to listen on; others than the loopback need a token.
+        port: The TCP port; 0: the operating system chooses.
+        token: The key that every request must carry; None or empty: none is needed.
+        limits: How much the server takes on.
+        allowed_hosts: Further names of this machine, for the Host header.
+
+    Attributes:
+        models: The models.
+        port: The TCP port.
+
+    Raises:
+        ConfigError: Other machines can reach the address, and there is no token.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        features: Sequence[Feature] = (),
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        token: str | None = None,
+        limits: ServerLimits | None = None,
+        allowed_hosts: Iterable[str] = (),
+    ):
+        self.models, self.host, self.port = models, host, port
+        self.limits = limits or ServerLimits()
+        self._metrics = MetricsApi(models)
+        self._features: list[Feature] = [
+            HealthApi(),
+            ChatApi(models, self.limits),
+            ChatPage(),
+            self._metrics,
+            *features,
+        ]
+        self._guard = RequestGuard(host, token, allowed_hosts)
+        self._runner: web.AppRunner | None = None
+        self._listener: socket.socket | None = None
+        self._started: list[Feature] = []
+        self._running: set[asyncio.Task[web.StreamResponse]] = set()
+        self._abortable: dict[asyncio.Future[None], asyncio.Task[Any]] = {}
+
+    @property
+    def address(self) -> str:
+        """The URL of the server, without `/v1`; for a server on every address, that of the loopback."""
+        host = LOOPBACK if self.host in ("0.0.0.0", "::", "") else self.host.strip("[]")
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def __aenter__(self) -> ServeApp:
+        try:
+            await self._start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        for feature in self._features:
+            self._started.append(feature)
+            await feature.start()
+        app = web.Application(middlewares=[self._handle])
+        app[LIMITS] = self.limits
+        for feature in self._features:
+            app.add_routes(feature.routes())
+        app.on_response_prepare.append(_add_headers)
+        app.on_shutdown.append(self._end_requests)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_http_logger,
+            shutdown_timeout=ABORTED_S,
+            keepalive_timeout=self.limits.idle_timeout_s,
+            lingering_time=LINGER_S,
+            handler_cancellation=True,
+        )
+        await self._runner.setup()
+        self.listen()
+        assert self._listener is not None
+        self._guard.open(self.port)
+        await web.SockSite(self._runner, self._listener, backlog=1024).start()
+
+    def listen(self) -> None:
+        """Takes the port; entering the context does so as well. Clients that connect wait until the server starts.
+
+        Raises:
+            ConfigError: The port is taken, or the address is none of this machine's.
+        """
+        if self._listener is not None:
+            return
+        host = self.host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, self.port), family=family, backlog=1024)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            message = f"cannot listen on {host}:{self.port}: {reason}"
+            raise ConfigError(Problem("--port", message, "choose another port, or 0 for any free one")) from None
+        self.port = self._listener.getsockname()[1]
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._listener is not None:
+            self._listener.close()
+        if self._running:
+            await asyncio.wait(self._running)
+        started, self._started = self._started, []
+        closed = await asyncio.gather(*(feature.close() for feature in started), return_exceptions=True)
+        for error in closed:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _end_requests(self, app: web.Application) -> None:
+        """Waits for the requests in flight when the server stops, and cuts off those that may be after a while."""
+        in_flight: set[asyncio.Future[Any]] = {*self._abortable, *self._running}
+        if in_flight:
+            await asyncio.wait(in_flight, timeout=SHUTDOWN_S)
+        for task in self._abortable.values():
+            task.cancel()
+
+    @web.middleware
+    async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Guards every route, counts its requests, and answers every failure in the form of the API that was called."""
+        started_s, status = time.perf_counter(), CLIENT_CLOSED
+        try:
+            response = await self._answer(request, handler)
+            status = response.status
+            return response
+        finally:
+            self._metrics.count(request, status, started_s)
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if (traded := self._guard.trade_key(request)) is not None:
+                return traded
+            self._guard.check(request)
+            if is_abortable(request.match_info.handler):
+                return await self._run_abortable(request, handler)
+            return await self._run_to_its_end(request, handler)
+        except web.HTTPException as error:
+            return _write_error(request, _describe_status(request, error))
+        except Exception as error:
+            if isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError):
+                raise  # the client hung up
+            return _write_error(request, describe_failure(error, f"{request.method} {request.path[:200]}"))
+
+    async def _run_abortable(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Runs a handler that ends with its client's connection, or soon after the server is stopped."""
+        ended, task = asyncio.get_running_loop().create_future(), asyncio.current_task()
+        assert task is not None  # a handler runs in a task
+        self._abortable[ended] = task
+        try:
+            return await handler(request)
+        finally:
+            del self._abortable[ended]
+            ended.set_result(None)
+
+    async def _run_to_its_end(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Runs a handler that its client's hanging up does not cancel, so that nothing is left half done."""
+
+        async def run() -> web.StreamResponse:
+            return await handler(request)
+
+        task = asyncio.ensure_future(run())
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[web.StreamResponse]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # its client may have hung up, so nobody else looks at it
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.setdefault(REQUEST_ID, f"req_{secrets.token_hex(12)}")
+    response.headers["server"] = "reinforge"
+    response.headers.setdefault("x-content-type-options", "nosniff")
+
+
+def _describe_status(request: web.Request, error: web.HTTPException) -> ApiError:
+    """Returns what a client is told of aiohttp's own refusals: unknown paths and methods."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{request.path[:200]} takes {allowed}, found {request.method}"
+        return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(404, f"there is no {request.method} {request.path[:200]} here", code="not_found")
+    return ApiError(error.status, error.reason)
+
+
+def _write_error(request: web.Request, error: BadRequest) -> web.Response:
+    body, headers = build_error_body(request.path, error), dict[str, str]()
+    if isinstance(error, ApiError):
+        headers = error.headers
+        if error.status == 409:  # the official clients would send the same request again
+            headers = {"x-should-retry": "false", **headers}
+        if error.type is not None:
+            body["error"]["type"] = error.type
+    response = write_json(body, error.status, headers)
+    if request.can_read_body and not request.content.is_eof():
+        response.force_close()  # the rest of the body is not read
+    return response

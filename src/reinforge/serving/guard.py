@@ -1,0 +1,99 @@
+"""Lets in who may use a server: the Host and Origin headers of a request, and its key.
+
+bound to 127.0.0.1   no key needed; Host must name this machine, so that no page in a browser gets in
+bound elsewhere      a key is needed for every route but /healthz; Host is an IP address or a name that is allowed
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+
+from aiohttp import web
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.rollout.http.access import HEADERS, HOST_NAMES, KEY, AccessKey, is_loopback, read_key, split_host
+from reinforge.serving.api_error import ApiError
+
+OPEN_PATHS = frozenset({"/healthz"})
+"""Paths that need no key."""
+PAGE = "/"
+
+
+class RequestGuard:
+    """Decides who may use the server.
+
+    Args:
+        host: The address that the server listens on.
+        token: The key that every request must carry; None or empty: no key is needed.
+        allowed_hosts: Further names of this machine that a Host header may have.
+
+    Raises:
+        ConfigError: Other machines can reach the address, and there is no token.
+    """
+
+    def __init__(self, host: str, token: str | None, allowed_hosts: Iterable[str] = ()):
+        self.is_local = is_loopback(host)
+        if not self.is_local and not token:
+            message = f"other machines can reach {host}, and there is no token that keeps strangers out"
+            fix = "pass --token_file FILE (made if it does not exist), or listen on 127.0.0.1"
+            raise ConfigError(Problem("--host", message, fix))
+        self.token = token or None
+        named = {split_host(name) for name in allowed_hosts} | {host.strip("[]").lower()}
+        self._hosts = named | HOST_NAMES | {"::1"} | (set() if self.is_local else _list_own_names())
+        self._key: AccessKey | None = None
+
+    def open(self, port: int) -> None:
+        """Begins to guard a port."""
+        self._key = None if self.token is None else AccessKey(port, self.token, "serve")
+
+    def check(self, request: web.Request) -> None:
+        """Lets a request in.
+
+        Raises:
+            ApiError: It comes from a page of another site, or without the key.
+        """
+        self._check_host(request.headers)
+        if self._key is None or request.path in OPEN_PATHS:
+            return
+        given = read_key(request.headers)
+        if not (self._key.accepts(given) if given else self._key.find_in(request.cookies)):
+            message = "the API key is wrong or missing; send `Authorization: Bearer TOKEN` or `x-api-key`"
+            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _check_host(self, headers: Mapping[str, str]) -> None:
+        host = headers.get("host", "")
+        if not self._is_own(split_host(host)):
+            fix = "use 127.0.0.1, or start the server with --allowed_hosts" if self.is_local else "see --allowed_hosts"
+            raise ApiError(403, f"the Host header {host[:100]!r} names another machine; {fix}", code="forbidden_host")
+        origin = headers.get("origin")
+        is_foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
+        is_link = headers.get("sec-fetch-mode") == "navigate"  # a form of another site has an Origin as well
+        if is_foreign or (not is_link and headers.get("sec-fetch-site", "none") not in ("none", "same-origin")):
+            raise ApiError(403, "requests from pages of other sites are refused", code="forbidden_origin")
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._hosts:
+            return True
+        if self.is_local:
+            return False
+        try:  # rebinding needs a name: an address in the Host header is the one that the client connected to
+            return bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
+
+    def trade_key(self, request: web.Request) -> web.Response | None:
+        """Returns the response that puts the key of the page's address into a cookie; None: it has no right key."""
+        given = request.query.get(KEY)
+        if self._key is None or request.path != PAGE or not self._key.accepts(given):
+            return None
+        query = {name: value for name, value in request.query.items() if name != KEY}
+        response = web.Response(status=303, headers={**HEADERS, "Location": str(request.rel_url.with_query(query))})
+        response.set_cookie(self._key.cookie, self._key.value, httponly=True, samesite="Strict", path="/")
+        return response
+
+
+def _list_own_names() -> set[str]:
+    name = socket.gethostname().lower()
+    return {name, f"{name}.local"}

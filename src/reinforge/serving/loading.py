@@ -1,0 +1,276 @@
+"""Loads the models of a server: folders, hub ids, bundled models, runs and their adapters.
+
+    await loader.open("runs/support-1")            a run: its promoted model, else its best checkpoint, as `support-1`
+    await loader.open("Qwen/Qwen2.5-0.5B")         any model that `policy.model` may name
+    await loader.load("ft:...", folder, "base")    a model that this server trained
+
+LoRA adapters of one base model share an engine: it holds the base model once, and samples all of them in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from reinforge.config.loader import build_config
+from reinforge.config.policy import LoRAConfig, PolicyConfig
+from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
+from reinforge.engine.model.preflight import check_policy, has_adapters
+from reinforge.engine.model.source import find_base_source
+from reinforge.engine.packages import check_packages, import_engine
+from reinforge.errors import ConfigError, EngineError, Problem
+from reinforge.interfaces import PolicyServer
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.runs.run_folder import read_config
+from reinforge.runs.saved_model import BUNDLED, SavedModel, find_model
+from reinforge.serving.models import ServedModels
+from reinforge.trainer.setup.components import ComponentBuilder
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+MODEL = "MODEL"
+OWN_ADAPTER = "default"
+"""The adapter with which an engine was loaded."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How models are loaded.
+
+    Attributes:
+        output_dir: Folder of the run folders.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        dtype: Data type of the weights; None: that of the run, else float32.
+        max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
+        max_num_seqs: Replies that one engine samples at the same time.
+        takes_adapters: Load base models so that adapters can be added to them later.
+        serves_versions: Serve the checkpoints of a run as well, as `RUN@VERSION`, if they are adapters.
+        seed: Of requests without a seed.
+    """
+
+    output_dir: Path = Path("runs")
+    device: str = "auto"
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    takes_adapters: bool = False
+    serves_versions: bool = False
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class LoadedEngine:
+    """An engine and the names that it serves.
+
+    Attributes:
+        engine: The engine.
+        adapters: Served names by the adapter of the engine that answers them.
+        num_added: Number of adapters that were added so far, for their names.
+    """
+
+    engine: Engine
+    adapters: dict[str, set[str]] = field(default_factory=dict)
+    num_added: int = 0
+
+
+class ModelLoader:
+    """Loads models, and serves them.
+
+    Args:
+        models: Where they are served.
+        settings: How they are loaded.
+    """
+
+    def __init__(self, models: ServedModels, settings: LoadSettings | None = None):
+        self._models, self._settings = models, settings or LoadSettings()
+        self._engines: dict[str, LoadedEngine] = {}
+        self._folders: dict[Path, tuple[LoadedEngine, str]] = {}
+        self._loading = asyncio.Lock()
+
+    async def open(self, source: str) -> list[str]:
+        """Serves a model that the user names; returns the names under which it is served.
+
+        Args:
+            source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
+
+        Raises:
+            ConfigError: There is no such model, or it cannot be loaded.
+        """
+        found = find_model(source, self._settings.output_dir, MODEL)
+        name, overrides = _choose_name(source, found), _read_run_settings(found)
+        async with self._loading:
+            if found.adapters:
+                served = {f"{name}-{each}": str(Path(found.path) / each) for each in found.adapters}
+            else:
+                served = {name: await _find_bundled(found.path)}
+            served |= _list_versions(name, found) if self._settings.serves_versions else {}
+            for each, path in served.items():
+                await self._serve(each, path, overrides)
+        return list(served)
+
+    async def load(self, name: str, folder: Path, base: str) -> None:
+        """Serves a model from its folder; does nothing if the name is served already.
+
+        Args:
+            name: What clients write.
+            folder: With a model or an adapter.
+            base: The name of the model that it was trained from.
+
+        Raises:
+            ReinforgeError: It cannot be loaded.
+        """
+        async with self._loading:
+            if name not in self._models:
+                await self._serve(name, str(folder), {}, root=base)
+
+    async def unload(self, name: str) -> None:
+        """Serves a name no more; does nothing if it is not served."""
+        if name in self._models:
+            await self._models.remove(name)
+
+    async def close(self) -> None:
+        """Frees all models."""
+        for loaded in list(self._engines.values()):
+            await run_in_daemon_thread(loaded.engine.close, "serve-close")
+        self._engines.clear()
+
+    async def _serve(self, name: str, path: str, overrides: dict[str, Any], root: str | None = None) -> None:
+        if name in self._models:
+            raise ConfigError(Problem(MODEL, f"two models are named {name!r}", "serve one of them"))
+        folder = Path(path).expanduser().absolute()
+        known = self._folders.get(folder)
+        loaded, adapter = known if known is not None else await self._load(name, path, overrides)
+        if folder.is_dir():
+            self._folders[folder] = loaded, adapter
+        loaded.adapters.setdefault(adapter, set()).add(name)
+        policy: PolicyServer = loaded.engine.policies[adapter]
+        if known is None and (version := _read_version(folder)) is not None:
+            await policy.publish(version)
+        self._models.add(name, policy, root=root, close=partial(self._release, name, loaded, adapter, folder))
+
+    async def _load(self, name: str, path: str, overrides: dict[str, Any]) -> tuple[LoadedEngine, str]:
+        """Returns the engine and the adapter of a model that is not loaded yet."""
+        base, is_adapter = _find_base(path), (Path(path) / ADAPTER_CONFIG).is_file()
+        if is_adapter and (held := self._engines.get(base)) is not None and held.engine.model.has_adapters:
+            held.num_added += 1
+            adapter = f"served_{held.num_added}"
+            add = partial(held.engine.add_adapter, adapter, path, name)
+            if await _try(add) is not None:
+                logger.info("%s joins the engine of %s", name, base)
+                return held, adapter
+        engine = await run_in_daemon_thread(partial(self._load_engine, path, overrides), "serve-load")
+        loaded = LoadedEngine(engine)
+        self._engines[base if base not in self._engines else f"{base}#{len(self._engines)}"] = loaded
+        return loaded, OWN_ADAPTER
+
+    def _load_engine(self, path: str, overrides: dict[str, Any]) -> Engine:
+        settings, is_adapter = self._settings, (Path(path) / ADAPTER_CONFIG).is_file()
+        given = {"dtype": settings.dtype, "max_model_len": settings.max_model_len}
+        chosen = {**overrides, **{name: value for name, value in given.items() if value is not None}}
+        lora = LoRAConfig(r=1) if settings.takes_adapters and not is_adapter else None
+        policy = PolicyConfig(model=path, lora=lora, max_num_seqs=settings.max_num_seqs, **chosen)
+        if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
+            raise ConfigError([Problem(MODEL, each.message, each.fix) for each in problems])
+        return import_engine().load(policy, seed=settings.seed, device=settings.device, frozen=True)
+
+    async def _release(self, name: str, loaded: LoadedEngine, adapter: str, folder: Path) -> None:
+        """Frees what served a name, if no other name needs it."""
+        async with self._loading:  # an adapter that is being added keeps its engine
+            names = loaded.adapters[adapter]
+            names.discard(name)
+            if names:
+                return
+            del loaded.adapters[adapter]
+            self._folders.pop(folder, None)
+            if loaded.adapters:
+                if adapter != OWN_ADAPTER:
+                    await run_in_daemon_thread(partial(loaded.engine.remove_adapter, adapter), "serve-remove")
+                return
+            self._engines = {key: each for key, each in self._engines.items() if each is not loaded}
+            await run_in_daemon_thread(loaded.engine.close, "serve-close")
+
+
+async def find_source(source: str, output_dir: Path) -> tuple[str, str, dict[str, Any]]:
+    """Returns the name of one model that the user names, its folder or hub id, and its settings.
+
+    Args:
+        source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
+        output_dir: Folder of the run folders.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    found = find_model(source, output_dir, MODEL)
+    return _choose_name(source, found), await _find_bundled(found.path), _read_run_settings(found)
+
+
+async def _try(work: Callable[[], T]) -> T | None:
+    """Returns what an addition to an engine returns; None: the adapter needs an engine of its own."""
+    try:
+        return await run_in_daemon_thread(work, "serve-load")
+    except EngineError as error:
+        logger.warning("%s; it gets an engine of its own", error)
+        return None
+
+
+async def _find_bundled(path: str) -> str:
+    if not path.startswith(BUNDLED):
+        return path
+    async with ComponentBuilder(build_config({})) as builder:
+        return await builder.get_bundled(path, MODEL)
+
+
+def _choose_name(source: str, found: SavedModel) -> str:
+    """Returns the name of a model: a run's or a folder's own name, or the hub id as it is written.
+
+    Example: `runs/support-1/` -> `support-1`; `bundled:tickets` -> `bundled:tickets`.
+    """
+    folder = Path(source).expanduser()
+    return folder.resolve().name if folder.is_dir() or found.path.endswith(".gguf") else source
+
+
+def _list_versions(name: str, found: SavedModel) -> dict[str, str]:
+    """Returns the checkpoints of a run by name, the oldest first: `support-1@3` -> `.../checkpoints/step-000003`."""
+    served = Path(found.path)
+    runs = [folder for folder in served.parents[:2] if (folder / "run.sqlite").is_file()] if found.description else []
+    if not runs:
+        raise ConfigError(Problem("--versions", f"{name} is no run, so it has no versions", "leave it out"))
+    folders = {int(path.name.partition("-")[2]): path for path in sorted((runs[0] / "checkpoints").glob("step-*"))}
+    if whole := [path for path in folders.values() if not (path / ADAPTER_CONFIG).is_file()]:
+        message = f"{whole[0]} holds all weights, and each version would need an engine of its own"
+        raise ConfigError(Problem("--versions", message, "name the folders that you want to serve"))
+    return {f"{name}@{version}": str(path) for version, path in folders.items()}
+
+
+def _read_version(folder: Path) -> int | None:
+    """Returns the version of a checkpoint's weights; None: the folder does not say."""
+    version = (read_json(folder / "training" / "state.json") or {}).get("version")
+    return version if isinstance(version, int) else None
+
+
+def _read_run_settings(found: SavedModel) -> dict[str, Any]:
+    """Returns how a run's policy was loaded, as far as its folder does not say."""
+    for folder in Path(found.path).parents[:2] if found.description else ():
+        if (folder / "run.sqlite").is_file():
+            policy = read_config(folder).get("finetuning", {}).get("policy") or {}
+            names = ("history", "max_model_len", "dtype", "kv_cache_mb")
+            return {name: policy[name] for name in names if policy.get(name) is not None}
+    return {}
+
+
+def _find_base(path: str) -> str:
+    """Returns what identifies the base model of a folder: that of an adapter, else the model itself."""
+    folder = Path(path).expanduser()
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return str(folder.absolute()) if folder.exists() else path
+    base = find_base_source(folder, MODEL)
+    return path if base is None else _find_base(base.location)

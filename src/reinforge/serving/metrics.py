@@ -1,0 +1,101 @@
+"""What the server does, for Prometheus: `/metrics`.
+
+reinforge_requests_total{method, route, status}      requests by route and status
+reinforge_request_seconds{route}                     time until the response is complete
+reinforge_tokens_total{model, kind}                  tokens of prompts and of replies
+reinforge_calls_in_flight                            model calls that are sampled or wait
+reinforge_model_version{model}                       version of the weights that new replies are sampled from
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from reinforge.errors import BackendUnavailable
+from reinforge.serving.models import ServedModel, ServedModels
+from reinforge.types.episode import ModelCall
+
+INSTALL = 'pip install "reinforge[serve]"'
+
+
+class MetricsApi:
+    """The feature that counts, and shows the counts.
+
+    Args:
+        models: The models.
+    """
+
+    def __init__(self, models: ServedModels):
+        try:
+            import prometheus_client as prometheus
+        except ImportError:
+            raise BackendUnavailable(f"a server needs prometheus-client, which is not installed: {INSTALL}") from None
+        self._models, self._prometheus = models, prometheus
+        self.registry = registry = prometheus.CollectorRegistry()
+        self._requests = prometheus.Counter(
+            "reinforge_requests", "Requests", ["method", "route", "status"], registry=registry
+        )
+        self._seconds = prometheus.Histogram(
+            "reinforge_request_seconds",
+            "Time until the response is complete",
+            ["route"],
+            registry=registry,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+        )
+        self._tokens = prometheus.Counter("reinforge_tokens", "Tokens", ["model", "kind"], registry=registry)
+        in_flight = prometheus.Gauge("reinforge_calls_in_flight", "Model calls", registry=registry)
+        in_flight.set_function(lambda: sum(model.num_in_flight for model in self._models))
+        registry.register(_Versions(models))
+        models.watch(self._count_tokens)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns `/metrics`."""
+        return [web.get("/metrics", self.show)]
+
+    async def start(self) -> None:
+        """Does nothing."""
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+    async def show(self, request: web.Request) -> web.Response:
+        """Shows all figures."""
+        text = self._prometheus.generate_latest(self.registry)
+        return web.Response(body=text, headers={"content-type": self._prometheus.CONTENT_TYPE_LATEST})
+
+    def count(self, request: web.Request, status: int, started_s: float) -> None:
+        """Counts a request once its response is complete.
+
+        Args:
+            request: The request.
+            status: Of its response.
+            started_s: When it began, by `time.perf_counter`.
+        """
+        resource = request.match_info.route.resource
+        route = "unknown" if resource is None else resource.canonical  # never the path itself: it may be anything
+        self._requests.labels(request.method if resource is not None else "", route, str(status)).inc()
+        self._seconds.labels(route).observe(time.perf_counter() - started_s)
+
+    def _count_tokens(self, call: ModelCall, model: ServedModel) -> None:
+        self._tokens.labels(model.name, "prompt").inc(call.reply.num_prompt_tokens)
+        self._tokens.labels(model.name, "completion").inc(call.num_completion_tokens)
+
+
+class _Versions:
+    """Collects the version of each model when it is asked."""
+
+    def __init__(self, models: ServedModels):
+        self._models = models
+
+    def collect(self) -> Iterable[Any]:
+        """Yields one gauge."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        family = GaugeMetricFamily("reinforge_model_version", "Version of the weights", labels=["model"])
+        for model in self._models:
+            family.add_metric([model.name], model.policy.version)
+        yield family
