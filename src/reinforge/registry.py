@@ -4,8 +4,14 @@
     async def my_evaluator(config, builder):
         yield MyEvaluator(config)          # code after the yield is the teardown
 
-Built-in modules are imported on first use. Plugins use the entry-point group "reinforge.components": the entry point is
-a module, or a callable in it, that registers components when it is loaded.
+A component is imported when a file, a command or a call names it; until then `BUILTINS` and the entry points of plugins
+give its name. A plugin has one entry point of the group "reinforge.components" for each component, named `kind.type`:
+
+    [project.entry-points."reinforge.components"]
+    "evaluator.my_type" = "my_package.my_module"
+
+An entry point with another name is a module, or a callable in it, that registers any number of components; it is loaded
+when names are listed, or when a name is not found elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import importlib
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pydantic import ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
@@ -23,69 +29,119 @@ from reinforge.types.key_aliases import ConfigModel
 
 ENTRY_POINT_GROUP = "reinforge.components"
 
-BUILTIN_MODULES = (
-    "reinforge.algorithms.cispo",
-    "reinforge.algorithms.dapo",
-    "reinforge.algorithms.distill",
-    "reinforge.algorithms.dpo",
-    "reinforge.algorithms.dr_grpo",
-    "reinforge.algorithms.expert_iteration",
-    "reinforge.algorithms.grpo",
-    "reinforge.algorithms.gspo",
-    "reinforge.algorithms.ipo",
-    "reinforge.algorithms.kto",
-    "reinforge.algorithms.malt",
-    "reinforge.algorithms.orpo",
-    "reinforge.algorithms.ppo",
-    "reinforge.algorithms.reinforce_pp",
-    "reinforge.algorithms.rejection_sampling",
-    "reinforge.algorithms.rloo",
-    "reinforge.algorithms.sapo",
-    "reinforge.algorithms.sft",
-    "reinforge.algorithms.simpo",
-    "reinforge.rollout.workflow",
-    "reinforge.rollout.workflows.chat",
-    "reinforge.rollout.workflows.command",
-    "reinforge.rollout.workflows.http_workflow",
-    "reinforge.rollout.workflows.tool_agent",
-    "reinforge.rollout.models.llms",
-    "reinforge.rollout.models.openai_llm",
-    "reinforge.rollout.models.local_llm",
-    "reinforge.evaluation.datasets",
-    "reinforge.evaluation.evaluators",
-    "reinforge.evaluation.graders.evaluator",
-    "reinforge.adapters.local",
-    "reinforge.scale.ray.adapter",
-    "reinforge.protocols.openai.adapter",
-    "reinforge.protocols.art.adapter",
-    "reinforge.protocols.nemo_customizer.adapter",
-    "reinforge.protocols.sessions.adapter",
-    "reinforge.protocols.tinker.adapter",
-    "reinforge.runs.trackers.mlflow",
-    "reinforge.runs.trackers.tensorboard",
-    "reinforge.runs.trackers.trackio",
-    "reinforge.runs.trackers.wandb",
-    "reinforge.trainer.builders.group",
-    "reinforge.trainer.builders.dataset",
-    "reinforge.trainer.builders.tree",
-    "reinforge.trainer.builders.preference_pairs",
-    "reinforge.trainer.held_out_replies",
-    "reinforge.trainer.loop",
-    "reinforge.protocols.art.trainer",
-    "reinforge.protocols.nemo_customizer.trainer",
-    "reinforge.multiagent.builder",
-    "reinforge.multiagent.evaluators",
-    "reinforge.multiagent.protocols",
-    "reinforge.redteam.attack",
-    "reinforge.redteam.evaluators",
-    "reinforge.tasks.tic_tac_toe",
-    "reinforge.tasks.tickets",
-    "reinforge.tasks.debate",
-    "reinforge.tasks.front_desk",
-    "reinforge.tasks.help_desk",
-    "reinforge.tasks.shop",
-    "reinforge.tasks.word_problems",
-)
+BUILTINS = {
+    "algorithm": {
+        "algorithms.cispo": "cispo",
+        "algorithms.dapo": "dapo",
+        "algorithms.distill": "distill",
+        "algorithms.dpo": "dpo",
+        "algorithms.dr_grpo": "dr_grpo",
+        "algorithms.expert_iteration": "expert_iteration",
+        "algorithms.grpo": "grpo",
+        "algorithms.gspo": "gspo",
+        "algorithms.ipo": "ipo",
+        "algorithms.kto": "kto",
+        "algorithms.malt": "malt",
+        "algorithms.orpo": "orpo",
+        "algorithms.ppo": "ppo",
+        "algorithms.reinforce_pp": "reinforce_pp",
+        "algorithms.rejection_sampling": "rejection_sampling",
+        "algorithms.rloo": "rloo",
+        "algorithms.sapo": "sapo",
+        "algorithms.sft": "sft",
+        "algorithms.simpo": "simpo",
+    },
+    "dataset": {
+        "evaluation.datasets": "csv hf_dataset json jsonl parquet rows",
+        "tasks.debate.dataset": "cells",
+        "tasks.front_desk.dataset": "front_desk",
+        "tasks.shop.dataset": "shop",
+        "tasks.tic_tac_toe.dataset": "tic_tac_toe",
+        "tasks.tickets.dataset": "tickets",
+        "tasks.word_problems.dataset": "word_problems",
+    },
+    "evaluator": {
+        "evaluation.evaluators.contains": "contains",
+        "evaluation.evaluators.exact_match": "exact_match",
+        "evaluation.evaluators.json_schema": "json_schema",
+        "evaluation.evaluators.llm_judge": "llm_judge",
+        "evaluation.evaluators.numeric": "numeric",
+        "evaluation.evaluators.pairwise_judge": "pairwise_judge",
+        "evaluation.evaluators.python": "python",
+        "evaluation.evaluators.regex": "regex",
+        "evaluation.evaluators.relative_judge": "relative_judge",
+        "evaluation.evaluators.weighted": "weighted",
+        "evaluation.graders.evaluator": "grader",
+        "multiagent.evaluators": "agent_reward invalid_replies verifier_accuracy",
+        "redteam.evaluators": "attack_naturalness attack_success",
+        "tasks.tic_tac_toe.evaluators": "tic_tac_toe_legal tic_tac_toe_reward tic_tac_toe_win",
+        "tasks.tickets.evaluators": "tickets_exact tickets_fields tickets_reward tickets_schema",
+        "trainer.held_out_replies": "held_out_replies",
+    },
+    "llm": {
+        "rollout.models.llms": "policy",
+        "rollout.models.local_llm": "local",
+        "rollout.models.openai_llm": "openai",
+    },
+    "model": {
+        "tasks.debate": "debate",
+        "tasks.front_desk": "front_desk front_desk_visitor",
+        "tasks.help_desk": "help_desk",
+        "tasks.shop": "shop",
+        "tasks.tic_tac_toe": "tic_tac_toe",
+        "tasks.tickets": "tickets",
+        "tasks.word_problems": "word_problems",
+    },
+    "tracker": {
+        "runs.trackers.mlflow": "mlflow",
+        "runs.trackers.tensorboard": "tensorboard",
+        "runs.trackers.trackio": "trackio",
+        "runs.trackers.wandb": "wandb",
+    },
+    "trainer": {
+        "protocols.art.trainer": "openpipe_art_trainer",
+        "protocols.nemo_customizer.trainer": "nemo_customizer_trainer",
+        "trainer.loop": "epoch",
+    },
+    "trainer_adapter": {
+        "adapters.local": "local",
+        "protocols.art.adapter": "openpipe_art_trainer_adapter",
+        "protocols.nemo_customizer.adapter": "nemo_customizer_trainer_adapter",
+        "protocols.openai.adapter": "openai",
+        "protocols.sessions.adapter": "http",
+        "protocols.tinker.adapter": "tinker",
+        "scale.ray.adapter": "ray",
+    },
+    "trajectory_builder": {
+        "multiagent.builder": "agents",
+        "protocols.art.trainer": "openpipe_art_traj_builder",
+        "trainer.builders.dataset": "dataset",
+        "trainer.builders.group": "group",
+        "trainer.builders.preference_pairs": "dpo_traj_builder",
+        "trainer.builders.tree": "tree",
+    },
+    "workflow": {
+        "multiagent.protocols.adp": "adp",
+        "multiagent.protocols.debate": "debate",
+        "multiagent.protocols.merlin_arthur": "merlin_arthur",
+        "multiagent.protocols.mnip": "mnip",
+        "multiagent.protocols.multi_channel": "multi_channel",
+        "multiagent.protocols.nip": "nip",
+        "multiagent.protocols.roles": "roles",
+        "multiagent.protocols.solo_verifier": "solo_verifier",
+        "redteam.attack": "redteam",
+        "rollout.workflow": "python",
+        "rollout.workflows.chat": "chat",
+        "rollout.workflows.command": "command",
+        "rollout.workflows.http_workflow": "http",
+        "rollout.workflows.tool_agent": "tool_agent",
+        "tasks.debate.protocol": "cell_debate",
+        "tasks.tic_tac_toe.workflow": "tic_tac_toe",
+        "tasks.tickets.workflow": "tickets",
+        "trainer.held_out_replies": "held_out_replies",
+    },
+}
+"""The names that each module of this package registers, by kind."""
 
 KINDS = (
     "llm",
@@ -172,14 +228,28 @@ class Component:
     origin: str
 
 
+class Listing(NamedTuple):
+    """The name of a component, and the module that registers it."""
+
+    kind: str
+    name: str
+    origin: str
+
+
 @dataclass
 class Registry:
-    """Components by kind and name; `child()` returns a registry that can be extended without changing this one."""
+    """Components by kind and name; `child()` returns a registry that can be extended without changing this one.
+
+    Attributes:
+        modules: The module that registers a component once it is imported, by kind and name.
+    """
 
     parent: Registry | None = None
+    modules: dict[tuple[str, str], str] = field(default_factory=dict)
+    has_plugins: bool = False
     _own: dict[tuple[str, str], Component] = field(default_factory=dict)
-    _loaded: bool = False
     _plugin_errors: dict[str, str] = field(default_factory=dict)
+    _plugins: dict[str, importlib.metadata.EntryPoint] | None = None
 
     def add(self, kind: str, config_type: type[TypedConfig], factory: Factory, name: str | None = None) -> None:
         """Registers a component under `name`, by default the class keyword `name=` of its configuration.
@@ -193,11 +263,10 @@ class Registry:
                 f"{config_type.__name__} has no type name; write "
                 f'class {config_type.__name__}(..., name="my_type") so that YAML can say _type: my_type'
             )
-        known = self._own.get((kind, name))
-        origin = factory.__module__
-        if known is not None and (known.origin, known.factory.__qualname__) != (origin, factory.__qualname__):
-            message = f'{kind} "{name}" is already registered by {known.origin}; choose another name for {origin}'
-            raise ConfigError(message)
+        known, origin = self._own.get((kind, name)), factory.__module__
+        owner = known.origin if known is not None else self.modules.get((kind, name), origin)
+        if owner != origin or (known is not None and known.factory.__qualname__ != factory.__qualname__):
+            raise ConfigError(f'{kind} "{name}" is already registered by {owner}; choose another name for {origin}')
         self._own[kind, name] = Component(kind, name, config_type, factory, origin)
 
     def get(self, kind: str, name: str, path: str = "") -> Component:
@@ -227,60 +296,98 @@ class Registry:
             )
         return found
 
-    def components(self, kind: str | None = None) -> list[Component]:
-        """Returns all components, or those of one kind, sorted by kind and name."""
-        self.load()
-        merged: dict[tuple[str, str], Component] = {}
+    def find(self, kind: str, name: str) -> Component | None:
+        """Returns a component, which is imported if it has not been; None: no component has that name."""
+        if (component := self._own.get((kind, name))) is not None:
+            return component
+        if self.parent is not None:
+            return self.parent.find(kind, name)
+        if (module := self.modules.get((kind, name))) is not None:
+            importlib.import_module(module)
+        elif (plugin := f"{kind}.{name}") in self._find_plugins():
+            self._load_plugin(plugin)
+        else:
+            self._load_unnamed_plugins()
+        return self._own.get((kind, name))
+
+    def find_type_name(self, kind: str, config_type: type) -> str | None:
+        """Returns the `_type` whose configuration a class is; None: it is not registered."""
+        name = getattr(config_type, "static_type", None)
+        if name is not None and (found := self.find(kind, name)) is not None and found.config_type is config_type:
+            return name
+        return next((each.name for each in self.components(kind) if each.config_type is config_type), None)
+
+    def list_names(self, kind: str | None = None) -> list[Listing]:
+        """Returns the names of all components, or of those of one kind, without importing them."""
         registry: Registry | None = self
+        found: dict[tuple[str, str], str] = {}
         while registry is not None:
-            merged = {**registry._own, **merged}
+            registry._load_unnamed_plugins()
+            plugins = {tuple(name.split(".", 1)): entry.module for name, entry in registry._find_plugins().items()}
+            named = {key: module for key, module in plugins.items() if key[0] in KINDS and len(key) == 2}
+            own = {key: component.origin for key, component in registry._own.items()}
+            found = {**named, **registry.modules, **own, **found}
             registry = registry.parent
-        return [merged[key] for key in sorted(merged) if kind is None or key[0] == kind]
+        return [Listing(*key, found[key]) for key in sorted(found) if kind is None or key[0] == kind]
 
     def names(self, kind: str) -> list[str]:
-        """Returns the names of one kind, sorted."""
-        return [component.name for component in self.components(kind)]
+        """Returns the names of one kind, sorted, without importing the components."""
+        return [each.name for each in self.list_names(kind)]
 
-    @classmethod
-    def empty(cls) -> Registry:
-        """Returns a registry without built-in components and without plugins."""
-        return cls(_loaded=True)
+    def components(self, kind: str | None = None) -> list[Component]:
+        """Imports and returns all components, or those of one kind, sorted by kind and name."""
+        found = [self.find(each.kind, each.name) for each in self.list_names(kind)]
+        return [component for component in found if component is not None]
 
     def child(self) -> Registry:
         """Returns a registry that has the components of this one, and does not change it when extended."""
         return Registry(parent=self)
 
     def plugin_errors(self) -> dict[str, str]:
-        """Returns the error of each plugin that failed to import, by entry-point name."""
-        self.load()
+        """Imports the plugins and returns the error of each one that failed, by entry-point name."""
+        for name in self._find_plugins():
+            self._load_plugin(name)
         return {**(self.parent.plugin_errors() if self.parent else {}), **self._plugin_errors}
 
-    def load(self) -> None:
-        """Imports the built-in modules and the plugins; does nothing if that was done before."""
-        if self.parent is not None:
-            self.parent.load()
-            return
-        if self._loaded:
-            return
-        self._loaded = True
-        for module in BUILTIN_MODULES:
-            importlib.import_module(module)
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-            try:
-                loaded = entry.load()
-                if callable(loaded):
-                    loaded()
-            except Exception as error:  # noqa: BLE001  a broken plugin must not affect the others; later messages name it
-                self._plugin_errors[entry.name] = describe_error(error)
+    def _find_plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
+        """Returns the plugins that have not been loaded, by entry-point name."""
+        if self._plugins is None:
+            found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if self.has_plugins else ()
+            self._plugins = {entry.name: entry for entry in found}
+        return self._plugins
 
-    def find(self, kind: str, name: str) -> Component | None:
-        """Returns a component, or None if no component has that name."""
-        self.load()
-        component = self._own.get((kind, name))
-        return component if component is not None or self.parent is None else self.parent.find(kind, name)
+    def _load_unnamed_plugins(self) -> None:
+        for name in self._find_plugins():
+            if name.partition(".")[0] not in KINDS:
+                self._load_plugin(name)
+
+    def _load_plugin(self, name: str) -> None:
+        entry = self._find_plugins()[name]
+        self._plugins = {other: each for other, each in self._find_plugins().items() if other != name}
+        try:
+            loaded = entry.load()
+            if callable(loaded):
+                loaded()
+        except Exception as error:  # noqa: BLE001  a broken plugin must not affect the others; later messages name it
+            self._plugin_errors[name] = describe_error(error)
 
 
-REGISTRY = Registry()
+def _list_builtins() -> dict[tuple[str, str], str]:
+    return {
+        (kind, name): f"reinforge.{module}"
+        for kind, modules in BUILTINS.items()
+        for module, names in modules.items()
+        for name in names.split()
+    }
+
+
+def load_named(name: str) -> Any:
+    """Returns `attribute` of `module:attribute` of this package: how the core reaches what stands around it."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+REGISTRY = Registry(modules=_list_builtins(), has_plugins=True)
 """The registry of the process; the decorators below add to it."""
 
 

@@ -32,7 +32,6 @@ for package in ("reinforge.cli", "reinforge.runs", "reinforge.config", "reinforg
     for info in pkgutil.walk_packages(module.__path__, f"{{package}}."):
         importlib.import_module(info.name)
 from reinforge.registry import REGISTRY
-REGISTRY.load()
 print("imported", len(REGISTRY.components()) > 10)
 """
 

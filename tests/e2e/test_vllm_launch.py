@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reinforge.adapters import vllm_process
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendUnavailable
+from reinforge.scale.vllm import process as vllm_process
 from tests.vllm_jobs import build_run_config, sample_group, train
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_a_launched_server_ends_when_the_run_is_killed(python, tiny_model_dir, t
         lonely = "import subprocess, sys, time; subprocess.Popen(sys.argv[3:]); time.sleep(600)"
         file = tmp_path / "supervise.py"
         file.write_text(lonely)
-        plugin = f"from reinforge.adapters import vllm_process; vllm_process.SUPERVISOR = {str(file)!r}"
+        plugin = f"from reinforge.scale.vllm import process as vllm_process; vllm_process.SUPERVISOR = {str(file)!r}"
         code = code.replace("import asyncio, json, sys\n", f"import asyncio, json, sys\n{plugin}\n")
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     *pids, folder = json.loads(run.stdout.readline())

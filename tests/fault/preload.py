@@ -20,7 +20,7 @@ import tests.fault.poisoned
 from reinforge.registry import REGISTRY
 from reinforge.trainer import provenance
 
-REGISTRY.load()
+REGISTRY.components()
 # what a run looks up once in each process, and which is the same in all: a second of each run's time
 list(provenance._list_imported_files(Path("/")))
 provenance._map_packages()

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from reinforge.adapters import engine_group
-from reinforge.adapters import ray as ray_adapters
 from reinforge.engine.installed import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.scale import engine_group
+from reinforge.scale.ray import adapter as ray_adapters
 from reinforge.scale.ray.cluster import RayConnection
 from tests import ray_jobs
 from tests.ray_jobs import (
@@ -44,14 +44,14 @@ def cluster():
 @pytest.fixture
 def workers():
     """The module in which workers are called, which imports ray and so needs the cluster first."""
-    from reinforge.adapters import ray_workers
+    from reinforge.scale.ray import workers as ray_workers
 
     return ray_workers
 
 
 @pytest.fixture
 def members():
-    from reinforge.adapters import ray_members
+    from reinforge.scale.ray import members as ray_members
 
     return ray_members
 

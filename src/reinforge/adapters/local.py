@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.adapters.local_checkpoints import find_checkpoint, get_adapter_folder, save_job, write_checkpoint
-from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.adapters.local_config import LocalAdapterConfig, VLLMSamplerConfig
 from reinforge.adapters.local_jobs import JobQueue, LocalJob
 from reinforge.adapters.local_teachers import check_teachers, find_teachers
+from reinforge.adapters.processes import SAMPLERS, Sampler, find_launcher
 from reinforge.adapters.training import JobRunner
 from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.pipeline import list_stages
@@ -24,16 +25,12 @@ from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.files import find_damage
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapter
-from reinforge.registry import register_trainer_adapter
+from reinforge.registry import load_named, register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
-from reinforge.scale.engine_worker import PeerSettings
-from reinforge.scale.torchrun.place import check_sharding, check_torchrun, find_place
-from reinforge.scale.vllm.config import VLLMSamplerConfig
-from reinforge.scale.vllm.guard import check_sampler
-from reinforge.scale.vllm.sampler import VLLMSampler
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.sample import LossSpec
+from reinforge.types.sharding import Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
@@ -76,7 +73,7 @@ class LocalAdapter(TrainerAdapter):
         self.model, self.adapters, self.job_folder = model, tuple(adapters), job_folder
         self.project_root = project_root
         self.engine: Engine | None = None
-        self._sampler: VLLMSampler | None = None
+        self._sampler: Sampler | None = None
         self._runner = JobRunner(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
         self._jobs = JobQueue(self.backend)
 
@@ -140,7 +137,7 @@ class LocalAdapter(TrainerAdapter):
         """Lets another program sample from now on."""
         engine = self._require_engine()
         engine.samples_elsewhere = True
-        self._sampler = VLLMSampler(config, engine, self.adapters, self.project_root)
+        self._sampler = load_named(SAMPLERS[config.kind])(config, engine, self.adapters, self.project_root)
         try:
             await self._sampler.start(run_config.seed)
         except BaseException as error:
@@ -151,13 +148,9 @@ class LocalAdapter(TrainerAdapter):
 
     def _prepare_loading(self, run_config: FinetuneConfig) -> Callable[..., Engine]:
         """Returns what takes the arguments of `Engine.load` and returns the engine."""
-        if (place := find_place()) is None:
+        if (launcher := find_launcher()) is None:
             return import_engine().load  # imports torch, which nothing before needs
-        from reinforge.scale.torchrun.group import TorchrunGroup, find_workers
-
-        config = self.adapter_config
-        peers = PeerSettings(config.sharding, config.peer_timeout_s)
-        return cast("Callable[..., Engine]", partial(TorchrunGroup.load, find_workers(place), peers))
+        return partial(launcher.load_engine, self.adapter_config.sharding, self.adapter_config.peer_timeout_s)
 
     async def prepare_training(self) -> None:
         """Loads or reaches the teachers, and compares their tokens with the policy's.
@@ -179,12 +172,10 @@ class LocalAdapter(TrainerAdapter):
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
         problems += [replace(problem, path=where) for problem in check_packages(lora=has_adapters(policy))]
-        problems += check_torchrun(
-            self.backend,
-            where,
-            max_staleness=run_config.limits.max_staleness,
-            has_sampler=getattr(self.adapter_config, "sampler", None) is not None,
-        )
+        if (launcher := find_launcher()) is not None:
+            has_sampler = self._sampler_config is not None
+            staleness = run_config.limits.max_staleness
+            problems += launcher.check(self.backend, where, max_staleness=staleness, has_sampler=has_sampler)
         problems += check_sharding(self.adapter_config.sharding, run_config, self.adapters, where)
         if self.adapter_config.fine_tune_from_scratch and run_config.pipeline:
             message = "each stage of a pipeline trains the model of the one before, so no job can start from the first"
@@ -205,7 +196,8 @@ class LocalAdapter(TrainerAdapter):
         return [*check_policy(policy), *problems, *check_teachers(self.algorithm, run_config, policy)]
 
     def _check_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> list[Problem]:
-        return self._place_problems(check_sampler(config, run_config, self.project_root), run_config)
+        check = load_named(SAMPLERS[config.kind]).check
+        return self._place_problems(check(config, run_config, self.project_root), run_config)
 
     def _place_problems(self, problems: Sequence[Problem], run_config: FinetuneConfig) -> list[Problem]:
         """Returns the problems of a sampler with their whole paths."""
@@ -350,6 +342,30 @@ class LocalAdapter(TrainerAdapter):
         from reinforge.engine.memory_use import measure_memory  # imports torch, which is loaded by now
 
         return measure_memory(self.engine.model.device)
+
+
+def check_sharding(
+    sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str
+) -> list[Problem]:
+    """Returns why a model cannot be divided among processes, if it shall be.
+
+    Args:
+        sharding: The setting.
+        run_config: The run's configuration.
+        adapters: Names of the adapters.
+        where: Path of the trainer adapter in the configuration.
+    """
+    if sharding != "full":
+        return []
+    found = []
+    if len(adapters) > 1:
+        found.append(f"{len(adapters)} adapters are trained apart ({', '.join(adapters)})")
+    if run_config.policy.quantization is not None:
+        found.append(f"weights in {run_config.policy.quantization} cannot be divided (finetuning.policy.quantization)")
+    if run_config.limits.max_staleness > 0:
+        found.append("replies are sampled while a job trains (finetuning.limits.max_staleness)")
+    fix = "set it to replicate, or remove that"
+    return [Problem(f"{where}.sharding", f"full is not possible: {each}", fix) for each in found]
 
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)

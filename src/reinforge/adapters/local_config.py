@@ -1,12 +1,125 @@
-"""The configuration of the embedded backend."""
+"""The configuration of the embedded backend, and of a vLLM server that samples for it."""
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
 
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from reinforge.config.block import Block
 from reinforge.config.schema import TrainerAdapterConfig
-from reinforge.scale.vllm.config import VLLMSamplerConfig
+from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
 from reinforge.types.sharding import Sharding
+
+OWN_ARGUMENTS = frozenset(
+    {
+        *("api_key", "host", "middleware", "model", "port", "served_model_name", "uds", "worker_extension_cls"),
+        *("dtype", "generation_config", "logprobs_mode", "max_model_len", "max_num_seqs", "seed"),
+        *("enable_lora", "enable_scale_out", "max_lora_rank", "max_loras"),
+    }
+)
+"""Arguments of vLLM that follow from the run's own settings."""
+
+Scalar = bool | int | float | str
+
+
+class VLLMLaunchConfig(Block):
+    """A vLLM server that starts and ends with the run."""
+
+    python: Path = Field(
+        description="The Python interpreter of the environment in which vLLM is installed, such as "
+        ".venv-vllm/bin/python; a relative path starts at the project.",
+    )
+    arguments: dict[str, Scalar] = Field(
+        default_factory=dict,
+        description="Further arguments of `vllm serve`, such as gpu_memory_utilization: 0.5 or enforce_eager: true.",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further environment variables of the server, such as CUDA_VISIBLE_DEVICES; of this process's it "
+        "gets those that programs need, and those of vLLM, CUDA and OpenMP.",
+    )
+    ready_s: float = Field(default=600.0, gt=0, description="Seconds to wait until the server has loaded the model.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: dict[str, Scalar]) -> dict[str, Scalar]:
+        arguments = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
+        for name in arguments:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"{name!r} is no name of an argument, such as gpu_memory_utilization")
+            if name in OWN_ARGUMENTS:
+                raise ValueError(f"{name} follows from the run's own settings; remove it")
+        return arguments
+
+
+class VLLMSamplerConfig(Block):
+    """A vLLM server samples the replies, and gets the weights of the embedded engine after each job."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # a key with a line break must not end up in a message
+
+    kind: Literal["vllm"] = Field(alias="_type", default="vllm", description="The program that samples.")
+    launch: VLLMLaunchConfig | None = Field(
+        default=None, description="Start a server on this machine that ends with the run; or set `url`."
+    )
+    url: str | None = Field(
+        default=None,
+        description="Address of a server that is running, such as http://127.0.0.1:8000; or set `launch`.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="Key of the server at `url`, which must demand it. Write ${VLLM_API_KEY}, not the key itself.",
+    )
+    folder: Path | None = Field(
+        default=None,
+        description="Existing folder for the weights on their way to the server, which must read it at the same path. "
+        "Null: a temporary one, so that the server must be on this machine.",
+    )
+    timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one reply in seconds.")
+    max_retries: int = Field(default=2, ge=0, description="Retries after lost connections and 5xx.")
+    max_connections: int = Field(default=256, ge=1, description="Maximum number of concurrent requests.")
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        url = validate_url(url)
+        if url.endswith("/v1"):
+            raise ValueError("write the address without /v1: weights are sent to other paths of the same server")
+        return url
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_key(cls, key: SecretStr | None) -> SecretStr | None:
+        return None if key is None else validate_key(key)
+
+    @model_validator(mode="after")
+    def _check_server(self) -> Self:
+        if (self.url is None) == (self.launch is None):
+            raise ValueError(
+                "set either launch (a server that starts and ends with the run) or url (one that is running), not "
+                f"{'both' if self.url else 'neither'}"
+            )
+        if self.url is not None and self.api_key is None:
+            raise ValueError(
+                "url needs api_key: ${VLLM_API_KEY}, since whoever reaches a server without a key can change its "
+                "weights; start the server with the same variable"
+            )
+        if self.launch is not None and self.api_key is not None:
+            raise ValueError("api_key belongs to a server at `url`; a launched one is reached by a private socket")
+        return self
+
+    def build_endpoint_config(self) -> EndpointConfig:
+        """Returns how the server is called."""
+        settings: dict[str, Any] = {
+            "timeout_s": self.timeout_s,
+            "max_retries": self.max_retries,
+            "max_connections": self.max_connections,
+        }
+        return EndpointConfig(**settings)
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):

@@ -52,17 +52,19 @@ def choose_work(command: Callable[[], Any]) -> Callable[[], Any]:
     """Returns the command; in a process of torchrun other than the first, what holds an engine for that one."""
     if TORCHRUN_MARK not in os.environ:
         return command
+    from reinforge.adapters.processes import find_launcher
     from reinforge.cli.report import exit_on_error
-    from reinforge.scale.torchrun.worker import end_other_processes, find_first_process
 
     def work() -> None:
         with exit_on_error(as_json=False, debug=False):
-            serve = find_first_process()
+            launcher = find_launcher()
+            serve = None if launcher is None else launcher.get_first_process_server()
         if serve is None:
             try:
                 command()
             finally:
-                end_other_processes()
+                if launcher is not None:
+                    launcher.close()
             return
         with exit_on_error(as_json=False, debug=False):
             serve()

@@ -211,9 +211,8 @@ def _validate_component(
 
 
 def _find_type_name(document: Document, registry: Registry, key_path: KeyPath, kind: str, value: BaseModel) -> str:
-    for component in registry.components(kind):
-        if component.config_type is type(value):
-            return component.name
+    if (name := registry.find_type_name(kind, type(value))) is not None:
+        return name
     message = f"{type(value).__name__} is not the configuration of a registered {kind.replace('_', ' ')}"
     fix = f"use the configuration class of one of: {', '.join(registry.names(kind))}"
     document.report(key_path, message, fix)

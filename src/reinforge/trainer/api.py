@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reinforge.adapters.processes import find_launcher
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.suggestions import suggest_arguments
@@ -21,7 +22,6 @@ from reinforge.registry import Registry
 from reinforge.runs.notebook import NotebookProgress, find_display
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.summary import RunSummary, load_summary
-from reinforge.scale.torchrun.worker import find_first_process
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config
@@ -95,8 +95,8 @@ def finetune(
     """
     if overwrite and resume is not None:
         raise ConfigError(Problem("overwrite", "cannot be combined with resume", "leave one of them out"))
-    if (serve := find_first_process()) is not None:  # torchrun has started this script several times
-        serve()
+    if (launcher := find_launcher()) is not None and (serve := launcher.get_first_process_server()) is not None:
+        serve()  # this script was started several times, and another process runs it
         raise SystemExit(0)
     finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model)}}
     if algorithm is not None:

@@ -113,7 +113,7 @@ class ViewServer:
         """Reads the runs and imports the components, so that the first page need not wait for them."""
         self._library.list_overviews()
         with contextlib.suppress(ReinforgeError):  # a component that cannot be imported costs the settings of a page
-            REGISTRY.load()
+            REGISTRY.components()
 
     @property
     def address(self) -> str:

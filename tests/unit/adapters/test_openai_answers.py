@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from reinforge.adapters import openai_jobs, openai_service
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.protocols import jobs as openai_jobs
+from reinforge.protocols import service as openai_service
 from reinforge.protocols.jobs import HostedJobs
 from reinforge.protocols.openai.config import OpenAIAdapterConfig
 from reinforge.protocols.service import JOB_KEY, FineTuningService

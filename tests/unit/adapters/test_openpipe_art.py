@@ -6,10 +6,10 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
-from reinforge.adapters import openpipe_art_server
 from reinforge.algorithms.grpo import GRPO
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError
+from reinforge.protocols.art import local_server as openpipe_art_server
 from reinforge.protocols.art.adapter import ARTTrainerAdapter
 from reinforge.protocols.art.client import average_metrics, parse_step
 from reinforge.protocols.art.config import ARTBackendConfig, ARTTrainerAdapterConfig

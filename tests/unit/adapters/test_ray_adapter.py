@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from reinforge.adapters import ray_cluster
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.isolation.isolated_agent import LOADER
 from reinforge.rollout.isolation.worker_protocol import decode, encode
+from reinforge.scale.ray import cluster as ray_cluster
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.scale.ray.agents import AgentHost
 from reinforge.scale.ray.cluster import check_ray, count_places

@@ -1,6 +1,6 @@
 """Which worker samples a reply."""
 
-from reinforge.adapters import ray_router
+from reinforge.scale import router as ray_router
 from reinforge.scale.router import Router, find_conversation
 from reinforge.types.request import ModelRequest, SamplingParams
 

@@ -9,15 +9,15 @@ from multiprocessing.connection import Listener, Pipe
 
 import pytest
 
-from reinforge.adapters import torchrun
+from reinforge.adapters.local import check_sharding
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, ReinforgeError
+from reinforge.scale.torchrun import place as torchrun
 from reinforge.scale.torchrun.calls import CallServer, WorkerClient, WorkerLoop
 from reinforge.scale.torchrun.place import (
     ENDED,
     TorchrunPlace,
     announce,
-    check_sharding,
     check_socket,
     check_torchrun,
     choose_gpu,

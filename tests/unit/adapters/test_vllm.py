@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from reinforge.adapters.local import LocalAdapter
-from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.adapters.local_config import LocalAdapterConfig, VLLMSamplerConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -16,7 +16,6 @@ from reinforge.rollout.models.openai_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from reinforge.scale.vllm.answers import GeneratedChoice
 from reinforge.scale.vllm.client import VLLMClient
-from reinforge.scale.vllm.config import VLLMSamplerConfig
 from reinforge.scale.vllm.guard import check_sampler, require_guarded_server
 from reinforge.scale.vllm.policy import fill_in_tokens
 from reinforge.scale.vllm.process import PLUGIN, ServedModelSettings, build_arguments

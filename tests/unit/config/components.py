@@ -91,7 +91,7 @@ async def component(config: Any, builder: Any) -> AsyncIterator[Any]:
 
 def registry() -> Registry:
     """Returns a registry of the guide's components, the child of an empty one."""
-    child = Registry.empty().child()
+    child = Registry()
     child.add("llm", OpenAIConfig, component)
     child.add("workflow", MyWorkflowConfig, component)
     child.add("dataset", MyDatasetConfig, component)

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from reinforge.errors import ConfigError
 from reinforge.rollout.isolation.containment import create_loop, run_loop
 from reinforge.rollout.isolation.processes import kill_descendants
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.isolation.worker import Link, serve
 from reinforge.rollout.isolation.worker_protocol import Message, decode
-from reinforge.scale.ray.cluster import RayConnection
+from reinforge.scale.ray.cluster import RayConnection, check_ray
 
 MAX_CALLS = 16_384
 """Lines that may be on their way to one worker."""
@@ -187,3 +188,14 @@ class RayAgents:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await run_in_daemon_thread(connection.close, "ray-close")
+
+
+def start_agents(address: str | None) -> RayAgents:
+    """Returns what opens agents on the nodes of a Ray cluster; an address of None is a cluster on this machine.
+
+    Raises:
+        ConfigError: Ray cannot be used.
+    """
+    if problems := check_ray(address):
+        raise ConfigError(problems)
+    return RayAgents(address)

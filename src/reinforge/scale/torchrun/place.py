@@ -14,14 +14,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem
-from reinforge.types.sharding import Sharding
 
 MARK = "TORCHELASTIC_RUN_ID"
 """Set by torchrun for the processes that it starts."""
@@ -110,30 +108,6 @@ def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler:
         message = f"the weights are sent from one process, and torchrun has started {place.size}"
         problems.append(Problem(f"{where}.sampler", message, fix))
     return problems
-
-
-def check_sharding(
-    sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str
-) -> list[Problem]:
-    """Returns why a model cannot be divided among processes, if it shall be.
-
-    Args:
-        sharding: The setting.
-        run_config: The run's configuration.
-        adapters: Names of the adapters.
-        where: Path of the trainer adapter in the configuration.
-    """
-    if sharding != "full":
-        return []
-    found = []
-    if len(adapters) > 1:
-        found.append(f"{len(adapters)} adapters are trained apart ({', '.join(adapters)})")
-    if run_config.policy.quantization is not None:
-        found.append(f"weights in {run_config.policy.quantization} cannot be divided (finetuning.policy.quantization)")
-    if run_config.limits.max_staleness > 0:
-        found.append("replies are sampled while a job trains (finetuning.limits.max_staleness)")
-    fix = "set it to replicate, or remove that"
-    return [Problem(f"{where}.sharding", f"full is not possible: {each}", fix) for each in found]
 
 
 def open_own_store(place: TorchrunPlace) -> SharedStore:

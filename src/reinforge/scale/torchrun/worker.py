@@ -8,20 +8,25 @@ from functools import partial
 from multiprocessing.connection import Client
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from reinforge.scale.engine_worker import EngineWorker
+from reinforge.scale.engine_worker import EngineWorker, PeerSettings
 from reinforge.scale.torchrun.calls import CallServer, WorkerLoop
-from reinforge.scale.torchrun.group import find_workers
+from reinforge.scale.torchrun.group import TorchrunGroup, find_workers
 from reinforge.scale.torchrun.place import (
     ENDED,
     TorchrunPlace,
     check_socket,
+    check_torchrun,
     choose_gpu,
     find_place,
     open_own_store,
     wait_for_announcement,
 )
+from reinforge.types.sharding import Sharding
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -69,25 +74,40 @@ class PatientStop:
         self._leave()
 
 
-def find_first_process() -> Callable[[], None] | None:
-    """Returns what this process of torchrun does for the first one; None: it is the first, or the only one.
+class Torchrun:
+    """The processes of torchrun, as a `Launcher` of the embedded engine.
 
-    The others end with the first, whatever it does.
+    Args:
+        place: This process.
     """
-    place = find_place()
-    if place is None:
+
+    check = staticmethod(check_torchrun)
+
+    def __init__(self, place: TorchrunPlace):
+        self._place = place
+
+    def load_engine(self, sharding: Sharding, peer_timeout_s: float, *arguments: Any, **settings: Any) -> Engine:
+        """Returns one engine that holds those of all processes."""
+        peers = PeerSettings(sharding, peer_timeout_s)
+        return cast("Engine", TorchrunGroup.load(find_workers(self._place), peers, *arguments, **settings))
+
+    def get_first_process_server(self) -> Callable[[], None] | None:
+        """Returns what this process runs to serve the first one, which it does not outlive; None: it is the first."""
+        if self._place.rank:
+            return partial(serve_first_process, self._place)
+        find_workers(self._place)
         return None
-    if place.rank:
-        return partial(serve_first_process, place)
-    find_workers(place)
-    return None
+
+    def close(self) -> None:
+        """Lets the other processes exit, if this is the first."""
+        if self._place.rank == 0:
+            find_workers(self._place).end()
 
 
-def end_other_processes() -> None:
-    """Ends the other processes, if this is the first of torchrun: its command is done."""
+def find_torchrun() -> Torchrun | None:
+    """Returns the processes of torchrun; None: it has started this one alone."""
     place = find_place()
-    if place is not None and place.rank == 0:
-        find_workers(place).end()
+    return None if place is None else Torchrun(place)
 
 
 def serve_first_process(place: TorchrunPlace) -> None:

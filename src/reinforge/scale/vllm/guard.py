@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from reinforge.adapters.local_config import VLLMSamplerConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.models.openai_config import LOOPBACK
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected
 from reinforge.scale.vllm.client import VLLMClient
-from reinforge.scale.vllm.config import VLLMSamplerConfig
 from reinforge.scale.vllm.process import PLUGIN, find_package, find_python
 
 logger = logging.getLogger(__name__)

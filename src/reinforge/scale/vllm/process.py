@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reinforge.adapters.local_config import Scalar, VLLMLaunchConfig
 from reinforge.errors import BackendUnavailable
 from reinforge.rollout.isolation.processes import describe_exit
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
@@ -21,7 +22,6 @@ from reinforge.rollout.models.openai_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from reinforge.rollout.workflows.command import inherit_variables
 from reinforge.scale.vllm.client import VLLMClient
-from reinforge.scale.vllm.config import Scalar, VLLMLaunchConfig
 
 PLUGIN = Path(__file__).parent / "plugin"
 SUPERVISOR = PLUGIN / "supervise.py"

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reinforge.adapters.local_config import VLLMSamplerConfig
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
 from reinforge.interfaces import PolicyServer
@@ -27,8 +28,7 @@ from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from reinforge.scale.vllm.answers import GenerateAnswer
 from reinforge.scale.vllm.canary import check_served_weights
 from reinforge.scale.vllm.client import VLLMClient
-from reinforge.scale.vllm.config import VLLMSamplerConfig
-from reinforge.scale.vllm.guard import require_guarded_server
+from reinforge.scale.vllm.guard import check_sampler, require_guarded_server
 from reinforge.scale.vllm.policy import Admission, VLLMPolicy
 from reinforge.scale.vllm.process import (
     ServedModelSettings,
@@ -81,6 +81,8 @@ class VLLMSampler:
         self._policies = policies
         names = dict(zip(adapters, policies.values(), strict=False)) if len(adapters) == len(policies) else {}
         self.policy: PolicyServer = JointPolicies(names, self) if names else policies[engine.policy.adapter]
+
+    check = staticmethod(check_sampler)
 
     def _choose_folder(self, project_root: Path) -> Path:
         if self._process is not None:

@@ -19,14 +19,15 @@ from pydantic import BaseModel, SecretStr
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import WorkflowConfig
 from reinforge.errors import ConfigError, Problem
+from reinforge.registry import load_named
 from reinforge.rollout.isolation.isolated_agent import IsolatedWorkflow, PlacedWorkflow
 from reinforge.rollout.isolation.worker_pool import WorkerPool
-from reinforge.scale.ray.adapter import RayAdapterConfig
-from reinforge.scale.ray.cluster import check_ray
 from reinforge.types.workflow import BoundWorkflow
 
 LOADER = "reinforge.trainer.setup.placed_agent:load_workflow"
 DRIVER, RAY = "driver", "ray"
+RAY_AGENTS = "reinforge.scale.ray.agents:start_agents"
+"""What opens workers on the nodes of a Ray cluster."""
 PLACEMENT = ("placement", "num_processes")
 AGENT_SECTIONS = ("workflow", "functions", "llms")
 """Sections that the agent is made of; what cannot be sent of others is left out."""
@@ -59,12 +60,7 @@ async def open_placed(
     open_pool = partial(WorkerPool, {"settings": dump_settings(loaded)}, loaded.project_root, LOADER)
     open_pool = partial(open_pool, name=workflow.source, num_shared=config.num_processes)
     if config.placement == RAY:
-        address = find_address(loaded)
-        if problems := check_ray(address):
-            raise ConfigError(problems)
-        from reinforge.scale.ray.agents import RayAgents
-
-        agents = RayAgents(address)
+        agents = load_named(RAY_AGENTS)(find_address(loaded))
         pool, close = open_pool(open_transport=agents.open), agents.close
     else:
         pool, close = open_pool(), _close_nothing
@@ -84,7 +80,7 @@ async def _close_nothing() -> None:
 def find_address(loaded: LoadedConfig) -> str | None:
     """Returns the Ray cluster of the trainer adapter; None: it has none, so that one starts on this machine."""
     adapter = loaded.config.trainer_adapters.get(str(loaded.config.finetuning.trainer_adapter))
-    return adapter.address if isinstance(adapter, RayAdapterConfig) else None
+    return getattr(adapter, "address", None) if adapter is not None and adapter.static_type == RAY else None
 
 
 def dump_settings(loaded: LoadedConfig) -> dict[str, Any]:
